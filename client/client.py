@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, TypeVar
@@ -39,7 +39,14 @@ from .common.checks import (
     to_plain_text,
 )
 from .common.closing import ClosedAfterAsyncWith, close_all_parts, timeout_after_silence
-from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
+from .common.errors import (
+    AlreadyClosed,
+    PulsarException,
+    Timeout,
+    TopicNotFound,
+    run_translating_errors,
+    translate_error,
+)
 from .common.loggers import StatisticsReporter, attach_logger
 from .connect.connections import Connections, make_client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
@@ -667,15 +674,6 @@ class Client(ClosedAfterAsyncWith):
                 self._detach()
             connections, self._connections = self._connections, None
             await close_all_parts([self._service] if connections is None else [self._service, connections])
-
-
-async def run_translating_errors(awaitable: Awaitable[T]) -> T:
-    try:
-        return await awaitable
-    except PulsarException:
-        raise
-    except MagnetarError as error:
-        raise translate_error(error) from error
 
 
 def parse_topic(text: str) -> TopicName:

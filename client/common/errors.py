@@ -16,8 +16,9 @@ Also in this file, below its heading: enums of the SDK (enums)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from enum import Enum, IntEnum
+from typing import TypeVar
 
 from ...proto import errors as wire_errors
 from ...proto.errors import MagnetarError
@@ -561,3 +562,17 @@ def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarEx
         translated.definite, translated.retryable = error.definite, error.retryable  # type: ignore[misc]
     translated.__cause__ = error
     return translated
+
+
+T = TypeVar("T")
+
+
+async def run_translating_errors(awaitable: Awaitable[T]) -> T:
+    """Awaits `awaitable` and returns its result. Raises the errors of servers and of the runtime as those of the
+    SDK."""
+    try:
+        return await awaitable
+    except PulsarException:
+        raise
+    except MagnetarError as error:
+        raise translate_error(error) from error

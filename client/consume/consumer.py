@@ -60,7 +60,7 @@ from ..common.errors import (
     OperationNotSupported,
     PulsarException,
     Timeout,
-    translate_error,
+    run_translating_errors,
 )
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
@@ -534,7 +534,7 @@ class Consumer(ClosedAfterAsyncWith):
     async def wait_available(self) -> None:
         """Waits until a message waits in the client. Raises NoMessageAvailable if the brokers have none for this
         consumer now."""
-        await self._partitions.wait_available()
+        await run_translating_errors(self._partitions.wait_available())
 
     async def batch_receive(self) -> list[Message]:
         """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
@@ -741,7 +741,7 @@ class Consumer(ClosedAfterAsyncWith):
         kept. `partition`: the number, or the full name of the topic; needed if the consumer has several."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
-        await self._partitions.find_partition(partition).requests.seek(MessageIndex(index))
+        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(MessageIndex(index)))
 
     async def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
         """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a
@@ -756,12 +756,7 @@ class Consumer(ClosedAfterAsyncWith):
         check_parameter("note", NOTE, note)
         check_parameter("partition", PARTITION, partition)
         self._check_cumulative()
-        try:
-            await self._partitions.find_partition(partition).requests.commit(index, note or b"")
-        except PulsarException:
-            raise
-        except MagnetarError as error:
-            raise translate_error(error) from error
+        await run_translating_errors(self._partitions.find_partition(partition).requests.commit(index, note or b""))
 
     async def progress(self) -> dict[str, PartitionProgress]:
         """Asks the brokers where the subscription is in each partition. Returns it by the full name of the topic. What
@@ -769,7 +764,7 @@ class Consumer(ClosedAfterAsyncWith):
         partitions = list(self.partitions)
         for each in partitions:
             each.send_waiting_acks()
-        found = await asyncio.gather(*(each.requests.progress() for each in partitions))
+        found = await run_translating_errors(asyncio.gather(*(each.requests.progress() for each in partitions)))
         return {
             each.topic.full: PartitionProgress(
                 one.earliest_index, one.position, one.end_index, one.note, one.incarnation
@@ -808,7 +803,7 @@ class Consumer(ClosedAfterAsyncWith):
                 self._partitions.remove(each)
                 each.was_of = self
             await close_all_parts(leaving)
-            await self._take(self._single_topic, wanted)
+            await run_translating_errors(self._take(self._single_topic, wanted))
 
     async def _take(self, topic: TopicName, wanted: Sequence[int]) -> None:
         count = await self.connections.fetch_partition_count(topic)

@@ -58,6 +58,7 @@ from ..common.errors import (
     SubscriptionNotFound,
     Timeout,
     TopicNotFound,
+    run_translating_errors,
     translate_error,
 )
 from ..connect.connections import Connections
@@ -188,10 +189,7 @@ class SubscriptionOffsetStore:
                 rpc("Broker", method), request, timeout_s=connections.settings.operation_timeout_s
             )
 
-        try:
-            return await connections.retry(attempt)
-        except Exception as error:
-            raise translate_error(error) from error
+        return await run_translating_errors(connections.retry(attempt))
 
 
 FILE_FORMAT = 1
@@ -359,7 +357,7 @@ class PartitionPuller:
         self._made_anew = True
 
     async def fetch_progress(self) -> PartitionProgress:
-        found = await self._partition.requests.progress()
+        found = await run_translating_errors(self._partition.requests.progress())
         self._earliest, self._end = found.earliest_index, found.end_index
         return PartitionProgress(
             found.earliest_index, found.position, found.end_index, found.note, found.incarnation
@@ -507,10 +505,9 @@ class PullConsumer(ClosedAfterAsyncWith):
         check_parameter("filter", TEXT_OR_NONE, filter)
         wanted = _parse(filter) if filter is not None else None
         puller = await self._puller(partition)
-        try:
-            return await puller.pull(from_index, PullLimits(max_messages, max_bytes, timeout), wanted)
-        except Exception as error:
-            raise translate_error(error) from error
+        return await run_translating_errors(
+            puller.pull(from_index, PullLimits(max_messages, max_bytes, timeout), wanted)
+        )
 
     async def load_offset(self, *, partition: int | None = None) -> int:
         """Returns the index that was stored last for this partition of this topic; if there is none, the index of the
