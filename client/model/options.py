@@ -58,6 +58,8 @@ from .settings import (
 from .tracing import Tracing
 
 _LOG = logging.getLogger("magnetar.client")
+INSTALLED_TYPES = range(64, 128)
+"""Numbers of subscription types that packages bring to a broker (docs/design/extending.md)."""
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
     "replicate_subscription_state_enabled",  # there is no other cluster
@@ -114,7 +116,10 @@ PRODUCER: Table = {
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
-    "consumer_type": make_enum_check(ConsumerType),
+    "consumer_type": ParameterCheck(
+        f"{make_enum_check(ConsumerType).allowed_text}, or the number of an installed type, 64 to 127", (int,),
+        lambda value: isinstance(value, ConsumerType) or value in INSTALLED_TYPES,
+    ),
     "schema": make_instance_check(Schema),
     "message_listener": CALLBACK,
     "receiver_queue_size": make_whole_number_check(0),
