@@ -359,7 +359,7 @@ class Client(ClosedAfterAsyncWith):
         self,
         topic: Topics,
         subscription_name: str,
-        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        consumer_type: ConsumerType | int = ConsumerType.Exclusive,
         schema: Schema | None = None,
         receiver_queue_size: int = 1000,
         max_total_receiver_queue_size_across_partitions: int = 50000,
@@ -413,6 +413,7 @@ class Client(ClosedAfterAsyncWith):
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
 
+        `consumer_type` from 64 to 127 is a type that a package has brought to the brokers (docs/design/extending.md).
         `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
         consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
         `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is

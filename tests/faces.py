@@ -69,7 +69,7 @@ FACES = (
     ),
     Face(
         PullConsumer, "ForkReopenedFacade[AsyncPullConsumer]",
-        waits="partitions pull load_offset store_offset progress",
+        waits="list_partitions pull load_offset store_offset progress",
     ),
     Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek"),
     Face(TableView, "ForkReopenedFacade[AsyncTableView]", calls="get keys values items"),

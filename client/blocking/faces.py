@@ -177,7 +177,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         self,
         topic: aio.Topics,
         subscription_name: str,
-        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        consumer_type: ConsumerType | int = ConsumerType.Exclusive,
         schema: Schema | None = None,
         message_listener: Callable[[Consumer, Message], object] | None = None,
         receiver_queue_size: int = 1000,
@@ -231,6 +231,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
 
+        `consumer_type` from 64 to 127 is a type that a package has brought to the brokers (docs/design/extending.md).
         `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
         consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
         `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
@@ -528,9 +529,9 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
 class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
     """The methods of the blocking PullConsumer that only call or await those of the asyncio PullConsumer."""
 
-    def partitions(self) -> list[int]:
+    def list_partitions(self) -> list[int]:
         """Returns the numbers of the topic's partitions now; none if it is not partitioned."""
-        return self._run(self._current().partitions())
+        return self._run(self._current().list_partitions())
 
     def pull(
         self,
@@ -546,7 +547,7 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
         of payload, but always one. Waits up to `timeout` seconds for the first one; 0: returns what the broker has now.
 
         `filter`: an expression of docs/features.md over properties; messages that it does not want are left out, and
-        `next_index` goes over them. `partition`: needed for a partitioned topic; see `partitions`. The result says
+        `next_index` goes over them. `partition`: needed for a partitioned topic; see `list_partitions`. The result says
         FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE. A cancelled pull may be repeated.
         """
         return self._run(self._current().pull(**pick_parameters(locals())))

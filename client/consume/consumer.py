@@ -679,7 +679,7 @@ class Consumer(ClosedAfterAsyncWith):
     def _check_cumulative(self) -> None:
         if self.settings.consumer_type not in LOG_ORDER:
             raise CumulativeAcknowledgementNotAllowedError(
-                f"a {self.settings.consumer_type.name} subscription has no order: acknowledge single messages"
+                f"a {self.settings.consumer_type!s} subscription has no order: acknowledge single messages"
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:

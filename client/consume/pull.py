@@ -126,8 +126,13 @@ class OffsetStore(Protocol):
     """Where a program keeps the index at which it goes on, for each partition. `store` returns when the offset survives
     what the store is for; `load` returns what was stored last for exactly this key, or None."""
 
-    async def load(self, key: OffsetKey) -> int | None: ...
-    async def store(self, key: OffsetKey, index: int) -> None: ...
+    async def load(self, key: OffsetKey) -> int | None:
+        """Returns the index that was stored last for this key; None if there is none."""
+        ...
+
+    async def store(self, key: OffsetKey, index: int) -> None:
+        """Stores the index at which the program goes on."""
+        ...
 
 
 class MemoryOffsetStore:
@@ -137,9 +142,11 @@ class MemoryOffsetStore:
         self.offsets = dict(offsets or {})
 
     async def load(self, key: OffsetKey) -> int | None:
+        """Returns the index that was stored last for this key; None if there is none."""
         return self.offsets.get(key)
 
     async def store(self, key: OffsetKey, index: int) -> None:
+        """Stores the index, in `offsets`."""
         self.offsets[key] = index
 
 
@@ -162,6 +169,8 @@ class SubscriptionOffsetStore:
         self._subscription = subscription
 
     async def load(self, key: OffsetKey) -> int | None:
+        """Returns the position of the subscription, which is made at the oldest message if it does not exist. Raises
+        TopicNotFound if the topic of this key was deleted."""
         topic = TopicName.parse(key.topic)
         request = wire.OffsetsRequest(
             topic=topic.full, subscription=self._subscription, incarnation=key.incarnation
@@ -170,6 +179,7 @@ class SubscriptionOffsetStore:
         return max(reply.subscription_index, reply.earliest_index)
 
     async def store(self, key: OffsetKey, index: int) -> None:
+        """Moves the subscription forward to the index. Raises TopicNotFound if the topic of this key was deleted."""
         topic = TopicName.parse(key.topic)
         request = wire.AdvanceSubscriptionRequest(
             topic=topic.full, subscription=self._subscription, index=index, incarnation=key.incarnation
@@ -234,9 +244,12 @@ class FileOffsetStore:
             file.close()
 
     async def load(self, key: OffsetKey) -> int | None:
+        """Returns the index that was stored last for this key; None if there is none."""
         return self._offsets.get(key)
 
     async def store(self, key: OffsetKey, index: int) -> None:
+        """Replaces the file; returns when the index survives a crash of the machine. Offsets of former topics of this
+        name go. Raises OSError if the file cannot be written; then the offset before is kept."""
         async with self._storing:
             offsets = {each: at for each, at in self._offsets.items() if each.topic != key.topic} | {key: index}
             await self._worker.run(self._replace, encode_offsets(offsets))
@@ -467,7 +480,7 @@ class PullConsumer(ClosedAfterAsyncWith):
         if not topic.persistent:
             raise OperationNotSupported(f"{topic} keeps nothing: its messages have no index to pull from")
         pull = cls(connections, topic, settings, offsets, name)
-        if not await pull.partitions():
+        if not await pull.list_partitions():
             await pull._puller(None)
         return pull
 
@@ -484,7 +497,7 @@ class PullConsumer(ClosedAfterAsyncWith):
         """Returns whether this object is closed."""
         return self._closed
 
-    async def partitions(self) -> list[int]:
+    async def list_partitions(self) -> list[int]:
         """Returns the numbers of the topic's partitions now; none if it is not partitioned."""
         return list(range(await self._connections.fetch_partition_count(self._topic)))
 
@@ -496,7 +509,7 @@ class PullConsumer(ClosedAfterAsyncWith):
         of payload, but always one. Waits up to `timeout` seconds for the first one; 0: returns what the broker has now.
 
         `filter`: an expression of docs/features.md over properties; messages that it does not want are left out, and
-        `next_index` goes over them. `partition`: needed for a partitioned topic; see `partitions`. The result says
+        `next_index` goes over them. `partition`: needed for a partitioned topic; see `list_partitions`. The result says
         FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE. A cancelled pull may be repeated."""
         check_parameter("from_index", INDEX, from_index)
         check_parameter("max_messages", MESSAGES, max_messages)
@@ -549,7 +562,7 @@ class PullConsumer(ClosedAfterAsyncWith):
             return self._pullers[number]
 
     async def _check_partition(self, partition: int | None) -> None:
-        count = len(await self.partitions())
+        count = len(await self.list_partitions())
         if partition is None and count:
             raise WrongValue(f"{self._topic} has {count} partitions: name one by `partition`")
         if partition is not None and partition >= count:

@@ -345,7 +345,7 @@ class ConsumerSettings:
     """The settings of a consumer or reader, made from the parameters of `Client.subscribe` or
     `Client.create_reader`."""
 
-    consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
+    consumer_type: ConsumerType | int = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
     receiver_queue_size: int = 1000  # messages; 0 works like 1
     max_total_receiver_queue_size_across_partitions: int = 50000  # shared out evenly; the smaller bound holds

@@ -56,7 +56,7 @@ async def test_a_broker_loads_what_its_setting_names_and_the_sdk_uses_it(tmp_pat
     async with cluster(tmp_path, subscription_policies=" by-turns ") as running, aio.Client(url_of(running)) as client:
         consumers = [
             await client.subscribe(
-                "t", "s", 77, consumer_name=name, initial_position=aio.InitialPosition.Earliest  # type: ignore[arg-type]
+                "t", "s", 77, consumer_name=name, initial_position=aio.InitialPosition.Earliest
             ) for name in "ab"
         ]  # fmt: skip
         producer = await client.create_producer("t", batching_enabled=False)
@@ -69,7 +69,7 @@ async def test_a_broker_loads_what_its_setting_names_and_the_sdk_uses_it(tmp_pat
                 await consumer.acknowledge(message)
         for wrong in (63, 128, 7, True):
             with pytest.raises(WrongArgument, match="number of an installed type, 64 to 127"):
-                await client.subscribe("t", "s", wrong)  # type: ignore[arg-type]
+                await client.subscribe("t", "s", wrong)
 
 
 @pytest.mark.usefixtures("package")

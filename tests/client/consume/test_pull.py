@@ -171,7 +171,7 @@ async def test_chunks_schemas_and_partitions_are_those_of_a_reader(tmp_path: Pat
         for text in ("a", large, "b"):
             await producer.send(text)
         async with await client.pull_consumer("p", schema=StringSchema()) as pull:
-            assert await pull.partitions() == [0, 1]
+            assert await pull.list_partitions() == [0, 1]
             assert (await pull.pull(0, partition=0)).status is NO_NEW
             found = await pull.pull(0, 2, partition=1)
             assert [message.value() for message in found.messages] == ["a", large]
@@ -306,7 +306,7 @@ async def test_the_blocking_one_does_the_same(tmp_path: Path) -> None:
                 pull.store_offset(4)
                 assert pull.load_offset() == 4
                 assert pull.progress().end == 5
-                assert pull.partitions() == []
+                assert pull.list_partitions() == []
                 assert pull.topic() == T
 
     async with cluster(tmp_path) as running:
