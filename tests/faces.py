@@ -71,7 +71,7 @@ FACES = (
         PullConsumer, "ForkReopenedFacade[AsyncPullConsumer]",
         waits="list_partitions pull load_offset store_offset progress",
     ),
-    Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek"),
+    Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek seek_index"),
     Face(TableView, "ForkReopenedFacade[AsyncTableView]", calls="get keys values items"),
 )  # fmt: skip
 

@@ -578,6 +578,12 @@ class ReaderFacade(ForkReopenedFacade[AsyncReader]):
         """
         self._run(self._current().seek(messageid))
 
+    def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
+        """Moves the reader in one partition to the message with this index, or to the first one after it that is kept.
+        `partition`: the number, or the full name of the topic; needed if the reader has several.
+        """
+        self._run(self._current().seek_index(index, partition=partition))
+
 
 class TableViewFacade(ForkReopenedFacade[AsyncTableView]):
     """The methods of the blocking TableView that only call or await those of the asyncio TableView."""

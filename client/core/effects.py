@@ -7,6 +7,7 @@ A driver does the effects of a fact in their order, before it passes the next fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 from typing import Any, NamedTuple
@@ -161,7 +162,8 @@ class Redeliver(NamedTuple):
     request_id: int = 0  # 0: nothing answers
 
 
-class MessageIndex(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MessageIndex:
     """A place to seek to: the message with this index in its partition."""
 
     index: int
