@@ -32,6 +32,7 @@ def main(service_url: str) -> None:
             assert [message.data() for message in wanted.messages] == [b"order 0", b"order 2", b"order 4"]
             assert pull.pull(6).status is magnetar.PullStatus.NO_NEW
             assert pull.pull(99).status is magnetar.PullStatus.OUT_OF_RANGE
+        offsets.close()
 
         message = consumer.receive(now=True)  # asks the broker, and does not wait
         consumer.commit(message.index() + 1, note=b"checkpoint 1")

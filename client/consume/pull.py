@@ -38,7 +38,7 @@ from ...proto.filters import Filter, parse_filter
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.files import Files
 from ...runtime.network import rpc
-from ...runtime.tasks import Worker, Workers
+from ...runtime.tasks import Workers
 from ..common.checks import (
     SECONDS,
     TEXT_OR_NONE,
@@ -208,7 +208,7 @@ FILE_FORMAT = 1
 class FileOffsetStore:
     """An OffsetStore in a local file, of one process: the file is locked. It is JSON with a checksum, and `store`
     replaces it as a whole: a temporary file is written and synced, then renamed, and the folder synced. So after a
-    crash the file has the offsets before a `store` or after it. The lock and the thread end with `close`."""
+    crash the file has the offsets before a `store` or after it. The lock ends with `close`, or the process."""
 
     def __init__(self, path: str, *, files: Files | None = None, workers: Workers | None = None) -> None:
         """Opens the file, which need not exist; its folder must. Raises InvalidConfiguration if the file is damaged, or
@@ -231,7 +231,7 @@ class FileOffsetStore:
         except BaseException:
             self._lock.close()
             raise
-        self._worker: Worker = workers.start("magnetar-offsets")
+        self._workers = workers
         self._storing = asyncio.Lock()
 
     def _read(self) -> bytes:
@@ -252,7 +252,11 @@ class FileOffsetStore:
         name go. Raises OSError if the file cannot be written; then the offset before is kept."""
         async with self._storing:
             offsets = {each: at for each, at in self._offsets.items() if each.topic != key.topic} | {key: index}
-            await self._worker.run(self._replace, encode_offsets(offsets))
+            worker = self._workers.start("magnetar-offsets")
+            try:
+                await worker.run(self._replace, encode_offsets(offsets))
+            finally:
+                await worker.close()  # also when it was cancelled: the next one writes the same temporary file
             self._offsets = offsets
 
     def _replace(self, data: bytes) -> None:
@@ -269,11 +273,9 @@ class FileOffsetStore:
         self._files.rename(temporary, self._path)
         self._files.sync_directory(self._path.rpartition("/")[0] or ("/" if self._path.startswith("/") else "."))
 
-    async def close(self) -> None:
-        """Waits for the offsets that are being stored, and frees the file."""
-        async with self._storing:
-            await self._worker.close()
-            self._lock.close()
+    def close(self) -> None:
+        """Frees the file for another process. Nothing is stored after that."""
+        self._lock.close()
 
 
 def encode_offsets(offsets: Mapping[OffsetKey, int]) -> bytes:

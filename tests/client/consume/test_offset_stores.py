@@ -68,10 +68,10 @@ async def test_memory_and_file_keep_what_was_stored_for_exactly_this_topic(tmp_p
     await check_store(MemoryOffsetStore())
     store = FileOffsetStore(str(tmp_path / "offsets"))
     await check_store(store)
-    await store.close()
+    store.close()
     again = FileOffsetStore(str(tmp_path / "offsets"))
     assert (await again.load(ANEW), await again.load(A), await again.load(B)) == (0, None, 9)
-    await again.close()
+    again.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -104,13 +104,21 @@ async def test_a_crash_at_any_operation_leaves_the_offset_before_or_the_one_afte
     assert reached
 
 
-async def test_a_file_has_one_process_and_is_free_when_it_ends() -> None:
+def test_a_blocking_program_makes_and_uses_one_without_a_loop_of_its_own(tmp_path: Path) -> None:
+    store = FileOffsetStore(str(tmp_path / "offsets"))
+    for index in (1, 2):
+        asyncio.run(store.store(A, index))
+    assert asyncio.run(store.load(A)) == 2
+    store.close()
+
+
+def test_a_file_has_one_process_and_is_free_when_it_ends() -> None:
     disk = made_disk()
     store = opened(disk)
     with pytest.raises(InvalidConfiguration, match="another process's"):
         opened(disk)
-    await store.close()
-    await opened(disk).close()
+    store.close()
+    opened(disk).close()
 
 
 async def test_a_store_that_fails_keeps_the_offset_before() -> None:
