@@ -28,11 +28,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
+from ...runtime.tasks import Tasks
 from ..common.checks import (
     ACKNOWLEDGED,
     DELAY,
@@ -74,6 +75,8 @@ from ..produce.entry_writer import check_transaction_argument
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
+
+T = TypeVar("T")
 
 
 class PartitionConsumers:
@@ -194,21 +197,29 @@ class PartitionConsumers:
     async def _probe(self, partitions: Sequence[PartitionConsumer]) -> dict[PartitionConsumer, wire.Probed]:
         """Asks the brokers of the partitions whether this consumer gets a message now. Returns their answers; some may
         be missing if a message arrived first."""
-        asking = {each: asyncio.ensure_future(each.requests.probe()) for each in partitions}
-        filled = asyncio.ensure_future(self.inbox.wait_message(None))
-        answered = asyncio.gather(*asking.values(), return_exceptions=True)
+        tasks, answers = Tasks(), dict[PartitionConsumer, wire.Probed | MagnetarError]()
+
+        async def ask(each: PartitionConsumer) -> None:
+            answers[each] = await _get_outcome(each.requests.probe())
+
+        asking = asyncio.gather(*(tasks.spawn(ask(each), f"a question of {each.topic}") for each in partitions))
+        filled = tasks.spawn(_get_outcome(self.inbox.wait_message(None)), "a wait for a message")
         try:
-            await asyncio.wait((filled, answered), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((filled, asking), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks = (filled, *asking.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, answered, return_exceptions=True)
+            tasks.cancel()
+            await tasks.drain()
+            await asyncio.gather(asking, return_exceptions=True)
         if len(self.inbox):
             return {}
         self.inbox.raise_if_ended()
-        there = {each: task for each, task in asking.items() if each in self.all}  # others were deleted meanwhile
-        return {each: task.result() for each, task in there.items()}
+        found = dict[PartitionConsumer, wire.Probed]()
+        for each, answer in answers.items():
+            if isinstance(answer, wire.Probed):
+                found[each] = answer
+            elif each in self.all:  # others were deleted meanwhile
+                raise answer
+        return found
 
     def find_partition(self, which: int | str | None) -> PartitionConsumer:
         """Returns the PartitionConsumer of a partition: its number, its full topic name, or None if there is only
@@ -262,6 +273,13 @@ class PartitionConsumers:
 
 async def _seek(partitions: Sequence[PartitionConsumer], to: MessageId | int) -> None:
     await asyncio.gather(*(each.requests.seek(to) for each in partitions))
+
+
+async def _get_outcome(work: Awaitable[T]) -> T | MagnetarError:
+    try:
+        return await work
+    except MagnetarError as error:
+        return error
 
 
 async def _open(new: Sequence[PartitionConsumer]) -> None:
