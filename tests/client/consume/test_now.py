@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest
 from magnetar.admin import AdminClient
 from magnetar.client import aio
 from magnetar.client.blocking.client import Client as BlockingClient
-from magnetar.client.common.errors import InvalidConfiguration, NoMessageAvailable, Timeout
+from magnetar.client.common.errors import InvalidConfiguration, NoMessageAvailable, OperationNotSupported, Timeout
 from tests.client.consume.test_ranges import url_of
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
 from tests.support.cluster import cluster
 
 TYPES = list(aio.ConsumerType)
@@ -196,3 +198,20 @@ async def test_a_call_that_is_cancelled_loses_no_message(tmp_path: Path) -> None
             got = call.result() if call.done() and not call.cancelled() and call.exception() is None else None
             message = got or await consumer.receive(now=True)
             assert message.data() == b"%d" % number
+
+
+def test_an_older_broker_is_not_asked_what_it_does_not_know() -> None:
+    """It would close the consumer, or begin the subscription elsewhere, without a word."""
+
+    async def body(client: aio.Client, _: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        for call in (consumer.receive(now=True), consumer.commit(1), consumer.progress()):
+            with pytest.raises(OperationNotSupported, match="the broker is older"):
+                await call
+        async with await client.create_producer("t") as producer:
+            await producer.send(b"1")
+        assert (await consumer.receive(1000)).data() == b"1", "the consumer goes on"
+        with pytest.raises(OperationNotSupported, match="knows no start_at"):
+            await client.subscribe("t", "late", start_at=datetime.fromtimestamp(1, UTC))
+
+    simulate(body)  # type: ignore[arg-type]
