@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .client import admin, functions
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import client as tableview
-    from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
+    from .client.blocking.client import Client, Consumer, Producer, PullConsumer, Reader, TableView, Transaction
     from .client.blocking.consumer import Listening
     from .client.blocking.process import process
     from .client.blocking.producer import Half
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         MagnetarException,
         MemoryBufferIsFull,
         MessageTooBig,
+        NoMessageAvailable,
         NotAllowedError,
         NotConnected,
         OperationNotSupported,
@@ -103,7 +104,18 @@ if TYPE_CHECKING:
         AuthenticationToken,
     )
     from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+    from .client.consume.assignment_core import assign_range, assign_round_robin, assign_sticky
+    from .client.consume.consumer import PartitionProgress
     from .client.consume.listening import ListenerStatistics
+    from .client.consume.pull import (
+        FileOffsetStore,
+        MemoryOffsetStore,
+        OffsetKey,
+        OffsetStore,
+        PullResult,
+        PullStatus,
+        SubscriptionOffsetStore,
+    )
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.core.transaction import TransactionState
@@ -193,6 +205,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "EncryptionKeyInfo",
     "ErrorGettingAuthenticationData",
     "FileLogger",
+    "FileOffsetStore",
     "Function",
     "Half",
     "HalfCheck",
@@ -219,16 +232,21 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "MagnetarError",
     "MagnetarException",
     "MemoryBufferIsFull",
+    "MemoryOffsetStore",
     "Message",
     "MessageBatch",
     "MessageId",
     "MessageTooBig",
     "MultiplierRedeliveryBackoff",
+    "NoMessageAvailable",
     "NotAllowedError",
     "NotConnected",
+    "OffsetKey",
+    "OffsetStore",
     "OperationNotSupported",
     "OutcomeUnknown",
     "Output",
+    "PartitionProgress",
     "PartitionsRoutingMode",
     "PickleSerDe",
     "ProcessStatistics",
@@ -241,6 +259,9 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ProducerFenced",
     "ProducerNotInitialized",
     "ProducerQueueIsFull",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
     "PulsarException",
     "RateLimiter",
     "ReadError",
@@ -259,6 +280,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "Settlement",
     "StoredEntry",
     "SubscriptionNotFound",
+    "SubscriptionOffsetStore",
     "TableView",
     "Timeout",
     "TooManyLookupRequestException",
@@ -278,6 +300,9 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "UnknownError",
     "UnsupportedVersionError",
     "admin",
+    "assign_range",
+    "assign_round_robin",
+    "assign_sticky",
     "exceptions",
     "functions",
     "process",
@@ -287,7 +312,15 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
 ]
 
 _PLACES = {
-    "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView", "Transaction"),
+    "client.blocking.client": (
+        "Client", "Producer", "Consumer", "PullConsumer", "Reader", "TableView", "Transaction",
+    ),
+    "client.consume.assignment_core": ("assign_range", "assign_round_robin", "assign_sticky"),
+    "client.consume.consumer": ("PartitionProgress",),
+    "client.consume.pull": (
+        "FileOffsetStore", "MemoryOffsetStore", "OffsetKey", "OffsetStore", "PullResult", "PullStatus",
+        "SubscriptionOffsetStore",
+    ),
     "client.blocking.process": ("process",),
     "client.core.transaction": ("TransactionState",),
     "client.transactions.halves": ("Decision", "HalfCheck", "HalfContent"),

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ..metadata.store import MetadataStore, ensure_id_counter
-from ..proto.errors import MagnetarError, SessionExpired
+from ..proto.errors import InvalidConfiguration, MagnetarError, SessionExpired
 from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
 from ..runtime.network import Endpoint, RunningByteServer, RunningServer, World
@@ -37,6 +37,7 @@ from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .rest.protocol import RestProtocol
+from .subscription.core.subscription_types import ENTRY_POINTS, load_installed_types
 from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -94,6 +95,9 @@ class Broker:
         """Starts a broker and returns it; the broker serves when this method returns. `used_s`: a function that returns
         the processor time that this process has used, in seconds; the broker reports its load from it. Raises Busy if a
         port is taken, and the errors of the metadata."""
+        if config.subscription_policies:
+            await world.workers.load("importlib.metadata")
+            load_installed_types(parse_policy_names(config), find_installed_policies)
         broker = cls(world, config, metadata, new_session, used_s)
         await broker._start()
         return broker
@@ -361,3 +365,18 @@ SHARES = (
           "topics, subscriptions with their holes and delayed messages, connections"),
 )  # fmt: skip
 """The weights are about the mebibytes of each part in a broker with 128 MiB."""
+
+
+def parse_policy_names(config: BrokerConfig) -> list[str]:
+    """Returns the names in the setting `subscription_policies`."""
+    return [name for each in config.subscription_policies.split(",") if (name := each.strip())]
+
+
+def find_installed_policies(name: str) -> list[object]:
+    """Returns the objects of the entry points of this name. Raises InvalidConfiguration if one cannot be imported."""
+    from importlib.metadata import entry_points
+
+    try:
+        return [each.load() for each in entry_points(group=ENTRY_POINTS, name=name)]
+    except Exception as error:  # of the package: the operator must hear of it
+        raise InvalidConfiguration(f"subscription_policies: {name!r} cannot be imported: {error!r}") from error

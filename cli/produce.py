@@ -256,6 +256,10 @@ POLL_MS = 200
     help="Where a new subscription starts, and what is read without one.",
 )
 @click.option(
+    "--from-index", "index", type=click.IntRange(0), default=None, metavar="INDEX",
+    help="Without -s: begin at the message with this index in its partition.",
+)  # fmt: skip
+@click.option(
     "-t", "--type", "kind", type=click.Choice(list(TYPES), case_sensitive=False), default=None,
     help="Of the subscription.  [default: exclusive]",
 )  # fmt: skip
@@ -280,6 +284,7 @@ def consume(
     subscription: str | None,
     count: int | None,
     position: str,
+    index: int | None,
     kind: str | None,
     wanted: str | None,
     follow: bool,
@@ -303,6 +308,7 @@ def consume(
       magnetar consume orders -s billing -n 10
       magnetar consume orders --follow
       magnetar consume orders -s europe --filter "region = 'eu'" --follow
+      magnetar consume orders-partition-0 --from-index 1000 -n 10
       magnetar consume orders -s audit --follow -o json | jq .payload
       magnetar consume orders -s audit --format '{time} {key} {data}\\n'
       magnetar consume orders -s audit --pipe 'jq .total'
@@ -312,12 +318,16 @@ def consume(
 
     if subscription is None and kind is not None:
         raise click.UsageError("--type is of a subscription: name it with -s")
+    if subscription is not None and index is not None:
+        raise click.UsageError("--from-index reads without a subscription: leave -s out")
     show = _shown(session.out, template, program, raw=raw)
     for_ever = follow or count == 0
     client = session.client()
     try:
         if subscription is None:
             reader = client.create_reader(topic, getattr(MessageId, position.lower()), filter=wanted)
+            if index is not None:
+                reader.seek_index(index)
             receive, acknowledge = reader.read_next, None
         else:
             consumer = client.subscribe(

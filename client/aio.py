@@ -17,8 +17,18 @@ from .common.errors import PulsarException, Result, make_exception_for_result
 from .common.loggers import ignore_error, run_logging_errors
 from .common.rate_limits import AsyncRateLimiter as RateLimiter
 from .common.rate_limits import BreakerState, CircuitBreaker, CircuitOpen
-from .consume.consumer import Consumer
+from .consume.consumer import Consumer, PartitionProgress
 from .consume.listening import ListenerStatistics, Listening
+from .consume.pull import (
+    FileOffsetStore,
+    MemoryOffsetStore,
+    OffsetKey,
+    OffsetStore,
+    PullConsumer,
+    PullResult,
+    PullStatus,
+    SubscriptionOffsetStore,
+)
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
@@ -84,6 +94,7 @@ __all__ = [
     "EncryptionKey",
     "EncryptionKeyInfo",
     "Extras",
+    "FileOffsetStore",
     "Half",
     "HalfCheck",
     "HalfContent",
@@ -93,13 +104,20 @@ __all__ = [
     "KeyReader",
     "ListenerStatistics",
     "Listening",
+    "MemoryOffsetStore",
     "Message",
     "MessageId",
+    "OffsetKey",
+    "OffsetStore",
     "Output",
+    "PartitionProgress",
     "PartitionsRoutingMode",
     "ProcessStatistics",
     "Producer",
     "ProducerAccessMode",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
     "PulsarException",
     "RateLimiter",
     "Reader",
@@ -110,6 +128,7 @@ __all__ = [
     "Settlement",
     "SinkStatus",
     "StoredEntry",
+    "SubscriptionOffsetStore",
     "TableView",
     "Transaction",
     "TransactionState",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from typing import Any, TypeVar
 from weakref import WeakMethod, finalize
 
@@ -38,12 +39,20 @@ from .common.checks import (
     to_plain_text,
 )
 from .common.closing import ClosedAfterAsyncWith, close_all_parts, timeout_after_silence
-from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
+from .common.errors import (
+    AlreadyClosed,
+    PulsarException,
+    Timeout,
+    TopicNotFound,
+    run_translating_errors,
+    translate_error,
+)
 from .common.loggers import StatisticsReporter, attach_logger
 from .connect.connections import Connections, make_client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .consume.consumer import Consumer
+from .consume.pull import OffsetStore, PullConsumer
 from .consume.ranges import RangeReader, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
@@ -54,7 +63,9 @@ from .model.message import ConsumerEventListener
 from .model.message_id import MessageId
 from .model.options import (
     CONSUMER,
+    OF_START,
     READER,
+    SubscriptionStart,
     make_client_settings,
     make_consumer_settings,
     make_producer_settings,
@@ -147,7 +158,7 @@ class Client(ClosedAfterAsyncWith):
         self._world = world
         self._connections: Connections | None = None
         self._reports: StatisticsReporter | None = None
-        self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
+        self._open: dict[Producer | Consumer | PullConsumer | Reader | TableView, None] = {}
         self._detach = finalize(self, detach) if (detach := attach_logger(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
@@ -353,7 +364,7 @@ class Client(ClosedAfterAsyncWith):
         self,
         topic: Topics,
         subscription_name: str,
-        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        consumer_type: ConsumerType | int = ConsumerType.Exclusive,
         schema: Schema | None = None,
         receiver_queue_size: int = 1000,
         max_total_receiver_queue_size_across_partitions: int = 50000,
@@ -390,6 +401,11 @@ class Client(ClosedAfterAsyncWith):
         redelivery_order: str = "any",
         filter: str | None = None,
         hooks: Sequence[Hook] | None = None,
+        durable: bool | None = None,
+        broadcast: bool = False,
+        start_message_id: MessageId | None = None,
+        start_at: datetime | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -403,11 +419,25 @@ class Client(ClosedAfterAsyncWith):
         for the subscription, of which it is the filter. ConsumerBusy: the subscription has another one, or none.
         `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
-        for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once."""
+        for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
+
+        `consumer_type` from 64 to 127 is a type that a package has brought to the brokers (docs/design/extending.md).
+        `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
+        consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
+        `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
+        not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
+        subscription that does not exist yet begins with the first message that a broker stored then or later, in each
+        partition. `partitions`: those that are read, of one topic (`Consumer.assign`)."""
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
         subscription_name = parse_name_argument(check_subscription_name, options["subscription_name"])
+        ours = SubscriptionStart.choose(
+            durable, start_message_id, start_at, consumer_name, broadcast=broadcast,
+            inclusive=start_message_id_inclusive, make_name=lambda: self.connections.world.rng.randbytes(5).hex(),
+        )  # fmt: skip
+        subscription_name += ours.name_suffix
+        options |= {"durable": ours.durable, "start_at_ms": ours.start_at_ms}
         settings = make_consumer_settings(
             pick_parameters(
                 options,
@@ -415,6 +445,7 @@ class Client(ClosedAfterAsyncWith):
                 "batch_receive_policy",
                 "is_pattern_topic",
                 "pattern_auto_discovery_period",
+                *OF_START,
             )
         )
         if is_pattern_topic and isinstance(topic, str):
@@ -423,15 +454,22 @@ class Client(ClosedAfterAsyncWith):
         mode = RegexSubscriptionMode(regex_subscription_mode)
         pattern = TopicPattern(topic, mode) if isinstance(topic, re.Pattern) else None
 
+        if partitions is not None and (names is None or len(names) != 1):
+            raise WrongValue("partitions are those of one topic")
+
         async def subscribe() -> Consumer:
             if names is not None:
-                return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
+                return await Consumer.open(
+                    self.connections, names, subscription_name, settings, batch_receive_policy,
+                    start=ours.start, partitions=partitions,
+                )
             assert pattern is not None, "names, or a pattern"
             watch = TopicPatternWatch(self.connections, pattern, pattern_auto_discovery_period)
             try:
                 found = await watch.open()
                 return await Consumer.open(
-                    self.connections, found, subscription_name, settings, batch_receive_policy, watch
+                    self.connections, found, subscription_name, settings, batch_receive_policy, watch,
+                    start=ours.start,
                 )
             except BaseException:
                 await watch.close()
@@ -488,6 +526,21 @@ class Client(ClosedAfterAsyncWith):
             return await TableView.open(reader)
 
         return await self._keep(open_)
+
+    async def pull_consumer(
+        self, topic: str, *, offsets: OffsetStore | None = None, schema: Schema | None = None,
+        receiver_queue_size: int = 1000, is_read_compacted: bool = False, crypto_key_reader: KeyReader | None = None,
+        isolation: str = "read_committed",
+    ) -> PullConsumer:  # fmt: skip
+        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: where it
+        stores the indexes at which it goes on, an OffsetStore (docs/sdk.md). The other parameters are those of
+        `create_reader`; for a message that cannot be decrypted a pull raises CryptoError."""
+        options = pick_parameters(locals(), "topic", "offsets")
+        check_parameters(READER, options)
+        options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the pull learns of it
+        settings = make_consumer_settings(options)
+        name, of = f"pull-{self.connections.world.rng.randbytes(5).hex()}", parse_topic(topic)
+        return await self._keep(lambda: PullConsumer.open(self.connections, of, settings, offsets, name=name))
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
@@ -550,7 +603,7 @@ class Client(ClosedAfterAsyncWith):
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not each.is_over}
             self._looked_at = len(self._open)
-        assert isinstance(made, Producer | Consumer | Reader | TableView)
+        assert isinstance(made, Producer | Consumer | PullConsumer | Reader | TableView)
         self._open[made] = None
         return made
 
@@ -630,15 +683,6 @@ class Client(ClosedAfterAsyncWith):
                 self._detach()
             connections, self._connections = self._connections, None
             await close_all_parts([self._service] if connections is None else [self._service, connections])
-
-
-async def run_translating_errors(awaitable: Awaitable[T]) -> T:
-    try:
-        return await awaitable
-    except PulsarException:
-        raise
-    except MagnetarError as error:
-        raise translate_error(error) from error
 
 
 def parse_topic(text: str) -> TopicName:

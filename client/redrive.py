@@ -63,7 +63,7 @@ from .common.errors import (
 )
 from .consume.dead_letters import copy_ciphertext, copy_message, fetch_schema_of_message, make_letter_topic_name
 from .model.composite_schemas import PreEncodedSchema
-from .model.message import CiphertextMessage, Message
+from .model.message import CiphertextMessage, Message, read_filter_field
 from .model.schema import BytesSchema
 from .model.settings import ConsumerCryptoFailureAction, ConsumerType, InitialPosition, ProducerSettings
 from .produce.producer import Producer
@@ -288,7 +288,8 @@ class Redrive:
             return "encrypted, in a batch with others: without a key it is not taken apart"
         if self._options.subscription not in ("", properties.get(REAL_SUBSCRIPTION, "")):
             return "of another subscription"
-        if self._where is not None and not self._where.matches(properties, lambda name: _read_field(letter, name)):
+        where = self._where
+        if where is not None and not where.matches(properties, lambda name: read_filter_field(letter, name)):
             return "not wanted by the filter"
         if count_redrives(properties) >= TIMES_MAX and not self._options.force:
             return f"went back {TIMES_MAX} times already"
@@ -426,20 +427,3 @@ def _pick_subscriptions(stats: Sequence[TopicStats]) -> list[SubscriptionStats]:
 
 def _find_place(letter: Message) -> _Place:
     return _Place(letter.entry.position, letter.batch_index)
-
-
-def _read_field(message: Message, name: str) -> str | int | None:
-    """Returns the value of a name of `proto.filters.SYSTEM_NAMES`."""
-    if name == "message.key":
-        return message.partition_key() if message.fields.HasField("partition_key") else None
-    if name == "message.ordering_key":
-        return message.ordering_key() if message.fields.HasField("ordering_key") else None
-    if name == "message.event_time":
-        return message.event_timestamp() or None
-    if name == "message.producer":
-        return message.producer_name()
-    if name == "message.publish_time":
-        return message.publish_timestamp()
-    if name == "message.size":
-        return len(message.data())
-    return message.int_schema_version() if message.writer_version else None

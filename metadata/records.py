@@ -46,6 +46,7 @@ class Feature(enum.Enum):
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
     ASSIGNMENTS = (2, "owner records that another broker made for the owner (OwnerRecord.assigned_by)")
+    COMMIT_NOTES = (2, "the note of a commit in a cursor, which an older broker does not open")
     STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
 
 

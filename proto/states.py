@@ -98,6 +98,7 @@ class Blocked(_Words):
     NO = ""
     NO_CONSUMER = "no consumer is connected"
     NO_PERMITS = "no consumer has permits left"
+    INACTIVE = "another consumer is the active one"
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
     NOT_YET = "an earlier one comes first"

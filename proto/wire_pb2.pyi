@@ -104,7 +104,7 @@ class ServerFrames(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ServerFrame, _Mapping]]] = ...) -> None: ...
 
 class ClientFrame(_message.Message):
-    __slots__ = ("id", "open_producer", "publish", "subscribe", "permits", "ack", "redeliver", "seek", "unsubscribe", "last_message_id", "close")
+    __slots__ = ("id", "open_producer", "publish", "subscribe", "permits", "ack", "redeliver", "seek", "unsubscribe", "last_message_id", "close", "probe", "commit", "progress")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_PRODUCER_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,9 @@ class ClientFrame(_message.Message):
     UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     id: int
     open_producer: OpenProducer
     publish: bytes
@@ -127,10 +130,13 @@ class ClientFrame(_message.Message):
     unsubscribe: int
     last_message_id: int
     close: int
-    def __init__(self, id: _Optional[int] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
+    probe: int
+    commit: Commit
+    progress: int
+    def __init__(self, id: _Optional[int] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ..., probe: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed", "waits")
+    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed", "waits", "probed", "progress")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_OPENED_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +151,8 @@ class ServerFrame(_message.Message):
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    PROBED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     id: int
     producer_opened: ProducerOpened
     receipt: Receipt
@@ -159,7 +167,9 @@ class ServerFrame(_message.Message):
     active: bool
     closed: Error
     waits: Error
-    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., waits: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    probed: Probed
+    progress: Progress
+    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., waits: _Optional[_Union[Error, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
     __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "hears_waits", "existing_only", "copies")
@@ -245,7 +255,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation", "incarnation", "says_last")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation", "incarnation", "says_last", "start_time_ms", "acknowledges")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -309,6 +319,8 @@ class Subscribe(_message.Message):
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SAYS_LAST_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -330,7 +342,9 @@ class Subscribe(_message.Message):
     isolation: Subscribe.Isolation
     incarnation: int
     says_last: bool
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ..., incarnation: _Optional[int] = ..., says_last: bool = ...) -> None: ...
+    start_time_ms: int
+    acknowledges: bool
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ..., incarnation: _Optional[int] = ..., says_last: bool = ..., start_time_ms: _Optional[int] = ..., acknowledges: bool = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")
@@ -450,18 +464,56 @@ class Deliveries(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("consumer_name", "compacted_end_index", "incarnation", "start", "filter")
+    __slots__ = ("consumer_name", "compacted_end_index", "incarnation", "start", "filter", "level")
     CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     consumer_name: str
     compacted_end_index: int
     incarnation: int
     start: MessageId
     filter: str
-    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., filter: _Optional[str] = ...) -> None: ...
+    level: int
+    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., filter: _Optional[str] = ..., level: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("request_id", "index", "note")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    index: int
+    note: bytes
+    def __init__(self, request_id: _Optional[int] = ..., index: _Optional[int] = ..., note: _Optional[bytes] = ...) -> None: ...
+
+class Probed(_message.Message):
+    __slots__ = ("request_id", "end_index", "why")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    end_index: int
+    why: str
+    def __init__(self, request_id: _Optional[int] = ..., end_index: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("request_id", "earliest_index", "position", "end_index", "note", "incarnation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    earliest_index: int
+    position: int
+    end_index: int
+    note: bytes
+    incarnation: int
+    def __init__(self, request_id: _Optional[int] = ..., earliest_index: _Optional[int] = ..., position: _Optional[int] = ..., end_index: _Optional[int] = ..., note: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")

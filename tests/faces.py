@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
+from magnetar.client.consume.pull import PullConsumer
 from magnetar.client.consume.ranges import Reader
 from magnetar.client.consume.table_view import TableView
 from magnetar.client.produce.producer import Half, Producer
@@ -51,7 +52,7 @@ FACES = (
         Client, "BlockingFacade[aio.Client], ClosedAfterWith",
         waits="sink_status commit_transaction abort_transaction transaction_status get_topic_partitions",
         ends="commit_half rollback_half", calls="get_service_info",
-        opens="__init__ create_producer subscribe create_reader create_table_view",
+        opens="__init__ create_producer subscribe create_reader pull_consumer create_table_view",
     ),
     Face(
         Producer, "ForkReopenedFacade[AsyncProducer]", waits="prepare send_many flush",
@@ -62,10 +63,15 @@ FACES = (
     Face(Transaction, "ProcessBoundFacade[AsyncTransaction]", ends="commit prepare abort", facts="id state"),
     Face(
         Consumer, "ForkReopenedFacade[AsyncConsumer]",
-        waits="acknowledge_cumulative reconsume_later seek get_last_message_id unsubscribe",
+        waits="acknowledge_cumulative reconsume_later seek seek_index commit progress position end lag assign "
+        "get_last_message_id unsubscribe",
         facts="subscription_name consumer_name dead_letter_policy",
     ),
-    Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek"),
+    Face(
+        PullConsumer, "ForkReopenedFacade[AsyncPullConsumer]",
+        waits="list_partitions pull load_offset store_offset progress",
+    ),
+    Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek seek_index"),
     Face(TableView, "ForkReopenedFacade[AsyncTableView]", calls="get keys values items"),
 )  # fmt: skip
 

@@ -67,6 +67,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     max_namespaces_per_tenant: Limit = 0  # of each
     max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number
     max_same_address_consumers: Limit = 0  # … of all its subscriptions together
+    subscription_policies: str = ""  # entry points of installed packages, by name: NAME,NAME; they run in the broker
     slow_publish_s: float = 0.5  # a slower publish is a line of the log, with the time at each station; 0: none
     roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
     roll_bytes: Positive = 2 << 30  # … or so many bytes

@@ -162,6 +162,10 @@ class AckRefusal(_Refusal):
     )
     NOT_KEPT = "transactions acknowledge on durable subscriptions of persistent topics, and on no others", NotAllowed
     CONFLICT = "the message is acknowledged already, or in another transaction that is open", TransactionConflict
+    NO_INDEX = "the index of a commit is after the end of the topic", InvalidRequest
+    LONG_NOTE = "the note of a commit is longer than 1024 bytes", InvalidRequest
+    NOTE_NOT_KEPT = "a subscription that does not last keeps no note", NotAllowed
+    INACTIVE = "another consumer is the active one: only that one commits", NotAllowed
     TOO_MANY_PENDING = (
         "open transactions of the subscription have acknowledged as much as they may: end some of them",
         BackPressure,

@@ -425,6 +425,12 @@ class ConsumerHandler(Handler):
             self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
         elif kind == "seek":
             self._request(frame.seek.request_id, lambda: self._seek(session, frame.seek))
+        elif kind == "probe":
+            self._request(frame.probe, lambda: self._probe(session, frame.probe))
+        elif kind == "commit":
+            self._request(frame.commit.request_id, lambda: session.commit(frame.commit.index, frame.commit.note))
+        elif kind == "progress":
+            self._request(frame.progress, lambda: self._progress(session, frame.progress))
         elif kind == "unsubscribe":
             self._request(frame.unsubscribe, session.unsubscribe)
         elif kind == "last_message_id":
@@ -478,6 +484,12 @@ class ConsumerHandler(Handler):
 
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
         return translate.make_last_message_frame(self.number, request_id, await session.find_last_message())
+
+    async def _probe(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
+        return translate.make_probed_frame(self.number, request_id, await session.probe())
+
+    async def _progress(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
+        return translate.make_progress_frame(self.number, request_id, await session.find_progress())
 
     async def _close(self) -> None:
         if self._session is not None:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
+import msgspec
 from msgspec.structs import replace
 
 from ...metadata.records import GrantsRecord
@@ -40,7 +41,7 @@ from ..access import authorizer as permissions
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal
 from ..log.cache import StoredEntry
-from ..session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
+from ..session.consumer import ACK_ENTRIES, ConsumerSession, Probed, SubscribeOptions, SubscriptionProgress
 from ..session.producer import ProducerOptions, ProducerSession, metadata_bytes_max
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of_indexes
 from ..subscription.core.dispatch import Delivery
@@ -98,7 +99,7 @@ def parse_subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
         parse_schema_info(asked.schema) if asked.HasField("schema") else None,
         enum_from_number(Isolation, asked.isolation, "isolation"),
         enum_from_number(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
-        asked.incarnation,
+        asked.incarnation, start_time_ms=asked.start_time_ms, acknowledges=asked.acknowledges,
     )  # fmt: skip
 
 
@@ -114,10 +115,24 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
 def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
-        incarnation=session.topic.incarnation, filter=session.subscription.filter_text,
+        incarnation=session.topic.incarnation, filter=session.subscription.filter_text, level=LEVEL,
     )  # fmt: skip
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, subscribed=answer)
+
+
+LEVEL = 1
+"""What this broker takes beyond the first requests of a consumer: `Subscribed.level` of proto/wire.proto."""
+
+
+def make_probed_frame(id_: int, request_id: int, found: Probed) -> wire.ServerFrame:
+    answer = wire.Probed(request_id=request_id, end_index=found.end_index, why=str(found.why))
+    return wire.ServerFrame(id=id_, probed=answer)
+
+
+def make_progress_frame(id_: int, request_id: int, found: SubscriptionProgress) -> wire.ServerFrame:
+    answer = wire.Progress(request_id=request_id, **msgspec.structs.asdict(found))
+    return wire.ServerFrame(id=id_, progress=answer)
 
 
 def make_seek_done_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:

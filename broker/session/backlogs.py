@@ -15,6 +15,7 @@ from ...proto.entry_filter import FILTER, FILTER_PROPERTIES
 from ...proto.errors import InvalidRequest, NotAllowed, Unavailable
 from ...proto.names import LATEST, MessageId, Position, TopicName
 from ...proto.operations import Permission
+from ...proto.states import AckedEntry
 from ...runtime.network import CallContext
 from ..common.config import DELIVERY_BATCH_BYTES
 from ..common.refusals import check_incarnation
@@ -94,6 +95,41 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
     if not found or found[0].position != position:
         return mark, 0  # compaction removed it
     return (mark, done) if done < found[0].count else (shape.clamp_mark_to_log(position), 0)
+
+
+async def find_first_unacked_index(subscription: Subscription) -> int:
+    """Returns the index of the first message that the subscription has not acknowledged, also inside a batch."""
+    log, cursor = subscription.log, subscription.cursor
+    mark = cursor.mark
+    index = await log.reader.message_index_after(mark)
+    done = cursor.count_leading_acked_messages(log.shape.after(mark)) if cursor.mark == mark else 0
+    return max(index + done, log.shape.first_index)
+
+
+async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
+    """Returns the mark of a cursor that begins with the first message that arrived at or after `time_ms` (ms since the
+    epoch), or before its first chunk."""
+    place = await log.reader.locate_time(time_ms)
+    return await move_mark_before_chunked_message(log, log.shape.before(place.position))
+
+
+async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
+    """Returns what a cumulative acknowledgement names that covers every message with an index below `index`; None if
+    the log has none. `whole`: if a chunked message begins before the index and does not end there, nothing from its
+    first chunk on is covered, so that it is delivered whole when it comes again."""
+    shape = log.shape
+    if index <= shape.first_index:
+        return None
+    if index >= shape.end_index:
+        mark = shape.last
+    else:
+        place = await log.reader.find_position_by_index(index)
+        if done := max(0, index - place.first_index):
+            return AckedEntry(place.position, 1 << done >> 1)
+        mark = shape.before(place.position)
+    if whole:
+        mark = await move_mark_before_chunked_message(log, mark)
+    return AckedEntry(mark) if mark.entry_id >= 0 else None
 
 
 # ------------------------------------------------------------------------------------------------------ backlogs

@@ -25,6 +25,7 @@ from typing import Protocol
 
 import msgspec
 
+from ...metadata.records import Feature, may_write_feature
 from ...proto.entry_filter import find_filter
 from ...proto.errors import (
     Busy,
@@ -38,13 +39,13 @@ from ...proto.errors import (
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
-from ...proto.states import AckedEntry, EntrySet, InitialPosition, Isolation, LastMessage, TxnId, TxnState
+from ...proto.states import AckedEntry, Blocked, EntrySet, InitialPosition, Isolation, LastMessage, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ...runtime.tasks import run_and_clean_up, run_or_undo
 from ..cluster.schema_registry import SchemaPolicies
-from ..common.refusals import SubscribeRefusal, are_different_incarnations
+from ..common.refusals import AckRefusal, SubscribeRefusal, are_different_incarnations
 from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import get_writable_transactions_role
 from ..node.topic_manager import TopicManager
@@ -57,7 +58,14 @@ from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
 from ..subscription.dead_letters import move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
-from .backlogs import compute_start_mark, find_last_message, find_start_mark
+from .backlogs import (
+    compute_start_mark,
+    find_acked_entry_before,
+    find_first_unacked_index,
+    find_last_message,
+    find_start_mark,
+    find_time_mark,
+)
 from .producer import check_name_size
 
 _LOG = logging.getLogger("magnetar.broker.session")
@@ -66,6 +74,8 @@ ACK_ENTRIES = 100
 """Entries that are acknowledged in one step: some tenths of a millisecond."""
 PREDECESSORS_MAX = 8
 """Most transactions for whose outcome one acknowledgement waits, one after the other."""
+NOTE_BYTES_MAX = 1024
+"""Longest note of a commit: it is written again with each commit, and with each new cursor ledger."""
 PERMITS_MAX = (1 << 31) - 1
 """Most permits that a consumer may have at a time: the largest value of Pulsar's field."""
 
@@ -94,13 +104,15 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     ordered: bool = False  # likewise: what failed holds back what follows it
     incarnation: int = 0  # of the topic that it read before; 0: it begins
     acks_by_index: bool = True  # False: unless it does, it gets batches whole of which a part is acknowledged
+    start_time_ms: int = 0  # a durable subscription that is made begins with what arrived then or later; 0: not asked
+    acknowledges: bool = False  # EXCLUSIVE and not durable: what it gives back comes again
 
     def adapt_to_incarnation(self, topic: Topic) -> SubscribeOptions:
         """Returns the options, adapted to the present incarnation of the topic. If the topic was deleted and created
         again since the client read it, the consumer begins at the earliest message."""
         if not are_different_incarnations(topic.incarnation, self.incarnation):
             return self
-        return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
+        return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST, start_time_ms=0)
 
     @property
     def filter_text(self) -> str:
@@ -127,6 +139,35 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
             raise SubscribeRefusal.COMPACTED_TYPE.error()
         if self.read_compacted and not TopicName.parse(self.topic).persistent:
             raise SubscribeRefusal.COMPACTED_TOPIC.error()
+
+
+class SubscriptionProgress(msgspec.Struct, frozen=True):
+    """Where a subscription is in its log, as indexes of messages: the oldest message that is kept, the first one not
+    acknowledged, one past the newest. `note`: that of the last commit; `incarnation`: of the topic."""
+
+    earliest_index: int
+    position: int
+    end_index: int
+    note: bytes
+    incarnation: int
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """The answer to a probe: one past the newest message that the subscription may be shown, and why its consumer gets
+    nothing more now (NO: it got something)."""
+
+    end_index: int
+    why: Blocked
+
+
+def check_note(note: bytes, *, durable: bool) -> None:
+    """Raises InvalidRequest if the note of a commit is too long; NotAllowed if a note cannot be stored."""
+    if len(note) > NOTE_BYTES_MAX:
+        raise AckRefusal.LONG_NOTE.error(f"a note of {len(note)} bytes is longer than {NOTE_BYTES_MAX}")
+    if note and not durable:
+        raise AckRefusal.NOTE_NOT_KEPT.error()
+    if note and not may_write_feature(Feature.COMMIT_NOTES):
+        raise AckRefusal.NOTE_NOT_KEPT.error("the upgrade is not finished: run 'magnetar cluster finish-upgrade'")
 
 
 class ConsumerPort(Outlet, Protocol):
@@ -444,7 +485,52 @@ class ConsumerSession:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)
             done = max(0, index - place.first_index) if log.shape.has_visible_entry(place.position) else 0
-            await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
+            mark = log.shape.before(place.position)
+            if not done:
+                mark = await move_mark_before_chunked_message(log, mark)
+            await self.subscription.seek(mark, done, keep=self._consumer)
+
+    async def commit(self, index: int, note: bytes) -> None:
+        """Acknowledges every message with an index below `index`, and stores the note with the cursor. Both are durable
+        when this method returns, in one write. Never moves the cursor backwards; a commit of an index that is
+        acknowledged already changes the note alone. Raises InvalidRequest if the index is after the end of the topic,
+        or the note is too long; NotAllowed if several consumers may share the subscription, if this consumer is not the
+        active one, or if a note may not be stored; TransactionConflict as `ack_cumulative` does."""
+        subscription = self.subscription
+        check_note(note, durable=subscription.is_durable)
+        async with subscription.seek_lock:
+            log = subscription.log
+            if not 0 <= index <= log.shape.end_index:
+                raise AckRefusal.NO_INDEX.error(f"index {index} is not within 0 … {log.shape.end_index}")
+            acked = await find_acked_entry_before(log, index)
+            if self.member not in subscription.dispatcher.policy.candidates:
+                raise AckRefusal.INACTIVE.error(f"subscription {subscription.name!r}: {AckRefusal.INACTIVE.value}")
+            if acked is not None:
+                for _ in self.ack_cumulative(acked):
+                    await asyncio.sleep(0)
+            subscription.set_note(note)
+        await subscription.wait_durable()
+
+    async def find_progress(self) -> SubscriptionProgress:
+        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable as
+        `find_last_message` does."""
+        subscription = self.subscription
+        position = await find_first_unacked_index(subscription)
+        self.topic.check_may_answer_end_of_topic()
+        shape, note = subscription.log.shape, subscription.cursor.note
+        return SubscriptionProgress(shape.first_index, position, shape.end_index, note, self.topic.incarnation)
+
+    async def probe(self) -> Probed:
+        """Waits until it is known whether this consumer gets a message now, and returns why it gets none. What it gets
+        is delivered before this method returns. Considers every message that was confirmed before the call. Raises
+        ConnectionLost if the consumer is closed; Unavailable as `find_last_message` does."""
+        subscription = self.subscription
+        if subscription.consumers.get(self.member.id) is not self._consumer:
+            raise ConnectionLost("the consumer is closed")
+        why = await subscription.pump.probe(self.member)
+        if why is not Blocked.NO:
+            self.topic.check_may_answer_end_of_topic()
+        return Probed(subscription.log.shape.end_index, why)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Deletes the subscription. Raises NotAllowed if the subscription is not durable; Busy if it has other
@@ -507,20 +593,24 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     compacted, shape, start = options.read_compacted, topic.shape(compacted=options.read_compacted), options.start
     if options.durable:
         mark = shape.start if options.initial_position is InitialPosition.EARLIEST else None
-        if start is not None:
+        if options.start_time_ms and options.subscription not in topic.subscriptions:
+            mark = await find_time_mark(topic.readable_log(compacted=compacted), options.start_time_ms)
+        elif start is not None:
             mark = compute_start_mark(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         return await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
         )
-    shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
+    shared = options.type is not EXCLUSIVE  # else it has its own, whatever its name is
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
     log = topic.readable_log(compacted=compacted)
     done: Sequence[Position] = ()
-    if start.position >= LATEST and options.start_inclusive:
+    if options.start_time_ms:
+        mark, acked = await find_time_mark(log, options.start_time_ms), 0
+    elif start.position >= LATEST and options.start_inclusive:
         mark, acked, done = await find_last_message(log)
     else:
         mark, acked = await find_start_mark(log, start, options.start_inclusive)
@@ -528,7 +618,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
     subscription = topic.registry.make_nondurable_subscription(
-        options.subscription, mark, compacted=compacted, tracks=shared
+        options.subscription, mark, compacted=compacted, tracks=shared or options.acknowledges
     )
     if acked:
         subscription.cursor.ack_first_messages(shape.after(mark), acked)

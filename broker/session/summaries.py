@@ -532,6 +532,7 @@ ENDS = {
     "keeps what it has not acknowledged.",
     Blocked.NO_PERMITS: "Its consumers ask for no more messages: they work on what they have, or wait. Add consumers, "
     "or look at what their programs wait for.",
+    Blocked.INACTIVE: "Nothing has to be done: it gets messages when the active consumer has left.",
     Blocked.SLOW_CONSUMER: "The connection of a consumer does not take more: its program or its network is slow.",
     Blocked.TOO_MANY_UNACKED: "Its consumers have to acknowledge what they hold; or raise max_unacked_per_consumer or "
     "max_unacked_per_subscription.",

@@ -20,7 +20,6 @@ from ...metadata.records import BrokerRecord
 from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, TopicNotFound
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
-from ...proto.states import AckedEntry
 from ...runtime.access import Principal
 from ..access.authorizer import may_call_every_operation
 from ..cluster.policy_cache import Told, TopicAdded, TopicRemoved, TopicsListed
@@ -29,6 +28,7 @@ from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
+from .backlogs import find_acked_entry_before, find_first_unacked_index
 
 TIMES_MAX = 1000
 """Most timestamps in one request for offsets: each costs some reads."""
@@ -121,9 +121,7 @@ class TopicQueries:
         index = -1
         if subscription:
             check_subscription_name(subscription)
-            index = await reader.message_index_after(
-                (await topic.registry.subscribe(subscription, shape.start)).cursor.mark
-            )
+            index = await find_first_unacked_index(await topic.registry.subscribe(subscription, shape.start))
         by_time, turns = list[int](), EventLoopSlices(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)
@@ -153,16 +151,10 @@ class TopicQueries:
         backwards. The acknowledgement is durable when this method returns. `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
-        subscription, shape = topic.find_subscription(subscription_name), topic.shown.shape
-        if index >= shape.end_index:
-            if shape.last.entry_id >= 0:
-                subscription.ack_cumulative(None, AckedEntry(shape.last))
-        elif index > shape.first_index:
-            place = await topic.shown.reader.find_position_by_index(index)
-            done = max(0, index - place.first_index)
-            position = place.position if done else shape.before(place.position)
-            if position.entry_id >= 0:
-                subscription.ack_cumulative(None, AckedEntry(position, 1 << done >> 1))
+        subscription = topic.find_subscription(subscription_name)
+        acked = await find_acked_entry_before(topic.shown, index, whole=False)
+        if acked is not None:
+            subscription.ack_cumulative(None, acked)
         await subscription.wait_durable()
 
     async def watch_topics(

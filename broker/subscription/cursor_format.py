@@ -13,15 +13,16 @@ or several consecutive ones when it is larger than CHUNK_BYTES:
     kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
     kind 4  pending   ( most u16 | least u64 | up to: ledger i64, entry i64 | size u32 | whole entries, as in holes
                       | size u32 | rows as in partials )*     of each transaction that has something pending there
+    kind 5  note      the note of the last commit, as it was given; ledger and block are 0
 
-Big-endian; a chunk of kind 4, and a marker that names one, have version 2, which a Magnetar without transactions does
-not read; all others have version 1 (proto/versions.py). A block is 2^20 entries of holes and pending, 2^10 of the
-others. `messages` 0: not known; `until` 0: not held back; up to -1:-1: nothing. The position of a cumulative
-acknowledgement is in the chunk of its own ledger and block. `sequence` is that of the write, and grows by one with
-each; a row has that of its chunk, so that an entry in the wrong place is detected. `size` of a row is all bytes of the
-chunk's entries. A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks
-after it are what a crash left (torn, skipped), damage is DamagedCursorState. Holes before the mark may still be stored;
-they are ignored.
+Big-endian; a chunk of kind 4 has version 2, which a Magnetar without transactions does not read, one of kind 5 has
+version 3, a marker that of the latest kind that it names, and all else version 1 (proto/versions.py). A block is 2^20
+entries of holes and pending, 2^10 of the others. `messages` 0: not known; `until` 0: not held back; up to -1:-1:
+nothing. The position of a cumulative acknowledgement is in the chunk of its own ledger and block. `sequence` is that of
+the write, and grows by one with each; a row has that of its chunk, so that an entry in the wrong place is detected.
+`size` of a row is all bytes of the chunk's entries. A reader starts at the end and goes back to the last marker all of
+whose chunks can be read: chunks after it are what a crash left (torn, skipped), damage is DamagedCursorState. Holes
+before the mark may still be stored; they are ignored.
 
 Example: mark 7:3, no chunks, sequence 1:
 
@@ -49,6 +50,7 @@ from ...proto.versions import CURSOR, check_format
 from .core.cursor import Cursor
 from .core.cursor_state import (
     BATCH_INDEXES_MAX,
+    NOTE_KEY,
     NOWHERE,
     CursorChunkKey,
     CursorChunkKind,
@@ -71,8 +73,10 @@ _ROW = struct.Struct(">BqIQqII")
 _PARTIAL = struct.Struct(">qII")
 _REDELIVERED = struct.Struct(">qIQ")
 _TXN = struct.Struct(">HQqq")
-WITHOUT_PENDING = 1
-"""The version of what an older Magnetar reads too."""
+VERSIONS = {CursorChunkKind.PENDING: 2, CursorChunkKind.NOTE: CURSOR.version}
+"""Kind → the version of its chunks, and of a marker that names one."""
+OLDEST = 1
+"""The version of all else, which every Magnetar reads."""
 HEAD_BYTES = _HEAD.size + _CRC.size
 MARKER = 0
 
@@ -118,7 +122,7 @@ class Piece(NamedTuple):
 def encode_cursor_chunk(key: CursorChunkKey, sequence: int, body: bytes) -> list[bytes]:
     """Returns the ledger entries that store the chunk `key` with the content `body`, in the order in which the caller
     must append them. `sequence`: the number of the write."""
-    version = CURSOR.version if key.kind is CursorChunkKind.PENDING else WITHOUT_PENDING
+    version = VERSIONS.get(key.kind, OLDEST)
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
@@ -127,7 +131,7 @@ def encode_marker(mark: Position, rows: Mapping[CursorChunkKey, CursorChunkPlace
     places of all valid chunks; `sequence`: the number of the write."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
-    version = CURSOR.version if any(key.kind is CursorChunkKind.PENDING for key in rows) else WITHOUT_PENDING
+    version = max((VERSIONS.get(key.kind, OLDEST) for key in rows), default=OLDEST)
     return _encode(version, MARKER, 0, 0, sequence, b"".join(parts))
 
 
@@ -144,6 +148,8 @@ def encode_cursor_chunk_body(key: CursorChunkKey, cursor: Cursor) -> bytes:
     """Returns the content of the chunk `key`, encoded from the current state of the cursor."""
     covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
+    if key.kind is CursorChunkKind.NOTE:
+        return cursor.note
     if key.kind is CursorChunkKind.HOLES:
         return _holes_body(cursor.acked[key.ledger_id], covered)
     if key.kind is CursorChunkKind.PENDING:
@@ -255,6 +261,8 @@ def add_chunk(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
             state.partial.update(_partials(key, body))
         elif key.kind is CursorChunkKind.PENDING:
             _add_pending(state, key, body)
+        elif key.kind is CursorChunkKind.NOTE:
+            _add_note(state, key, body)
         else:
             for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
                 state.counts[_inside(key, entry_id)] = RedeliveryCount(redeliveries, until_ms)
@@ -291,6 +299,12 @@ def _add_pending(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
             if position in acks.parts or not partial.bits:
                 raise DamagedCursorState(f"{position} is pending twice, or not at all")
             acks.parts[position] = partial
+
+
+def _add_note(state: CursorState, key: CursorChunkKey, body: bytes) -> None:
+    if key != NOTE_KEY or not body:
+        raise DamagedCursorState(f"a note of {len(body)} bytes in block {key.block} of ledger {key.ledger_id}")
+    state.note = body
 
 
 def _sized(body: bytes, offset: int) -> tuple[bytes, int]:

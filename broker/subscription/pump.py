@@ -6,7 +6,8 @@ entries, permits, acknowledgements. Nothing here is per message. In each turn, w
 (`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_active_changes`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 
-Also in this file, below its heading: entries whose head declares messages that are not in them (malformed).
+Also in this file, below their headings: entries whose head declares messages that are not in them (malformed);
+questions of consumers that ask whether they get a message now (probes).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...proto.entry import decode_message_columns, has_valid_checksum, parse_header, strip_broker_part
-from ...proto.errors import CorruptEntry, InternalError, MagnetarError
+from ...proto.errors import ConnectionLost, CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
 from ...runtime.clock import Clock
@@ -218,6 +219,47 @@ class RedeliveryReturnQueue:
                 each.positions.clear()
 
 
+# -------------------------------------------------------------------------------------------------------- probes
+# A consumer asks whether it gets a message now, and waits for the answer only as long as that is being found out.
+#
+# The answer is given when the consumer got something, or when the pump has stopped for a reason that does not end by
+# itself at once. An entry that is being read, a seek that is being stored and delays that are being looked up make the
+# consumer wait: to answer "nothing" then would hide a message that was confirmed before the question. A subscription
+# that is busy with others answers when everything that was confirmed before the question has gone to them. The answer
+# follows the deliveries on the stream. Guarding tests: tests/broker/subscription/test_probes.py.
+
+
+PASSING = (Blocked.MOVING, Blocked.FINDING_DELAYS)
+"""Reasons that end within one write or read."""
+
+
+class Probe(msgspec.Struct, eq=False):
+    """The question of a consumer whether it gets a message now. `delivered`: the messages that it had got before;
+    `last`: the last entry of the log then; `answer`: gets the reason why it gets nothing, NO if it got something."""
+
+    member: Member
+    delivered: int
+    last: Position
+    answer: asyncio.Future[Blocked]
+
+
+def judge_probe(probe: Probe, dispatcher: Dispatcher, blocked: Blocked | None) -> Blocked | None:
+    """Returns the answer to a probe: the reason why its consumer gets no message now, NO if it got one; None if that is
+    not known yet. `blocked`: why the pump has stopped; None: it has more to do, or waits for a read."""
+    member = probe.member
+    if member.delivered_messages != probe.delivered:
+        return Blocked.NO
+    if member not in dispatcher.policy.candidates:
+        return Blocked.INACTIVE
+    if not member.may_receive:
+        return Blocked.TOO_MANY_UNACKED if member.blocked else Blocked.NO_PERMITS
+    if blocked is not None:
+        return None if blocked in PASSING else blocked
+    if dispatcher.read_position > probe.last and not dispatcher.replay_entries:
+        return Blocked.CAUGHT_UP
+    return None
+
+
 # ---------------------------------------------------------------------------------------------------------- pump
 
 
@@ -236,8 +278,8 @@ class SubscriptionDeliveryPump:
 
     __slots__ = (
         "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
-        "_full_said", "_log", "_loop", "_memory", "_returned", "_started", "_subscription", "_timer", "_wakes_at",
-        "blocked", "is_moving", "rates",
+        "_full_said", "_log", "_loop", "_memory", "_probes", "_returned", "_started", "_subscription", "_timer",
+        "_wakes_at", "blocked", "is_moving", "rates",
     )  # fmt: skip
 
     def __init__(
@@ -258,6 +300,7 @@ class SubscriptionDeliveryPump:
         self._buffer: ReadAheadBuffer | None = None  # None, as the next two: most subscriptions have no consumer
         self._returned: RedeliveryReturnQueue | None = None
         self._started: Tasks | None = None
+        self._probes: list[Probe] | None = None  # that have no answer yet
         self._due = False
         self._closed = False
         self._full_said = False
@@ -317,6 +360,36 @@ class SubscriptionDeliveryPump:
         self._hand_out_some()
         if self._delayed is not None and self._delayed.core.count:
             self._delayed.set_release_timer(self._dispatcher)  # also for what was just held
+        if self._probes is not None:
+            self._answer_probes(self._probes)
+
+    def probe(self, member: Member) -> asyncio.Future[Blocked]:
+        """Returns a future with the reason why the consumer gets no message now; NO if it got one since this call. All
+        entries that the log has now are considered. The future fails when the consumer leaves or the pump stops."""
+        answer: asyncio.Future[Blocked] = self._loop.create_future()
+        if self._probes is None:
+            self._probes = []
+        self._probes.append(Probe(member, member.delivered_messages, self._log.shape.last, answer))
+        self.wake()
+        return answer
+
+    def _answer_probes(self, probes: Sequence[Probe]) -> None:
+        blocked = None if self._due else self.blocked
+        left = list[Probe]()
+        for probe in probes:
+            if probe.answer.done():  # its caller was cancelled
+                continue
+            if (why := judge_probe(probe, self._dispatcher, blocked)) is None:
+                left.append(probe)
+            else:
+                probe.answer.set_result(why)
+        self._probes = left or None
+
+    def end_probes(self, member: Member | None = None) -> None:
+        """Fails the questions of a consumer that leaves (None: of all consumers), because it gets no more messages."""
+        for probe in self._probes or ():
+            if (member is None or probe.member is member) and not probe.answer.done():
+                probe.answer.set_exception(ConnectionLost("the consumer is closed"))
 
     def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
@@ -345,6 +418,7 @@ class SubscriptionDeliveryPump:
             if rates and self._throttled(rates, now):
                 return
             if self._buffer is not None and self._buffer.reading_again and self._subscription.consumers:
+                self.blocked = None
                 return  # it is handed out before anything new
             want = self._dispatcher.choose_next_read()
             if isinstance(want, Blocked):
@@ -514,6 +588,7 @@ class SubscriptionDeliveryPump:
 
     def stop(self) -> None:
         self._closed = True
+        self.end_probes()
         if self._buffer is not None:
             self._buffer.stop()
         if self._timer is not None:

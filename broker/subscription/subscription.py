@@ -301,6 +301,7 @@ class Subscription:
         why = "it is gone, or the broker closes it" if lost else "its client has closed it"
         _LOG.debug("%s/%s: consumer %r is closed: %s", self.log.topic, self.name, consumer.member.name, why)
         del self.consumers[consumer.member.id]
+        self.pump.end_probes(consumer.member)
         self.departed = self.departed.add_counts_of_member(consumer.member)
         if consumer.waiting is not None:
             consumer.waiting.cancel()
@@ -383,6 +384,12 @@ class Subscription:
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
         self.acks.check_cumulative_ack(acked)
+
+    def set_note(self, note: bytes) -> None:
+        """Replaces the note of the last commit, which is stored with the cursor's next write."""
+        self.cursor.set_note(note)
+        if self.store is not None:
+            self.store.schedule_write()
 
     def skip_up_to(self, mark: Position, messages: int = 0) -> None:
         """Acknowledges all messages up to and including `mark`, and the first `messages` messages after `mark`: they

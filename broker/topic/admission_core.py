@@ -102,7 +102,7 @@ class TopicAdmission:
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
         subscription, or the address of `who` has its maximum of consumers. `everybody`: the consumers of the topic;
         `mine`: the consumers of the subscription."""
-        if type_.title not in applied.subscription_types:
+        if not type_.installed and type_.title not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
                 f"topic {self._topic} allows the subscription types {allowed}, not {type_.title}"

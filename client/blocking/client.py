@@ -23,7 +23,7 @@ from ..model.message_id import MessageId
 from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
-from .consumer import Consumer, ConsumerEventThread, Reader
+from .consumer import Consumer, ConsumerEventThread, PullConsumer, Reader
 from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
 from .producer import Half, Producer, ThreadLocalTransaction, Transaction
@@ -31,9 +31,9 @@ from .table_view import TableView
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 
-__all__ = ["Client", "Consumer", "Half", "Producer", "Reader", "TableView", "Transaction"]
+__all__ = ["Client", "Consumer", "Half", "Producer", "PullConsumer", "Reader", "TableView", "Transaction"]
 
-for _kind in (Consumer, Half, Producer, Reader, TableView, Transaction):
+for _kind in (Consumer, Half, Producer, PullConsumer, Reader, TableView, Transaction):
     setattr(faces, _kind.__name__, _kind)  # its annotations name them; `typing.get_type_hints` looks there
 
 
@@ -116,6 +116,9 @@ class Client(faces.ClientFacade):
             return client.create_reader(**options, start_message_id=start, start_message_id_inclusive=inclusive)
 
         return Reader(self.inner, open_, start, inclusive, reader_listener, self._turns)
+
+    def _pull_consumer(self, options: dict[str, Any]) -> PullConsumer:
+        return PullConsumer(self.inner, lambda client: client.pull_consumer(**options))
 
     def _create_table_view(self, options: dict[str, Any]) -> TableView:
         return TableView(self.inner, lambda client: client.create_table_view(**options))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from .. import client as aio
-from ..common.checks import DURATION_MS_MAX
+from ..common.checks import DURATION_MS_MAX, WrongValue
 from ..common.closing import EPOCH
 from ..common.errors import (
     AlreadyClosed,
@@ -40,7 +40,7 @@ from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_event_listener
 from ..model.message_id import MessageId
-from .faces import ConsumerFacade, ReaderFacade
+from .faces import ConsumerFacade, PullConsumerFacade, ReaderFacade
 from .loop_thread import ForkReopenedFacade, ProcessBoundFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
@@ -162,9 +162,12 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             self._inner.inbox.call_when_queue_ends(events.close)
             events.start(self)
 
-    def receive(self, timeout_millis: int | None = None) -> Message:
+    def receive(self, timeout_millis: int | None = None, *, now: bool = False) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit."""
+        milliseconds; None: waits without a limit.
+
+        `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
+        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
@@ -175,9 +178,20 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             timeout_to_seconds(timeout_millis)
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
+        if now and message is None:
+            if timeout_millis is not None:
+                raise WrongValue("now and timeout_millis exclude each other")
+            message = self._receive_now()
         if self._hooks is not None:
             return self._before_deliver(inbox, self._wait(inbox, timeout_millis) if message is None else message)
         return self._wait(inbox, timeout_millis) if message is None else message
+
+    def _receive_now(self) -> Message:
+        while True:
+            self._run(self._inner.wait_available())
+            message = self._inner.inbox.take_nowait()  # another thread may have been faster
+            if message is not None:
+                return message
 
     def _before_deliver(self, inbox: ReceiverQueue, message: Message) -> Message:
         """Calls the hooks for a message that the program receives, and returns the message. If Ctrl-C interrupts this,
@@ -431,6 +445,23 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
                 yield self.read_next()
             except AlreadyClosed:
                 return
+
+
+class PullConsumer(PullConsumerFacade):
+    """Pulls messages of a topic by index, without a subscription; see `Client.pull_consumer`.
+
+        with client.pull_consumer("flights", offsets=magnetar.FileOffsetStore("/var/lib/board/offsets")) as pull:
+            index = pull.load_offset()
+            while True:
+                found = pull.pull(index, timeout=30)
+                for message in found.messages:
+                    ...
+                index = found.next_index
+                pull.store_offset(index)
+
+    Any thread may pull. Errors: TopicNotFound if the topic was deleted, or made anew since this object was opened;
+    CryptoError and ChecksumError for a message that cannot be decrypted or is damaged, past which a pull does not go by
+    itself: pull from the next index."""
 
 
 def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:

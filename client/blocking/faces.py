@@ -9,7 +9,7 @@ Guards: tests/client/blocking/test_faces.py, tests/client/admin/test_stubs.py.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Sequence, ValuesView
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...proto.states import TxnId
@@ -17,6 +17,9 @@ from .. import client as aio
 from ..common.closing import ClosedAfterWith
 from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from ..consume.consumer import Consumer as AsyncConsumer
+from ..consume.consumer import PartitionProgress
+from ..consume.pull import OffsetStore, PullResult
+from ..consume.pull import PullConsumer as AsyncPullConsumer
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import ConsumerBatchReceivePolicy
 from ..consume.table_view import TableView as AsyncTableView
@@ -50,7 +53,7 @@ from .loop_thread import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade,
 
 if TYPE_CHECKING:
     from .client import TableView
-    from .consumer import Consumer, Reader
+    from .consumer import Consumer, PullConsumer, Reader
     from .producer import Half, Producer, Transaction
 
 
@@ -64,6 +67,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
     _create_producer: Callable[[dict[str, Any]], Producer]
     _subscribe: Callable[[dict[str, Any]], Consumer]
     _create_reader: Callable[[dict[str, Any]], Reader]
+    _pull_consumer: Callable[[dict[str, Any]], PullConsumer]
     _create_table_view: Callable[[dict[str, Any]], TableView]
 
     def __init__(
@@ -177,7 +181,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         self,
         topic: aio.Topics,
         subscription_name: str,
-        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        consumer_type: ConsumerType | int = ConsumerType.Exclusive,
         schema: Schema | None = None,
         message_listener: Callable[[Consumer, Message], object] | None = None,
         receiver_queue_size: int = 1000,
@@ -214,6 +218,11 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         redelivery_order: str = "any",
         filter: str | None = None,
         hooks: Sequence[Hook] | None = None,
+        durable: bool | None = None,
+        broadcast: bool = False,
+        start_message_id: MessageId | None = None,
+        start_at: datetime | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -228,6 +237,14 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
+
+        `consumer_type` from 64 to 127 is a type that a package has brought to the brokers (docs/design/extending.md).
+        `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
+        consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
+        `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
+        not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
+        subscription that does not exist yet begins with the first message that a broker stored then or later, in each
+        partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
@@ -273,6 +290,23 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         decrypted.
         """
         return self._create_table_view(pick_parameters(locals()))
+
+    def pull_consumer(
+        self,
+        topic: str,
+        *,
+        offsets: OffsetStore | None = None,
+        schema: Schema | None = None,
+        receiver_queue_size: int = 1000,
+        is_read_compacted: bool = False,
+        crypto_key_reader: KeyReader | None = None,
+        isolation: str = "read_committed",
+    ) -> PullConsumer:
+        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: where it
+        stores the indexes at which it goes on, an OffsetStore (docs/sdk.md). The other parameters are those of
+        `create_reader`; for a message that cannot be decrypted a pull raises CryptoError.
+        """
+        return self._pull_consumer(pick_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
@@ -440,6 +474,54 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         """
         self._run(self._current().seek(messageid))
 
+    def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
+        """Moves the subscription in one partition to the message with this index, or to the first one after it that is
+        kept. `partition`: the number, or the full name of the topic; needed if the consumer has several.
+        """
+        self._run(self._current().seek_index(index, partition=partition))
+
+    def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
+        """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a
+        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`.
+
+        `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
+        or a seek removes them. On Failover only the active consumer can commit. Never moves the subscription back. An
+        index inside a chunked message counts as that of its first chunk. Raises InvalidConfiguration for an index after
+        the end of the topic; CumulativeAcknowledgementNotAllowedError for Shared and KeyShared; NotAllowedError for a
+        consumer that is not active, and for a note of a subscription that is not durable.
+        """
+        self._run(self._current().commit(index, note, partition=partition))
+
+    def progress(self) -> dict[str, PartitionProgress]:
+        """Asks the brokers where the subscription is in each partition. Returns it by the full name of the topic. What
+        this consumer acknowledged before counts, though it may not survive a crash yet.
+        """
+        return self._run(self._current().progress())
+
+    def position(self) -> dict[str, int]:
+        """Returns, for each partition, the index of the first message that is not acknowledged."""
+        return self._run(self._current().position())
+
+    def end(self) -> dict[str, int]:
+        """Returns, for each partition, the index that follows that of the newest message."""
+        return self._run(self._current().end())
+
+    def lag(self) -> dict[str, int]:
+        """Returns, for each partition, how many messages the subscription has not acknowledged, counted from its first
+        unacknowledged one.
+        """
+        return self._run(self._current().lag())
+
+    def assign(self, partitions: Iterable[int]) -> None:
+        """Reads these partitions of the topic from now on, and no others. Leaves the others first: their
+        acknowledgements are sent, and their messages that wait in the client are dropped.
+
+        For Exclusive and Failover. On Exclusive a partition has one consumer: if another one still has a partition of
+        `partitions`, raises ConsumerBusy, takes none of the new ones, and keeps those that it has; call it again when
+        the other has left. So no two consumers commit for one partition at the same time.
+        """
+        self._run(self._current().assign(partitions))
+
     def get_last_message_id(self) -> MessageId:
         """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several
         partitions.
@@ -449,6 +531,47 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
     def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
         self._run(self._current().unsubscribe())
+
+
+class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
+    """The methods of the blocking PullConsumer that only call or await those of the asyncio PullConsumer."""
+
+    def list_partitions(self) -> list[int]:
+        """Returns the numbers of the topic's partitions now; none if it is not partitioned."""
+        return self._run(self._current().list_partitions())
+
+    def pull(
+        self,
+        from_index: int,
+        max_messages: int = 100,
+        max_bytes: int = 1048576,
+        timeout: float = 0,
+        filter: str | None = None,
+        *,
+        partition: int | None = None,
+    ) -> PullResult:
+        """Returns the messages from `from_index` on that are there, in order: at most `max_messages`, and `max_bytes`
+        of payload, but always one. Waits up to `timeout` seconds for the first one; 0: returns what the broker has now.
+
+        `filter`: an expression of docs/features.md over properties; messages that it does not want are left out, and
+        `next_index` goes over them. `partition`: needed for a partitioned topic; see `list_partitions`. The result says
+        FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE. A cancelled pull may be repeated.
+        """
+        return self._run(self._current().pull(**pick_parameters(locals())))
+
+    def load_offset(self, *, partition: int | None = None) -> int:
+        """Returns the index that was stored last for this partition of this topic; if there is none, the index of the
+        oldest message.
+        """
+        return self._run(self._current().load_offset(partition=partition))
+
+    def store_offset(self, index: int, *, partition: int | None = None) -> None:
+        """Stores the index at which this program goes on."""
+        self._run(self._current().store_offset(index, partition=partition))
+
+    def progress(self, *, partition: int | None = None) -> PartitionProgress:
+        """Asks the broker for the range of a partition: `earliest` and `end`."""
+        return self._run(self._current().progress(partition=partition))
 
 
 class ReaderFacade(ForkReopenedFacade[AsyncReader]):
@@ -461,6 +584,12 @@ class ReaderFacade(ForkReopenedFacade[AsyncReader]):
         The id of a message moves only the partition of that message; the other partitions keep their positions.
         """
         self._run(self._current().seek(messageid))
+
+    def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
+        """Moves the reader in one partition to the message with this index, or to the first one after it that is kept.
+        `partition`: the number, or the full name of the topic; needed if the reader has several.
+        """
+        self._run(self._current().seek_index(index, partition=partition))
 
 
 class TableViewFacade(ForkReopenedFacade[AsyncTableView]):

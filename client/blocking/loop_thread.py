@@ -49,6 +49,7 @@ from ..common.errors import (
 if TYPE_CHECKING:
     from .. import client as aio
     from ..consume.consumer import Consumer as AsyncConsumer
+    from ..consume.pull import PullConsumer as AsyncPullConsumer
     from ..consume.ranges import Reader as AsyncReader
     from ..consume.table_view import TableView as AsyncTableView
     from ..produce.producer import Producer as AsyncProducer
@@ -254,7 +255,7 @@ class BlockingFacade(Generic[Of]):
         shared_loop_thread().run_uninterrupted(work, limit_s)
 
 
-Inner = TypeVar("Inner", "AsyncProducer", "AsyncConsumer", "AsyncReader", "AsyncTableView")
+Inner = TypeVar("Inner", "AsyncProducer", "AsyncConsumer", "AsyncPullConsumer", "AsyncReader", "AsyncTableView")
 
 
 class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):

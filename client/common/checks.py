@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -183,6 +183,11 @@ FILTER = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.stri
 CALLBACK = ParameterCheck("a function, or None", (object,), callable, True)
 SEQUENCE_ID = make_whole_number_check(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = make_whole_number_check(0, INT64_MAX)
+def is_time_after_1970(value: datetime) -> bool:
+    """Returns whether a datetime has a time zone, and is after the epoch."""
+    return value.tzinfo is not None and 0 < value.timestamp() < DURATION_MS_MAX
+
+
 DELAY = ParameterCheck(
     "a timedelta from 0 to 35 years", (timedelta,), lambda value: 0 <= value.total_seconds() * 1000 <= DURATION_MS_MAX
 )

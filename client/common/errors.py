@@ -16,7 +16,9 @@ Also in this file, below its heading: enums of the SDK (enums)."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Mapping
 from enum import Enum, IntEnum
+from typing import TypeVar
 
 from ...proto import errors as wire_errors
 from ...proto.errors import MagnetarError
@@ -65,6 +67,7 @@ __all__ = [
     "MagnetarException",
     "MemoryBufferIsFull",
     "MessageTooBig",
+    "NoMessageAvailable",
     "NotAllowedError",
     "NotConnected",
     "OperationNotSupported",
@@ -184,6 +187,22 @@ class InvalidConfiguration(PulsarException, ValueError, TypeError):
 
 class Timeout(PulsarException, TimeoutError):
     """Raised when no answer arrived in time. The outcome is unknown: a message may be stored."""
+
+
+class NoMessageAvailable(Timeout):
+    """Raised by `receive(now=True)` when the brokers have no message for the consumer. `end_indexes` is their word, by
+    topic: nothing with an index below was left for this consumer; `reasons` says why, by topic."""
+
+    definite = True
+    retryable = True
+
+    def __init__(
+        self, message: str = "", end_indexes: Mapping[str, int] | None = None,
+        reasons: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.end_indexes = dict(end_indexes or {})
+        self.reasons = dict(reasons or {})
 
 
 class LookupError(PulsarException):
@@ -543,3 +562,17 @@ def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarEx
         translated.definite, translated.retryable = error.definite, error.retryable  # type: ignore[misc]
     translated.__cause__ = error
     return translated
+
+
+T = TypeVar("T")
+
+
+async def run_translating_errors(awaitable: Awaitable[T]) -> T:
+    """Awaits `awaitable` and returns its result. Raises the errors of servers and of the runtime as those of the
+    SDK."""
+    try:
+        return await awaitable
+    except PulsarException:
+        raise
+    except MagnetarError as error:
+        raise translate_error(error) from error

@@ -357,6 +357,7 @@ def make_subscribe_frame(
         isolation=ISOLATIONS[settings.isolation],
         says_last=True,
         redelivery_order=wire.Subscribe.KEY if settings.redelivery_order == "key" else wire.Subscribe.ANY,
+        acknowledges=not settings.durable,
     )
     if settings.filter is not None:
         request.subscription_properties[FILTER] = settings.filter.strip()

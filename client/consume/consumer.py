@@ -28,22 +28,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
+from ...runtime.tasks import Tasks
 from ..common.checks import (
     ACKNOWLEDGED,
     DELAY,
+    INT64_MAX,
     PROPERTIES,
     PUBLISH_TIME,
     SOUGHT,
     TIMEOUT_MS,
+    ParameterCheck,
     WrongMessageType,
     WrongType,
+    WrongValue,
     check_parameter,
     check_parameters,
     make_instance_check,
+    make_whole_number_check,
     shorten_value,
 )
 from ..common.closing import ClosedAfterAsyncWith, close_all_parts
@@ -51,24 +57,29 @@ from ..common.errors import (
     AlreadyClosed,
     CumulativeAcknowledgementNotAllowedError,
     InvalidMessage,
+    NoMessageAvailable,
     OperationNotSupported,
     PulsarException,
     Timeout,
+    run_translating_errors,
 )
 from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
-from ..core.effects import PartitionClientState
+from ..core.effects import MessageIndex, PartitionClientState
 from ..core.transaction import TransactionPort
 from ..model.hooks import chain_hooks
 from ..model.message import ActiveConsumerEvents, Message
 from ..model.message_id import MessageId
+from ..model.options import ReaderStart
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from ..produce.entry_writer import check_transaction_argument
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .listening import Listening, ListenOptions, begin_listening, check_batch_parameters
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
+
+T = TypeVar("T")
 
 
 class PartitionConsumers:
@@ -169,6 +180,70 @@ class PartitionConsumers:
     def are_all_closed(self) -> bool:
         return all(each.core.state is PartitionClientState.CLOSED for each in self.all)
 
+    async def wait_available(self) -> None:
+        """Waits until the receiver queue contains a message, or the brokers of all partitions say that there is none.
+        Raises NoMessageAvailable then; the error of a broker that does not answer."""
+        while True:
+            asked = {each: each.received_permits for each in self.all}
+            for each in asked:
+                each.flush_acks()  # what was taken makes room for more
+            if len(self.inbox):
+                return
+            answers = await self._probe(list(asked))
+            if len(self.inbox):
+                return
+            if all(each.received_permits == before for each, before in asked.items()):
+                ends = {each.topic.full: answer.end_index for each, answer in answers.items()}
+                why = {each.topic.full: answer.why for each, answer in answers.items()}
+                raise NoMessageAvailable("the brokers have no message for this consumer now", ends, why)
+
+    async def _probe(self, partitions: Sequence[PartitionConsumer]) -> dict[PartitionConsumer, wire.Probed]:
+        """Asks the brokers of the partitions whether this consumer gets a message now. Returns their answers; some may
+        be missing if a message arrived first."""
+        tasks, answers = Tasks(), dict[PartitionConsumer, wire.Probed | MagnetarError]()
+
+        async def ask(each: PartitionConsumer) -> None:
+            answers[each] = await _get_outcome(each.requests.probe())
+
+        asking = asyncio.gather(*(tasks.spawn(ask(each), f"a question of {each.topic}") for each in partitions))
+        filled = tasks.spawn(_get_outcome(self.inbox.wait_message(None)), "a wait for a message")
+        try:
+            await asyncio.wait((filled, asking), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            tasks.cancel()
+            await tasks.drain()
+            await asyncio.gather(asking, return_exceptions=True)
+        if len(self.inbox):
+            return {}
+        self.inbox.raise_if_ended()
+        found = dict[PartitionConsumer, wire.Probed]()
+        for each, answer in answers.items():
+            if isinstance(answer, wire.Probed):
+                found[each] = answer
+            elif each in self.all:  # others were deleted meanwhile
+                raise answer
+        return found
+
+    def find_partition(self, which: int | str | None) -> PartitionConsumer:
+        """Returns the PartitionConsumer of a partition: its number, its full topic name, or None if there is only
+        one. Raises InvalidConfiguration if this names none, or several."""
+        if isinstance(which, str):
+            found = [self._by_topic[name] for name in (TopicName.parse(which).full,) if name in self._by_topic]
+        elif which is None:
+            found = self.all
+        else:
+            found = [each for each in self.all if each.topic.partition == which]
+        if len(found) != 1:
+            names = ", ".join(sorted(self._by_topic)[:3])
+            raise WrongValue(f"{shorten_value(which)} is no partition, or several, of: {names or 'nothing'}")
+        return found[0]
+
+    def stop_watching(self) -> None:
+        """Stops to watch how many partitions the topics have."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+
     async def seek(self, to: MessageId | int) -> None:
         """Moves all partitions to MessageId.earliest, MessageId.latest or a time in ms since the epoch, at which a
         broker stored the message. For the id of a message, moves only the partition of that message."""
@@ -203,6 +278,13 @@ async def _seek(partitions: Sequence[PartitionConsumer], to: MessageId | int) ->
     await asyncio.gather(*(each.requests.seek(to) for each in partitions))
 
 
+async def _get_outcome(work: Awaitable[T]) -> T | MagnetarError:
+    try:
+        return await work
+    except MagnetarError as error:
+        return error
+
+
 async def _open(new: Sequence[PartitionConsumer]) -> None:
     try:
         outcomes = await asyncio.gather(*(each.open() for each in new), return_exceptions=True)
@@ -217,6 +299,28 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
         raise errors[0]
 
 
+class PartitionProgress(NamedTuple):
+    """Where a subscription is in one partition, as indexes of messages (dense, from 0): `earliest`, the oldest message
+    that is kept; `position`, the first that is not acknowledged; `end`, one past the newest that the subscription may
+    be shown. `note`: that of the last commit."""
+
+    earliest: int
+    position: int
+    end: int
+    note: bytes
+    incarnation: int  # of the topic: another topic of this name has another; 0: not known
+
+    @property
+    def lag(self) -> int:
+        """Returns how many messages follow `position`; those that are acknowledged out of order count too."""
+        return max(0, self.end - self.position)
+
+
+NOTE = ParameterCheck("bytes, at most 1024, or None", (bytes,), lambda note: len(note) <= 1024, True)
+INDEX = make_whole_number_check(0, INT64_MAX)
+PARTITION = ParameterCheck("the number of a partition, the name of a topic, or None", (int, str), optional=True)
+
+
 def timeout_to_seconds(timeout_millis: int | None) -> float | None:
     """Converts a time-out in milliseconds to seconds and returns it; None for None. Raises WrongType or WrongValue if
     `timeout_millis` is no valid number of milliseconds."""
@@ -227,6 +331,23 @@ def timeout_to_seconds(timeout_millis: int | None) -> float | None:
 
 
 _LOG = logging.getLogger("magnetar.client")
+
+
+READER_START = {
+    InitialPosition.Latest: ReaderStart(MessageId.latest, False),
+    InitialPosition.Earliest: ReaderStart(MessageId.earliest, False),
+}
+"""Where a subscription that is not durable begins."""
+
+
+def check_partitions(partitions: Iterable[int]) -> tuple[int, ...]:
+    """Returns numbers of partitions, in order. Raises WrongType or WrongValue if they are none."""
+    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+        raise WrongType(f"partitions is a list of numbers of partitions, not {shorten_value(partitions)}")
+    found = list(partitions)
+    for each in found:
+        check_parameter("a partition", make_whole_number_check(0), each)
+    return tuple(sorted(set(found)))
 
 
 class Consumer(ClosedAfterAsyncWith):
@@ -243,7 +364,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def __init__(
         self, connections: Connections, name: str, subscription: str, settings: ConsumerSettings,
-        policy: ConsumerBatchReceivePolicy,
+        policy: ConsumerBatchReceivePolicy, start: ReaderStart | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.policy = policy
@@ -256,6 +377,10 @@ class Consumer(ClosedAfterAsyncWith):
         self._subscription = subscription
         self.listening: Listening | None = None  # the latest
         self._closed = False
+        self._single_topic: TopicName | None = None
+        self._assigned: tuple[int, ...] | None = None  # None: all partitions, also later ones
+        self._assigning = asyncio.Lock()
+        self._start = start
         self._watch: TopicPatternWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveConsumerEvents(listener) if listener is not None else None
@@ -265,16 +390,24 @@ class Consumer(ClosedAfterAsyncWith):
     async def open(
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
         policy: ConsumerBatchReceivePolicy | None = None, watch: TopicPatternWatch | None = None,
+        *, start: ReaderStart | None = None, partitions: Sequence[int] | None = None,
     ) -> Consumer:  # fmt: skip
         """Returns a consumer that is subscribed to all partitions of all `topics`. If the broker of one partition
         refuses, subscribes to none and raises the error of that broker. `watch`: finds the topics that match a pattern
-        and are created later."""
+        and are created later. `start`: where a subscription that is not durable begins. `partitions`: those that are
+        read, of one topic; None: all."""
         check_subscription_name(subscription)
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
             settings = replace(settings, existing_only=True)  # do not create a deleted topic again
         title = watch.title if watch is not None else ",".join(topic.full for topic in topics)
-        consumer = cls(connections, title, subscription, settings, policy or ConsumerBatchReceivePolicy())
+        consumer = cls(connections, title, subscription, settings, policy or ConsumerBatchReceivePolicy(), start)
+        consumer._single_topic = topics[0] if len(topics) == 1 and watch is None else None
+        if partitions is not None:
+            await consumer.assign(partitions)
+            if consumer._events is not None:
+                consumer._events.attach_consumer(consumer)
+            return consumer
         await consumer._open_topics(topics)
         if watch is not None:
             consumer._watch = watch
@@ -301,6 +434,7 @@ class Consumer(ClosedAfterAsyncWith):
         consumer = PartitionConsumer(
             self.connections, name, self._subscription, settings, inbox,
             queue_size=self._partitions.queue_size_per_partition(more), dead_letters=letters,
+            start=None if settings.durable else self._start or READER_START[settings.initial_position],
             on_gone=self._gone if settings.existing_only else None,
             hooks=self.hooks,
         )  # fmt: skip
@@ -310,7 +444,7 @@ class Consumer(ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ topics and partitions
     async def _grow(self, names: Sequence[TopicName]) -> None:
         """Adds partitions, which are read from their beginning: the subscription is older than the new partitions."""
-        settings = replace(self.settings, initial_position=InitialPosition.Earliest)
+        settings = replace(self.settings, initial_position=InitialPosition.Earliest, start_at_ms=0)
         missing = self._partitions.find_missing_topics(names)
         await self._partitions.add_partitions(
             [self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing]
@@ -360,8 +494,8 @@ class Consumer(ClosedAfterAsyncWith):
     @property
     def is_over(self) -> bool:
         """Returns whether the consumer is closed or has failed, that is, all its partitions are closed. A pattern may
-        match no topic for a while; its consumer then stays open."""
-        return self._partitions.are_all_closed() and (self._watch is None or self._closed)
+        match no topic for a while, and no partition may be assigned; the consumer then stays open."""
+        return self._partitions.are_all_closed() and ((self._watch is None and self._assigned is None) or self._closed)
 
     def subscription_name(self) -> str:
         """Returns the name of the subscription."""
@@ -394,19 +528,38 @@ class Consumer(ClosedAfterAsyncWith):
         }
 
     # ------------------------------------------------------------------------------ receiving
-    async def receive(self, timeout_millis: int | None = None) -> Message:
+    async def receive(self, timeout_millis: int | None = None, *, now: bool = False) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit."""
+        milliseconds; None: waits without a limit.
+
+        `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
+        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
-        if message is None:
+        if now and timeout_millis is not None:
+            raise WrongValue("now and timeout_millis exclude each other")
+        if message is None and now:
+            message = await self._receive_now()
+        elif message is None:
             message = await self.inbox.take_message(timeout_to_seconds(timeout_millis))
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, message)
         if self.hooks is not None:
             self.hooks.before_deliver(message)
         return message
+
+    async def _receive_now(self) -> Message:
+        while True:
+            await self.wait_available()
+            message = self.inbox.take_nowait()  # another task may have been faster
+            if message is not None:
+                return message
+
+    async def wait_available(self) -> None:
+        """Waits until a message waits in the client. Raises NoMessageAvailable if the brokers have none for this
+        consumer now."""
+        await run_translating_errors(self._partitions.wait_available())
 
     async def batch_receive(self) -> list[Message]:
         """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
@@ -612,7 +765,7 @@ class Consumer(ClosedAfterAsyncWith):
     def _check_cumulative(self) -> None:
         if self.settings.consumer_type not in LOG_ORDER:
             raise CumulativeAcknowledgementNotAllowedError(
-                f"a {self.settings.consumer_type.name} subscription has no order: acknowledge single messages"
+                f"a {self.settings.consumer_type!s} subscription has no order: acknowledge single messages"
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
@@ -672,6 +825,85 @@ class Consumer(ClosedAfterAsyncWith):
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
         epoch: that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock."""
         await self._partitions.seek(messageid)
+
+    async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
+        """Moves the subscription in one partition to the message with this index, or to the first one after it that is
+        kept. `partition`: the number, or the full name of the topic; needed if the consumer has several."""
+        check_parameter("index", INDEX, index)
+        check_parameter("partition", PARTITION, partition)
+        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(MessageIndex(index)))
+
+    async def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
+        """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a
+        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`.
+
+        `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
+        or a seek removes them. On Failover only the active consumer can commit. Never moves the subscription back. An
+        index inside a chunked message counts as that of its first chunk. Raises InvalidConfiguration for an index after
+        the end of the topic; CumulativeAcknowledgementNotAllowedError for Shared and KeyShared; NotAllowedError for a
+        consumer that is not active, and for a note of a subscription that is not durable."""
+        check_parameter("index", INDEX, index)
+        check_parameter("note", NOTE, note)
+        check_parameter("partition", PARTITION, partition)
+        self._check_cumulative()
+        await run_translating_errors(self._partitions.find_partition(partition).requests.commit(index, note or b""))
+
+    async def progress(self) -> dict[str, PartitionProgress]:
+        """Asks the brokers where the subscription is in each partition. Returns it by the full name of the topic. What
+        this consumer acknowledged before counts, though it may not survive a crash yet."""
+        partitions = list(self.partitions)
+        for each in partitions:
+            each.send_waiting_acks()
+        found = await run_translating_errors(asyncio.gather(*(each.requests.progress() for each in partitions)))
+        return {
+            each.topic.full: PartitionProgress(
+                one.earliest_index, one.position, one.end_index, one.note, one.incarnation
+            ) for each, one in zip(partitions, found, strict=True)
+        }  # fmt: skip
+
+    async def position(self) -> dict[str, int]:
+        """Returns, for each partition, the index of the first message that is not acknowledged."""
+        return {topic: each.position for topic, each in (await self.progress()).items()}
+
+    async def end(self) -> dict[str, int]:
+        """Returns, for each partition, the index that follows that of the newest message."""
+        return {topic: each.end for topic, each in (await self.progress()).items()}
+
+    async def lag(self) -> dict[str, int]:
+        """Returns, for each partition, how many messages the subscription has not acknowledged, counted from its first
+        unacknowledged one."""
+        return {topic: each.lag for topic, each in (await self.progress()).items()}
+
+    async def assign(self, partitions: Iterable[int]) -> None:
+        """Reads these partitions of the topic from now on, and no others. Leaves the others first: their
+        acknowledgements are sent, and their messages that wait in the client are dropped.
+
+        For Exclusive and Failover. On Exclusive a partition has one consumer: if another one still has a partition of
+        `partitions`, raises ConsumerBusy, takes none of the new ones, and keeps those that it has; call it again when
+        the other has left. So no two consumers commit for one partition at the same time."""
+        wanted = check_partitions(partitions)
+        if self.settings.consumer_type not in LOG_ORDER or self._single_topic is None or self.settings.enable_retry:
+            raise OperationNotSupported("partitions are assigned to an Exclusive or Failover consumer of one topic")
+        async with self._assigning:
+            self._partitions.stop_watching()
+            self._assigned = wanted
+            leaving = [each for each in self.partitions if each.topic.partition not in wanted]
+            for each in leaving:
+                each.discard_messages()
+                self._partitions.remove(each)
+                each.was_of = self
+            await close_all_parts(leaving)
+            await run_translating_errors(self._take(self._single_topic, wanted))
+
+    async def _take(self, topic: TopicName, wanted: Sequence[int]) -> None:
+        count = await self.connections.fetch_partition_count(topic)
+        if wanted and wanted[-1] >= count:
+            raise WrongValue(f"{topic} has the partitions 0 … {count - 1}, and not {wanted[-1]}" if count else
+                             f"{topic} has no partitions to assign")  # fmt: skip
+        missing = self._partitions.find_missing_topics([topic.with_partition(each) for each in wanted])
+        await self._partitions.add_partitions(
+            [self._consumer(name, self.settings, ReceiverQueue(), len(missing)) for name in missing]
+        )
 
     async def get_last_message_id(self) -> MessageId:
         """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several

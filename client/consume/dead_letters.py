@@ -95,7 +95,7 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
     if policy is not None and settings.consumer_type in LOG_ORDER:
         raise WrongValue(
-            f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type.name}"
+            f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type!s}"
         )
     return policy
 

@@ -45,7 +45,15 @@ from ...proto.names import Position, compute_key_slot
 from ..common.errors import CryptoError
 from ..common.memory_limits import LARGE_BYTES, ReceiveMemoryLimit
 from ..core.consumer import ConsumerCore
-from ..core.effects import ConsumerEffect, GrantPermits, ReaderPosition, Redeliver, SendAcks, SendSeekRequest
+from ..core.effects import (
+    ConsumerEffect,
+    GrantPermits,
+    MessageIndex,
+    ReaderPosition,
+    Redeliver,
+    SendAcks,
+    SendSeekRequest,
+)
 from ..core.redelivery import WHOLE, AckGroup, EntrySets
 from ..model.encryption import Decryptor
 from ..model.message import CiphertextMessage, DamagedMessage, Message, ReceivedEntry, ReceivingConsumer
@@ -62,6 +70,10 @@ SLOTS_KNOWN_MAX = 65_536
 client; the broker still blocks its keys."""
 SAY_EVERY_S = 10.0
 """Seconds between two log lines that report entries of one partition that cannot be decrypted."""
+
+
+SeekTarget = MessageId | MessageIndex | int
+"""Where a consumer or reader is moved: a message, an index in its partition, or a time in ms since the epoch."""
 
 
 class DecompressionDeferred(Exception):
@@ -109,7 +121,7 @@ class DeliveredEntries:
         self._folded: deque[tuple[bytes, Position, int, Sequence[int]]] = deque()
         self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
         self._taken: deque[int] = deque()  # … less these, which it took
-        self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
+        self._permits_of_each = bool(settings.unacked_messages_timeout_ms) or not settings.durable
         in_order = settings.redelivery_order == "key"
         self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
         """Entry → the messages of a batch, as bits, that were moved to the dead-letter topic, one after the other."""
@@ -197,7 +209,7 @@ class DeliveredEntries:
         decrypted."""
         return self._decryptor.make_copy_encryptor(metadata) if metadata.encryption_param else None
 
-    def on_cursor_moved(self, to: MessageId | int) -> None:
+    def on_cursor_moved(self, to: SeekTarget) -> None:
         """Fact: the broker moved the cursor to `to`. Sets `start`, the start of a reader, to that position; to None if
         only the broker knows the position."""
         self.start = None
@@ -558,13 +570,15 @@ def make_client_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool
             yield {"seek": _seek(request_id, to, exact=durable or inclusive, inclusive=inclusive)}
 
 
-def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
+def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> wire.Seek:
     """Returns the seek request. With `exact`, for a durable subscription, the broker moves the cursor to exactly that
     message (`find_first_wanted_id`), and the client filters nothing, because others may move the cursor back at any
     time. A reader filters the messages before its own `ReaderStart`."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
         seek.message_id.CopyFrom((find_first_wanted_id(to, inclusive=inclusive) if exact else to).to_wire())
+    elif isinstance(to, MessageIndex):
+        seek.index = to.index
     else:
         seek.publish_time_ms = to
     return seek

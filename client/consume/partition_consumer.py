@@ -21,7 +21,7 @@ from ...proto.entry import Encrypt
 from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.closing import DueTimer
-from ..common.errors import AlreadyClosed, PulsarException, translate_error
+from ..common.errors import AlreadyClosed, OperationNotSupported, PulsarException, translate_error
 from ..common.memory_limits import ReceiveMemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
@@ -80,6 +80,7 @@ class PartitionConsumer:
         self.on_anew: Callable[[PartitionConsumer], None] | None = None
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
         self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
+        self.received_permits = 0  # of all that the broker delivered: it grows with each entry
         self.on_active: Callable[[int, bool], None] | None = None
         self._on_gone = on_gone
         self._connections = connections
@@ -111,6 +112,8 @@ class PartitionConsumer:
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._durable = start is None
+        self._resumes = not settings.durable  # of a consumer that is no reader: after what its application took
+        self._starts_at_ms = settings.start_at_ms  # of the subscription, until it was moved
 
     # ------------------------------------------------------------------------------ from any thread
     def on_taken(self, message: Message) -> None:
@@ -124,10 +127,20 @@ class PartitionConsumer:
         if self.acks.times_out:
             self.acks.on_taken(message)
             wake = True
+        if self._resumes:
+            self.core.set_resume_point(message.message_id())
         if wake:
             self._wake()
         if isinstance(message, DamagedMessage):
             raise message.error()
+
+    def on_put_back(self, message: Message) -> None:
+        """Fact: the message was taken, did not reach the application, and waits again. A consumer of a subscription
+        that is not durable continues with it after a reconnect."""
+        if self._resumes:
+            self._starts_at_ms = 0
+            self.deliveries.start = ReaderStart(message.message_id(), True)
+            self.core.set_resume_point(None)
 
     def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken` at an unknown place. Wakes the event loop, so that it processes
@@ -139,6 +152,12 @@ class PartitionConsumer:
         """Passes all acknowledgements and negative acknowledgements up to now to the core, and carries out the core's
         effects at once. Must be called in the event loop."""
         self._turn()
+
+    def send_waiting_acks(self) -> None:
+        """Sends the acknowledgements that wait to be sent in groups, so that the next request finds them done. Must be
+        called in the event loop."""
+        self.acks.flush()
+        self._do(self.core.send_last_acks())
 
     def acknowledge(self, which: Pending) -> None:
         self.acks.acknowledge(which)
@@ -179,6 +198,7 @@ class PartitionConsumer:
             charged += self.deliveries.discard_waiting_entries()
         if not charged:
             return
+        self.received_permits += charged
         core.permits.count_received(charged)
         core.delivered_bytes += size_bytes
         if core.restart_request:
@@ -231,11 +251,16 @@ class PartitionConsumer:
                 self._do(self.core.on_answered(done.request_id, error))
                 if not self._durable and done.HasField("start"):
                     self.deliveries.on_start_position_known(done.start)
-            case "last":
-                self._do(self.core.on_answered(frame.last.request_id, None, frame.last))
+            case "last" | "probed" | "progress":
+                answer = getattr(frame, kind)
+                self._do(self.core.on_answered(answer.request_id, None, answer))
             case "subscribed":
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
+                self.requests.level = frame.subscribed.level
+                if self._starts_at_ms and not frame.subscribed.level:
+                    self._finish(OperationNotSupported("the broker is older than this client, and knows no start_at"))
+                    return
                 self._set_incarnation(frame.subscribed.incarnation)
                 self.deliveries.on_broker_filter_known(frame.subscribed.filter)
                 if not self._durable and frame.subscribed.HasField("start"):
@@ -250,6 +275,7 @@ class PartitionConsumer:
             case "closed":
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
+                    self.requests.moves += 1
                     self.requests.discard_unsent_acks()
                     self.deliveries.clear_dead_lettered_messages()
                     self.core.reset_duplicate_filter()
@@ -281,6 +307,7 @@ class PartitionConsumer:
         self.core.reset_duplicate_filter()
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
+            self._starts_at_ms = 0
             self.core.clear_reader_position()
             self.deliveries.on_cursor_moved(MessageId.earliest)
         if self.on_anew is not None:
@@ -311,6 +338,7 @@ class PartitionConsumer:
                     if self._hooks is not None:
                         self._hooks.settle_all(MOVED)
                     self.acks.clear()
+                    self._starts_at_ms = 0
                     self.deliveries.on_cursor_moved(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
@@ -419,6 +447,9 @@ class PartitionConsumer:
         start = None if self._durable else self.deliveries.make_reader_start(self.core.reader_position())
         request = make_subscribe_frame(self.topic, self.subscription, self.name, self._instance, self._settings, start)
         request.incarnation = self.incarnation
+        if self._starts_at_ms and (self._durable or self.core.last_taken is None):
+            request.start_time_ms = self._starts_at_ms
+            request.initial_position = wire.Subscribe.EARLIEST  # an older broker skips nothing
         return {"subscribe": request}
 
     async def open(self) -> None:

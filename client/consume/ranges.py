@@ -20,15 +20,17 @@ from ...proto.entry import decode_batch, decode_properties, parse_header, split_
 from ...proto.errors import ConnectionLost, CorruptEntry, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
+from ..common.checks import check_parameter
 from ..common.closing import ClosedAfterAsyncWith
-from ..common.errors import AlreadyClosed, CryptoError
+from ..common.errors import AlreadyClosed, CryptoError, run_translating_errors
 from ..connect.connections import Connections
+from ..core.effects import MessageIndex
 from ..model.encryption import Decryptor, KeyReader
 from ..model.message import Message
 from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.options import ReaderStart
 from ..model.settings import ConsumerSettings
-from .consumer import PartitionConsumers, timeout_to_seconds
+from .consumer import INDEX, PARTITION, PartitionConsumers, timeout_to_seconds
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ReceiverQueue, fetch_writer_schemas
 
@@ -286,6 +288,10 @@ class Reader(ClosedAfterAsyncWith):
             await fetch_writer_schemas(self.inbox, message)
         return self.on_taken(message)
 
+    async def wait_available(self) -> None:
+        """Waits until a message waits in the client. Raises NoMessageAvailable if the brokers have none now."""
+        await self._partitions.wait_available()
+
     async def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the broker if no message waits
         in the client."""
@@ -317,6 +323,13 @@ class Reader(ClosedAfterAsyncWith):
 
         The id of a message moves only the partition of that message; the other partitions keep their positions."""
         await self._partitions.seek(messageid)
+
+    async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
+        """Moves the reader in one partition to the message with this index, or to the first one after it that is kept.
+        `partition`: the number, or the full name of the topic; needed if the reader has several."""
+        check_parameter("index", INDEX, index)
+        check_parameter("partition", PARTITION, partition)
+        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(MessageIndex(index)))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:

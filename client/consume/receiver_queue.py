@@ -25,15 +25,14 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, SubscriptionNotFound
 from ..common import errors
 from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check_parameters
-from ..common.errors import OperationNotSupported, PulsarException, Timeout, translate_error
+from ..common.errors import ConnectError, OperationNotSupported, PulsarException, Timeout, translate_error
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, PartitionClientState
 from ..core.listening import KeyQueues
 from ..model.message import Message
-from ..model.message_id import MessageId
 from .acknowledgements import AckCollector, Pending, get_ack_coordinates
-from .deliveries import make_ack_requests
+from .deliveries import SeekTarget, make_ack_requests
 
 
 class ReceiverQueue:
@@ -125,6 +124,7 @@ class ReceiverQueue:
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
+            message.entry.consumer.on_put_back(message)
         self.put(())
 
     def close(self, error: PulsarException) -> None:
@@ -395,6 +395,8 @@ class ConsumerRequests:
     ) -> None:  # fmt: skip
         """Makes the requests. `send(kind=…)` sends a ClientFrame of that kind; `do` does effects of the core."""
         self.unsubscribed = False  # there is nothing left to leave
+        self.level = 0  # what the broker takes beyond the first requests: `Subscribed.level`
+        self.moves = 0  # how often another consumer or an operator moved the subscription
         self._connections = connections
         self._core = core
         self._acks = acks
@@ -405,11 +407,33 @@ class ConsumerRequests:
         self._calls: dict[int, Callable[[MagnetarError | None], None]] = {}
         self._changed: asyncio.Future[None] | None = None  # it is connected, or finished
 
+    async def probe(self) -> wire.Probed:
+        """Asks the broker whether this consumer gets a message now. What it gets arrives before the answer."""
+        reply: wire.Probed = await self._ask(lambda id_: self._send(probe=id_), level=1)
+        return reply
+
+    async def progress(self) -> wire.Progress:
+        reply: wire.Progress = await self._ask(lambda id_: self._send(progress=id_), level=1)
+        return reply
+
+    async def commit(self, index: int, note: bytes) -> None:
+        """Acknowledges every message with an index below `index`, and stores the note; returns when both are durable.
+        Raises ConnectError if the subscription was moved meanwhile: a commit that was sent again would undo that."""
+        self._acks.flush()
+        moves = self.moves
+
+        def ask(id_: int) -> None:
+            if self.moves != moves:
+                raise ConnectError("the subscription was moved during the commit: ask for its position", definite=True)
+            self._send(commit=wire.Commit(request_id=id_, index=index, note=note))
+
+        await self._ask(ask, level=1)
+
     async def last_message_id(self) -> wire.LastMessageId:
         reply: wire.LastMessageId = await self._ask(lambda id_: self._send(last_message_id=id_))
         return reply
 
-    async def seek(self, to: MessageId | int) -> None:
+    async def seek(self, to: SeekTarget) -> None:
         """Moves the subscription to `to` and returns when the broker has done this. Messages that were delivered before
         are dropped; later messages come from the new position."""
         self.discard_unsent_acks()
@@ -467,18 +491,21 @@ class ConsumerRequests:
             self._do(effects)
             await answer
 
-    async def _ask(self, send: Callable[[int], object]) -> Any:
+    async def _ask(self, send: Callable[[int], object], *, level: int = 0) -> Any:
         """Sends a request under a new number by `send(number)` and returns the answer. If the connection breaks, sends
-        it again over the next one."""
+        it again over the next one. Raises OperationNotSupported if the broker does not have the `level` at which it
+        takes the request."""
 
         async def attempt() -> Any:
             while self._core.state is not PartitionClientState.CONNECTED:
                 self.raise_if_closed()
                 await self.wait_state_changed()
+            if self.level < level:
+                raise OperationNotSupported("the broker is older than this client, and does not know this request")
             request_id = self._core.register_request()
             answer = self._expect(request_id)
-            send(request_id)
             try:
+                send(request_id)
                 return await answer
             finally:
                 self._answers.pop(request_id, None)

@@ -16,8 +16,8 @@ delivers them again. A reader continues after the last message that the applicat
 message that it has not read whole (`ReaderPosition`). **Seek.** When the broker has moved the cursor, all messages that
 were delivered before are discarded, together with the acknowledgements and negative acknowledgements of them that were
 not sent; an acknowledgement that is called later, of a message received before the seek, counts. A reader that
-was moved to a time, and has read nothing since, seeks to that time again after a reconnect, and gets its first permits
-when the broker has answered: only the broker knows the position of that time. **Requests** get exactly one
+was moved to a time or an index, and has read nothing since, seeks there again after a reconnect, and gets its first
+permits when the broker has answered: only the broker knows that position. **Requests** get exactly one
 AnswerRequest each, with ConnectionLost if the connection is lost before the answer. **Threads.**
 `permits.count_used_permits` may be called from any thread. All else belongs to one thread. Guards:
 tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py.
@@ -57,6 +57,7 @@ from .effects import (
     EndWithError,
     GiveUpConnection,
     GrantPermits,
+    MessageIndex,
     PartitionClientState,
     ReaderPosition,
     Redeliver,
@@ -167,7 +168,7 @@ class ConsumerCore:
         self._last_request = 0
         self._seek: tuple[int, Any] | None = None  # the one under way
         self.restart_request = 0  # the request up to whose answer what comes will come again, and is not shown; 0: none
-        self._time: Any = None  # where a reader was sent by time, while it has read nothing since
+        self._time: Any = None  # where a reader was sent by time or index, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
@@ -185,6 +186,11 @@ class ConsumerCore:
         """Clears the position at which a reader continues, because its topic was deleted and created again, and the
         reader has read nothing of the new topic."""
         self.last_taken = self._begun = None
+
+    def set_resume_point(self, point: Any) -> None:
+        """Sets the message after which a consumer of a subscription that is not durable continues after a reconnect;
+        None: its start. May be called from any thread."""
+        self.last_taken = point
 
     def on_opened(self) -> list[ConsumerEffect]:
         if self.state is PartitionClientState.CLOSED:
@@ -597,7 +603,7 @@ class ConsumerCore:
         self._nacks.clear()
         self._pieces.clear()
         self.last_taken = self._begun = None
-        self._time = to if isinstance(to, int) and not self._options.durable else None
+        self._time = to if isinstance(to, int | MessageIndex) and not self._options.durable else None
         effects += (DropQueuedMessages(give_back=True), ReportSeekDone(to))
         if self._first_permits:
             effects.append(GrantPermits(self._first_permits))

@@ -7,6 +7,7 @@ A driver does the effects of a fact in their order, before it passes the next fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 from typing import Any, NamedTuple
@@ -163,8 +164,16 @@ class Redeliver(NamedTuple):
     request_id: int = 0  # 0: nothing answers
 
 
+@dataclass(frozen=True, slots=True)
+class MessageIndex:
+    """A place to seek to: the message with this index in its partition."""
+
+    index: int
+
+
 class SendSeekRequest(NamedTuple):
-    """Effect: ask the broker to move the subscription's cursor to `to`."""
+    """Effect: ask the broker to move the subscription's cursor to `to`: a message id, a time in ms, or a
+    MessageIndex."""
 
     request_id: int
     to: Any

@@ -72,6 +72,11 @@ class ReceivingConsumer(Protocol):
         of the entry can be granted again."""
         ...
 
+    def on_put_back(self, message: Message) -> None:
+        """Fact: the message was taken, did not reach the application, and waits again. May be called from any
+        thread."""
+        ...
+
     def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted a call of `on_taken` at an unknown place, so it is unknown whether the call took
         effect."""
@@ -321,6 +326,23 @@ class DamagedMessage(Message):
         return error
 
 
+def read_filter_field(message: Message, name: str) -> str | int | None:
+    """Returns the value of a name of `proto.filters.SYSTEM_NAMES`."""
+    if name == "message.key":
+        return message.partition_key() if message.fields.HasField("partition_key") else None
+    if name == "message.ordering_key":
+        return message.ordering_key() if message.fields.HasField("ordering_key") else None
+    if name == "message.event_time":
+        return message.event_timestamp() or None
+    if name == "message.producer":
+        return message.producer_name()
+    if name == "message.publish_time":
+        return message.publish_timestamp()
+    if name == "message.size":
+        return len(message.data())
+    return message.int_schema_version() if message.writer_version else None
+
+
 # ------------------------------------------------------------------------------------------------- message_batch
 # `MessageBatch`: takes the payload of a batch apart, which a program got by other ways than a consumer.
 
@@ -391,6 +413,7 @@ class _Unconnected(ReceivingConsumer):
         return False
 
     def on_taken(self, message: Message) -> None: ...
+    def on_put_back(self, message: Message) -> None: ...
     def on_dequeue_interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
     def make_copy_encryptor(self, message: Message) -> None: ...

@@ -9,8 +9,9 @@ Guard: tests/client/model/test_parameters.py."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from ...proto.errors import InvalidRequest
 from ...proto.filters import parse_filter
@@ -58,6 +59,8 @@ from .settings import (
 from .tracing import Tracing
 
 _LOG = logging.getLogger("magnetar.client")
+INSTALLED_TYPES = range(64, 128)
+"""Numbers of subscription types that packages bring to a broker (docs/design/extending.md)."""
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
     "replicate_subscription_state_enabled",  # there is no other cluster
@@ -115,7 +118,10 @@ PRODUCER: Table = {
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
-    "consumer_type": make_enum_check(ConsumerType),
+    "consumer_type": ParameterCheck(
+        f"{make_enum_check(ConsumerType).allowed_text}, or the number of an installed type, 64 to 127", (int,),
+        lambda value: isinstance(value, ConsumerType) or value in INSTALLED_TYPES,
+    ),
     "schema": make_instance_check(Schema),
     "message_listener": CALLBACK,
     "receiver_queue_size": make_whole_number_check(0),
@@ -151,7 +157,16 @@ CONSUMER: Table = {
     "redelivery_order": REDELIVERY_ORDER,
     "filter": FILTER,
     "hooks": HOOKS,
+    "durable": YES_OR_NO._replace(allowed_text="True, False, or None", optional=True),
+    "broadcast": YES_OR_NO,
+    "start_message_id": make_instance_check(MessageId),
+    "start_at": ParameterCheck(
+        "a datetime with a time zone, after 1970, or None", (datetime,), checks.is_time_after_1970, True
+    ),
+    "partitions": ParameterCheck("a list of numbers, or None", (list, tuple, set, frozenset), optional=True),
 }
+OF_START = ("broadcast", "start_message_id", "start_at", "partitions")
+"""Parameters of `Client.subscribe` that say where a subscription begins; they are no settings of its consumers."""
 READER: Table = {
     **CONSUMER,
     "start_message_id": make_instance_check(MessageId, optional=False),
@@ -232,6 +247,34 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 # A reader keeps its `ReaderStart` itself and leaves out what is before it. The cursor of a subscription that lasts
 # belongs to the broker, and others may move it: a seek names the first message that is wanted (`find_first_wanted_id`),
 # and what the broker then delivers is all shown.
+
+
+class SubscriptionStart(NamedTuple):
+    """Which subscription a consumer has, and where it begins if it is made: whether it is durable, what is added to its
+    name, the message (not durable) and the time (ms since the epoch; 0: none)."""
+
+    durable: bool
+    name_suffix: str
+    start: ReaderStart | None
+    start_at_ms: int
+
+    @classmethod
+    def choose(
+        cls, durable: bool | None, place: MessageId | None, at: datetime | None, consumer_name: str | None, *,
+        broadcast: bool, inclusive: bool, make_name: Callable[[], str],
+    ) -> SubscriptionStart:  # fmt: skip
+        """Returns what these parameters of `Client.subscribe` say. Raises WrongValue if they contradict each other.
+        `make_name()` returns a random name."""
+        lasts = not broadcast if durable is None else durable
+        if lasts and place is not None:
+            raise WrongValue("start_message_id is of a subscription that is not durable: seek, or give start_at")
+        if place is not None and at is not None:
+            raise WrongValue("start_message_id and start_at exclude each other")
+        if broadcast and lasts and not consumer_name:
+            raise WrongValue("a durable broadcast needs a consumer_name: its subscription is found again by it")
+        suffix = f"-{consumer_name if lasts else make_name()}" if broadcast else ""
+        start = None if place is None else ReaderStart(place, inclusive)
+        return cls(lasts, suffix, start, 0 if at is None else max(1, int(at.timestamp() * 1000)))
 
 
 BATCH_INDEX_MAX = 2**31 - 1

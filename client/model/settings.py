@@ -349,7 +349,7 @@ class ConsumerSettings:
     """The settings of a consumer or reader, made from the parameters of `Client.subscribe` or
     `Client.create_reader`."""
 
-    consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
+    consumer_type: ConsumerType | int = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
     receiver_queue_size: int = 1000  # messages; 0 works like 1
     max_total_receiver_queue_size_across_partitions: int = 50000  # shared out evenly; the smaller bound holds
@@ -377,6 +377,8 @@ class ConsumerSettings:
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows private keys; None: of nothing
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL  # of what is not decrypted
     isolation: str = "read_committed"  # ours: read_uncommitted shows open and aborted transactions as well
+    durable: bool = True  # ours: False: the subscription ends with its last consumer, and keeps no messages
+    start_at_ms: int = 0  # of a subscription that is made: it begins with what arrived then or later; 0: not so
     redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
     filter: str | None = None  # ours: which messages it gets, by their properties; one for all of the subscription
     hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
@@ -392,5 +394,10 @@ class ConsumerSettings:
         _require(
             self.redelivery_order == "any" or ordered or keyed,
             "redelivery_order='key' needs an Exclusive, a Failover or a KeyShared consumer, in order",
+        )
+        _require(
+            self.durable
+            or (self.redelivery_order == "any" and self.dead_letter_policy is None and not self.enable_retry),
+            "durable=False keeps nothing: no dead_letter_policy, no enable_retry, no redelivery_order='key'",
         )
         _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")

@@ -84,7 +84,7 @@ def _note() -> object:
 
 
 def _cursor() -> object:
-    row = {CursorChunkKey(CursorChunkKind.PENDING, 7, 0): cursor.CursorChunkPlace(1, 0, 1, 50)}
+    row = {CursorChunkKey(CursorChunkKind.NOTE, 0, 0): cursor.CursorChunkPlace(1, 0, 1, 50)}
     (entry,) = cursor.encode_marker(Position(7, 3), row, 1)
     return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
 

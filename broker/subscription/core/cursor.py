@@ -18,6 +18,7 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
   `counts_first` the count belongs to the first unacknowledged message of the entry, because no program has received the
   messages after it yet: the count lasts as long as that message.
+- `note` is what the program that committed last gave with it (`set_note`); a seek removes it.
 - What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog, `is_done`, and left
   out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
@@ -38,6 +39,7 @@ from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
     NO_COUNT,
+    NOTE_KEY,
     CursorChunkKey,
     CursorChunkKind,
     CursorState,
@@ -131,8 +133,8 @@ class Cursor:
     acknowledged or pending after the mark. *Pending*: acknowledged in a transaction that is still open."""
 
     __slots__ = (
-        "_changed", "_holes", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "partial",
-        "partial_messages", "pending", "persisted", "persisted_mark", "version",
+        "_changed", "_holes", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "note",
+        "partial", "partial_messages", "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
@@ -145,6 +147,7 @@ class Cursor:
         self.counts: SortedDict[Position, RedeliveryCount] = SortedDict(state.counts) if state.counts else _NONE
         self.pending = PendingAcks(state.pending) if state.pending else None
         self.counts_first = False
+        self.note = state.note
         self.version = 0
         self.persisted = 0
         self.persisted_mark = state.mark
@@ -306,12 +309,20 @@ class Cursor:
         acknowledgements. No other method moves the mark backwards."""
         self.version += 1
         self.pending = None
+        self.note = b""
         self.mark = mark
         self.acked.clear()
         self.partial.clear()
         self.counts.clear()
         self._changed = self._holes = None
         self._partial_bytes = self.partial_messages = 0
+
+    def set_note(self, note: bytes) -> None:
+        """Replaces the note, which a commit stores in the same write as the mark. A seek removes it."""
+        if note != self.note:
+            self.note = note
+            self.version += 1
+            self.changed_chunks.add(NOTE_KEY)
 
     def count_redelivery(self, position: Position, until_ms: int = 0) -> int:
         """Adds 1 to the redelivery count of the entry, and stores that the entry must not be delivered again before
@@ -460,6 +471,11 @@ class Cursor:
         partial = self.partial.get(position)
         return list(bit_indexes(partial.bits)) if partial is not None else []
 
+    def count_leading_acked_messages(self, position: Position) -> int:
+        """Returns how many messages at the beginning of a batch are acknowledged, if the batch is not as a whole."""
+        partial = self.partial.get(position)
+        return first_clear_bit(partial.bits) if partial is not None else 0
+
     def acked_message_count(self, position: Position) -> int:
         """Returns how many messages of an entry are acknowledged; 0 if none is, or if the whole entry is."""
         partial: PartialBatch | None = self.partial.get(position)
@@ -543,6 +559,7 @@ class Cursor:
             {position: PartialBatch(partial.bits, partial.size) for position, partial in self.partial.items()},
             dict(self.counts),
             {txn: acks.copy() for txn, acks in self.pending.of.items()} if self.pending is not None else {},
+            self.note,
         )
 
     def check(self) -> None:

@@ -32,6 +32,7 @@ class CursorChunkKind(enum.IntEnum):
     PARTIALS = 2
     COUNTS = 3
     PENDING = 4
+    NOTE = 5
 
     __hash__ = int.__hash__  # that of an enum is a call of Python, and keys of chunks are in sets and dictionaries
 
@@ -52,6 +53,10 @@ class CursorChunkKey(NamedTuple):
         """Returns the range of entry ids that the chunk covers."""
         bits = self.kind.block_bits
         return range(self.block << bits, (self.block + 1) << bits)
+
+
+NOTE_KEY = CursorChunkKey(CursorChunkKind.NOTE, 0, 0)
+"""The one chunk with the note of the last commit."""
 
 
 def chunk_keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[CursorChunkKey]:
@@ -158,6 +163,7 @@ class CursorState(msgspec.Struct):
     partial: dict[Position, PartialBatch] = {}
     counts: dict[Position, RedeliveryCount] = {}
     pending: dict[TxnId, TxnAcks] = {}
+    note: bytes = b""  # of the last commit
 
 
 # ---------------------------------------------------------------------------------------------------------- bits

@@ -21,7 +21,7 @@ from ....proto.names import Position
 from .. import cursor_format as stored
 from ..cursor_format import CursorChunkPlace
 from .cursor import Cursor
-from .cursor_state import CursorChunkKey, CursorChunkKind, chunk_key_of, chunk_keys_of_holes
+from .cursor_state import NOTE_KEY, CursorChunkKey, CursorChunkKind, chunk_key_of, chunk_keys_of_holes
 
 FEW_MAX = 16
 """Most positions that are kept in a list. Such a list is as large as a bitmap, and still fast to search."""
@@ -306,3 +306,5 @@ def chunk_keys_of_cursor(cursor: Cursor) -> Iterator[CursorChunkKey]:
             last = key
     if cursor.pending is not None:
         yield from cursor.pending.chunk_keys()
+    if cursor.note:
+        yield NOTE_KEY

@@ -3,17 +3,23 @@
 A policy is a module with a class that implements `Policy`; its docstring starts with its invariant. A new type is such
 a module, a line in `TYPES`, and a line in `Subscribe.Type` of proto/wire.proto, whose number and name are those of the
 line here. Guarding test: tests/broker/subscription/test_new_type.py.
+
+A type may also come from an installed package, by an entry point of the group ENTRY_POINTS whose object is a
+`SubscriptionType`: `load_installed_types` registers those that the setting `subscription_policies` names. The numbers
+INSTALLED_NUMBERS are theirs for ever. Guarding test: tests/broker/subscription/test_installed_types.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
 from ....proto import states as subscription_types
-from ....proto.errors import InvalidRequest
+from ....proto.errors import InvalidConfiguration, InvalidRequest
 from .in_log_order import Exclusive, Failover
 from .key_shared import KeyShared, Shared
-from .policy import Policy
+from .policy import Policy, SubscriptionOptions
 
 
 class SubscriptionType(msgspec.Struct, frozen=True):
@@ -23,6 +29,7 @@ class SubscriptionType(msgspec.Struct, frozen=True):
     number: int
     name: str
     policy: type[Policy]
+    installed: bool = False  # it came from an installed package, and only `subscription_policies` allows it
 
     @property
     def title(self) -> str:
@@ -50,3 +57,47 @@ def find_subscription_type(number: int) -> SubscriptionType:
     except KeyError:
         names = ", ".join(each.name for each in TYPES.values())
         raise InvalidRequest(f"there is no subscription type {number}; there are {names}") from None
+
+
+ENTRY_POINTS = "magnetar.subscription_policies"
+INSTALLED_NUMBERS = range(64, 128)
+"""The numbers of types from installed packages, on the wire: no type of Magnetar or Pulsar will have one of them."""
+_MEMBERS = tuple(name for name in (*vars(Policy), *Policy.__annotations__) if not name.startswith("_"))
+
+
+def load_installed_types(names: Sequence[str], find: Callable[[str], Sequence[object]]) -> None:
+    """Registers the subscription types that installed packages provide under these names. `find(name)` returns the
+    objects of the entry points of that name. Raises InvalidConfiguration if a name has none, or several, or if its
+    object is no type that may be registered; then none is registered."""
+    found: dict[int, SubscriptionType] = {}
+    for name in names:
+        objects = find(name)
+        if len(objects) != 1:
+            raise InvalidConfiguration(
+                f"subscription_policies: {len(objects)} installed packages have an entry point {name!r} of "
+                f"{ENTRY_POINTS}, and one is needed"
+            )
+        type_ = _check_installed_type(name, objects[0])
+        if type_.number in found:
+            raise InvalidConfiguration(f"subscription_policies: {name!r} has the number {type_.number} of another one")
+        found[type_.number] = type_
+    TYPES.update(found)
+
+
+def _check_installed_type(name: str, given: object) -> SubscriptionType:
+    if not isinstance(given, SubscriptionType):
+        raise InvalidConfiguration(f"subscription_policies: {name!r} is no SubscriptionType, but {given!r:.100}")
+    if given.number not in INSTALLED_NUMBERS:
+        raise InvalidConfiguration(
+            f"subscription_policies: {name!r} has the number {given.number}, which is not in 64 … 127"
+        )
+    taken = [each for each in TYPES.values() if each.name == given.name and each.number != given.number]
+    if taken or given.name != given.name.upper() or given.name in subscription_types.NUMBERS:
+        raise InvalidConfiguration(f"subscription_policies: {given.name!r} is no free name in capitals")
+    try:
+        policy = given.policy(SubscriptionOptions())
+    except Exception as error:  # of the package
+        raise InvalidConfiguration(f"subscription_policies: {name!r} cannot be made: {error!r}") from error
+    if missing := [each for each in _MEMBERS if not hasattr(policy, each)]:
+        raise InvalidConfiguration(f"subscription_policies: the policy of {name!r} has no {', '.join(missing)}")
+    return msgspec.structs.replace(given, installed=True)

@@ -6,6 +6,7 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import (
+    NOTE_KEY,
     CursorChunkKey,
     CursorChunkKind,
     CursorState,
@@ -86,3 +87,31 @@ def test_a_snapshot_without_its_end_is_damage() -> None:
     for cut in range(len(data)):
         with pytest.raises(stored.DamagedCursorState):
             stored.decode_snapshot(data[:cut])
+
+
+def test_a_note_comes_back_and_only_a_state_with_one_has_its_version() -> None:
+    with_note = state()
+    with_note.note = b"batch 7"
+    assert stored.decode_snapshot(stored.encode_snapshot(entries_of(with_note))) == with_note
+    assert [entry[2] for entry in entries_of(state())] == [1] * len(entries_of(state()))
+    assert [entry[2] for entry in entries_of(with_note)][-2:] == [3, 3], "the note and the marker that names it"
+    for key, body in ((CursorChunkKey(CursorChunkKind.NOTE, 7, 0), b"x"), (NOTE_KEY, b"")):
+        with pytest.raises(stored.DamagedCursorState):
+            stored.add_chunk(CursorState(MARK), key, body)
+
+
+def test_a_note_is_written_when_it_changes_and_goes_with_a_seek() -> None:
+    cursor, planner = Cursor(shape_of(4000, 4000), CursorState(MARK)), CursorWritePlanner()
+    sizes = []
+    for number, (note, is_new) in enumerate(((b"a", True), (b"a", False), (b"b", True), (b"", True))):
+        before = cursor.version
+        cursor.set_note(note)
+        assert (cursor.version != before) is is_new
+        write = planner.plan_write(cursor, number + 1)
+        planner.on_write_confirmed(write)
+        sizes.append(len(write.entries))
+    assert sizes == [2, 1, 2, 1]
+    cursor.set_note(b"c")
+    cursor.seek(MARK)
+    assert cursor.note == b""
+    assert NOTE_KEY not in planner.plan_write(cursor, 9).rows

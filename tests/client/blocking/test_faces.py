@@ -15,7 +15,7 @@ import pytest
 import magnetar
 from magnetar.client import client as aio
 from magnetar.client.blocking.client import Client, TableView
-from magnetar.client.blocking.consumer import Consumer, Listening, Reader
+from magnetar.client.blocking.consumer import Consumer, Listening, PullConsumer, Reader
 from magnetar.client.blocking.loop_thread import (
     ForkReopenedFacade,
     ProcessBoundFacade,
@@ -31,17 +31,19 @@ from tests.docs.reference import members
 PAIRS = (
     (aio.Client, Client), (aio.Producer, Producer), (aio.Consumer, Consumer), (aio.Reader, Reader),
     (aio.TableView, TableView), (aio.Transaction, Transaction), (aio.Half, Half), (AsyncListening, Listening),
+    (aio.PullConsumer, PullConsumer),
 )  # fmt: skip
 
 OF_ASYNCIO = {
-    "opened by its client": "Producer.open Consumer.open Reader.open TableView.open",
+    "opened by its client": "Producer.open Consumer.open PullConsumer.open Reader.open TableView.open",
     "what the client is made of": (
         "Client.connections Client.transactions Client.transaction_now Producer.connections TableView.partitions "
         "TableView.inbox"
     ),
     "of its owner alone, which closes and logs it": (
         "Producer.abort Producer.is_over Producer.title Producer.check Consumer.abort Consumer.is_over Consumer.title "
-        "Consumer.check Reader.abort Reader.is_over TableView.abort TableView.is_over Listening.abort"
+        "Consumer.check Reader.abort Reader.is_over TableView.abort TableView.is_over Listening.abort "
+        "PullConsumer.abort PullConsumer.is_over"
     ),
     "of a query, whose workers run in asyncio": "Client.batch_transaction Client.commit_batch",
     "logged at the interval": "Client.statistics Producer.statistics Consumer.statistics",
@@ -51,7 +53,8 @@ OF_ASYNCIO = {
     "a step of acknowledging and receiving": (
         "Consumer.change_topics Consumer.consumer_of Consumer.acknowledge_soon Consumer.negative_acknowledge_soon "
         "Consumer.acknowledge_in Consumer.acknowledge_cumulative_nowait Consumer.start_again Reader.on_taken "
-        "Reader.has_more Consumer.negative_acknowledge_now Consumer.has_listener"
+        "Reader.has_more Consumer.negative_acknowledge_now Consumer.has_listener Consumer.wait_available "
+        "Reader.wait_available"
     ),
     "what a producer and a consumer say to a transaction": (
         "Transaction.begin_now Transaction.is_unfinished Transaction.begin_operation Transaction.allow_sends "
@@ -61,7 +64,9 @@ OF_ASYNCIO = {
 }
 """Members that asyncio's classes alone have, by the reason."""
 OF_BLOCKING = {
-    "the asyncio object": "Client.inner Producer.inner Consumer.inner Reader.inner TableView.inner Transaction.inner",
+    "the asyncio object": (
+        "Client.inner Producer.inner Consumer.inner PullConsumer.inner Reader.inner TableView.inner Transaction.inner"
+    ),
     "Pulsar's, without an event loop": (
         "Producer.send_async Consumer.pause_message_listener Consumer.resume_message_listener"
     ),

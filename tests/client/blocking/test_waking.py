@@ -28,7 +28,8 @@ class Letter:
     """As much of a message as an inbox looks at."""
 
     def __init__(self, payload: bytes) -> None:
-        self.payload, self.permits, self.entry = payload, 0, SimpleNamespace()
+        self.payload, self.permits = payload, 0
+        self.entry = SimpleNamespace(consumer=SimpleNamespace(on_put_back=lambda _: None))
 
 
 def letters(*payloads: bytes) -> list[Any]:

@@ -256,7 +256,9 @@ def test_copies_pass_before_send_with_their_original_and_cannot_be_refused() -> 
     run(body, [])
 
 
-@pytest.mark.parametrize("hooks", [Recorder(), [object()], "hooks", [Recorder]], ids=["a hook alone", "an object", "text", "a class"])
+@pytest.mark.parametrize(
+    "hooks", [Recorder(), [object()], "hooks", [Recorder]], ids=["a hook alone", "an object", "text", "a class"]
+)
 def test_what_is_no_list_of_hooks_is_refused(hooks: Any) -> None:
     with pytest.raises(magnetar.InvalidConfiguration, match="hooks is a list of"):
         magnetar.Client("magnetar://localhost:1", hooks=hooks)
