@@ -44,10 +44,10 @@ def test_consume_with_a_filter_gets_what_is_wanted_with_and_without_a_subscripti
 
 
 def test_consume_begins_at_an_index(cli: Cli) -> None:
-    cli("produce", "numbered", *(part for word in ("zero", "one", "two", "three") for part in ("-m", word)))
-    assert cli("consume", "numbered", "--from-index", "2", "-n", "2").out == "two\nthree\n"
-    assert cli("consume", "numbered", "--from-index", "3", "--idle", "0.5").out == "three\n"
-    assert "leave -s out" in cli("consume", "numbered", "-s", "s", "--from-index", "2", code=2).err
+    cli("produce", "begun-at", *(part for word in ("zero", "one", "two", "three") for part in ("-m", word)))
+    assert cli("consume", "begun-at", "--from-index", "2", "-n", "2").out == "two\nthree\n"
+    assert cli("consume", "begun-at", "--from-index", "3", "--idle", "0.5").out == "three\n"
+    assert "leave -s out" in cli("consume", "begun-at", "-s", "s", "--from-index", "2", code=2).err
 
 
 def test_lines_of_a_pipe_and_of_a_file_are_messages(cli: Cli, tmp_path: Path) -> None:

@@ -215,3 +215,17 @@ def test_an_older_broker_is_not_asked_what_it_does_not_know() -> None:
             await client.subscribe("t", "late", start_at=datetime.fromtimestamp(1, UTC))
 
     simulate(body)  # type: ignore[arg-type]
+
+
+async def test_what_a_filter_of_the_subscription_does_not_want_is_not_there(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, aio.Client(url_of(running)) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, filter="wanted = 'yes'")
+        for number in range(30):
+            wanted = number % 10 == 9
+            await producer.send(b"%d" % number, properties={"wanted": "yes" if wanted else "no"})
+            if wanted:
+                assert (await consumer.receive(now=True)).data() == b"%d" % number
+            else:
+                with pytest.raises(NoMessageAvailable):
+                    await consumer.receive(now=True)
