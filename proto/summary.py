@@ -9,7 +9,7 @@
     summary = u8 version | u8 names | name* | u8 kind | values
     name    = u8 flags (PRESENT 1: some message has it; ABSENT 2: some message lacks it) | u8 size | UTF-8
     values  = (kind HASHES) u32*, ascending, distinct, at most HASHES_MAX of them
-            | (kind BLOOM) a Bloom filter of BLOOM_BITS a value, whose bytes are the rest of the summary
+            | (kind BLOOM) a Bloom filter of BLOOM_BITS a value, one number: the rest of the summary
 
 Big-endian. A value is the Murmur3 32-bit hash (seed 0) of `name NUL value` in UTF-8. The field is 50002 of the entry's
 metadata: a client that does not know it passes over it. The summary covers the names that the producer declares
@@ -72,6 +72,7 @@ HASHES, BLOOM = 0, 1
 PRESENT, ABSENT = 1, 2
 _U32 = Struct(">I")
 _HASHES_KNOWN_MAX = 4096
+_KNOWN_CHARACTERS_MAX = 100
 
 
 def hash_property(name: str, value: str) -> int:
@@ -93,54 +94,57 @@ class _PropertyHashes(dict[tuple[str, str], int]):
 _KNOWN_HASHES = _PropertyHashes()
 
 
-def _probe(value: int, bits: int) -> Iterable[int]:
-    """Yields the bits of a Bloom filter of so many bits that a 32-bit hash sets."""
-    step = (value * 0x9E3779B1 >> 7) | 1
-    return [(value + each * step) % bits for each in range(BLOOM_PROBES)]
+def find_hash(name: str, value: str) -> int:
+    """Returns `hash_property` of the property, from the cache unless the value is long."""
+    return _KNOWN_HASHES[name, value] if len(value) < _KNOWN_CHARACTERS_MAX else hash_property(name, value)
+
+
+def _make_mask(value: int, bits: int) -> int:
+    """Returns a number with the bits that a 32-bit hash sets in a Bloom filter of so many bits; bit 0 is the lowest one
+    of the last byte."""
+    step, mask = (value * 0x9E3779B1 >> 7) | 1, 0
+    for _ in range(BLOOM_PROBES):
+        mask |= 1 << value % bits
+        value += step
+    return mask
 
 
 # ------------------------------------------------------------------------------------------------------- building
 class SummaryBuilder:
     """Collects the properties of the messages of one batch. `names`: those that the summary covers."""
 
-    __slots__ = ("_flags", "_hashes", "_names")
+    __slots__ = ("_names", "_values")
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._flags = dict.fromkeys(names, 0)
-        self._hashes: set[int] = set()
+        self._values: set[tuple[str | None, ...]] = set()  # of each message, in the order of the names
 
     def add(self, properties: Mapping[str, str]) -> None:
         """Adds the properties of one message."""
-        for name in self._names:
-            value = properties.get(name)
-            if value is None or len(value) > VALUE_CHARACTERS_MAX:
-                self._flags[name] |= ABSENT
-            else:
-                self._flags[name] |= PRESENT
-                self._hashes.add(_KNOWN_HASHES[name, value] if len(value) < 100 else hash_property(name, value))
+        self._values.add(tuple(map(properties.get, self._names)))
 
     def encode(self) -> bytes:
         """Returns the encoded summary; b"" if it would be larger than SUMMARY_BYTES_MAX."""
-        encoded = [name.encode() for name in self._names]
-        head = bytes((VERSION, len(encoded))) + b"".join(
-            bytes((flags, len(name))) + name for name, flags in zip(encoded, self._flags.values(), strict=True)
-        )
+        names, hashes = list[bytes](), set[int]()
+        for name, values in zip(self._names, zip(*self._values, strict=True), strict=True):
+            present = {each for each in values if each is not None and len(each) <= VALUE_CHARACTERS_MAX}
+            flags = PRESENT * bool(present) | ABSENT * any(each not in present for each in values)
+            hashes.update(find_hash(name, each) for each in present)
+            encoded = name.encode()
+            names.append(bytes((flags, len(encoded))) + encoded)
+        head = bytes((VERSION, len(names))) + b"".join(names)
         room = SUMMARY_BYTES_MAX - len(head) - 1
-        if len(self._hashes) <= HASHES_MAX and 4 * len(self._hashes) <= room:
-            return b"".join((head, bytes((HASHES,)), *map(_U32.pack, sorted(self._hashes))))
-        size = (BLOOM_BITS * len(self._hashes) + 7) // 8
-        if size > room:
-            return b""
-        return b"".join((head, bytes((BLOOM,)), _make_bloom_filter(self._hashes, size)))
+        if len(hashes) <= HASHES_MAX and 4 * len(hashes) <= room:
+            return b"".join((head, bytes((HASHES,)), *map(_U32.pack, sorted(hashes))))
+        size = (BLOOM_BITS * len(hashes) + 7) // 8
+        return b"" if size > room else b"".join((head, bytes((BLOOM,)), _make_bloom_filter(hashes, size)))
 
 
 def _make_bloom_filter(hashes: Iterable[int], size: int) -> bytes:
-    bits = bytearray(size)
+    found = 0
     for value in hashes:
-        for at in _probe(value, 8 * size):
-            bits[at >> 3] |= 1 << (at & 7)
-    return bytes(bits)
+        found |= _make_mask(value, 8 * size)
+    return found.to_bytes(size, "big")
 
 
 def check_names(names: Sequence[str]) -> str | None:
@@ -155,12 +159,13 @@ def check_names(names: Sequence[str]) -> str | None:
 class EntrySummary:
     """A summary that was read: the evidence of `find_candidates` for the messages of one entry, of type bool."""
 
-    __slots__ = ("_bloom", "_flags", "_hashes")
+    __slots__ = ("_bits", "_bloom", "_flags", "_hashes")
 
     everything, nothing = True, False
 
     def __init__(self, flags: Mapping[str, int], hashes: frozenset[int], bloom: bytes) -> None:
-        self._flags, self._hashes, self._bloom = flags, hashes, bloom
+        self._flags, self._hashes = flags, hashes
+        self._bits, self._bloom = 8 * len(bloom), int.from_bytes(bloom, "big")
 
     @property
     def names(self) -> frozenset[str]:
@@ -170,7 +175,7 @@ class EntrySummary:
     def equals(self, name: Name, text: str) -> bool:
         if name.is_system or name.name not in self._flags:
             return True
-        return bool(self._flags[name.name] & PRESENT) and self._has(hash_property(name.name, text))
+        return bool(self._flags[name.name] & PRESENT) and self._has(find_hash(name.name, text))
 
     def has(self, name: Name) -> bool:
         return name.is_system or bool(self._flags.get(name.name, PRESENT) & PRESENT)
@@ -182,9 +187,10 @@ class EntrySummary:
         return True
 
     def _has(self, value: int) -> bool:
-        if not self._bloom:
+        if not self._bits:
             return value in self._hashes
-        return all(self._bloom[at >> 3] >> (at & 7) & 1 for at in _probe(value, 8 * len(self._bloom)))
+        mask = _make_mask(value, self._bits)
+        return self._bloom & mask == mask
 
 
 @lru_cache(maxsize=4096)
