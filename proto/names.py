@@ -80,6 +80,9 @@ REDRIVEN = "REDRIVEN"
 REDRIVEN_ORIGIN, REDRIVEN_LETTER = "REDRIVEN_ORIGIN_MESSAGE_ID", "REDRIVEN_LETTER_ID"
 """Properties of a message that went back: the id of the message that became a letter first, and that of the letter that
 went back last. Both are written as ORIGIN_MESSAGE_ID is: `(ledger,entry,partition,batch)`."""
+FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE = "fair.by-key", "fair.max-in-flight-per-key", "fair.rate-per-key"
+"""Properties of a Shared subscription whose keys take turns, and their limits."""
+FAIR = (FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE)
 OF_ORIGIN = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
 OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME)
 REDRIVEN_DIGITS_MAX = 9

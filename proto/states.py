@@ -104,6 +104,7 @@ class Blocked(_Words):
     NOT_YET = "an earlier one comes first"
     FAILED = "a message that failed comes first: it waits for its back-off, or has not been acknowledged again"
     KEYS_BUSY = "the next messages wait for their keys' consumers"
+    KEY_LIMITS = "the keys of the next messages have as many in flight, or as high a rate, as they may"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
     MOVING = "the subscription is moved, and the new place is not stored yet"

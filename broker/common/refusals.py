@@ -97,6 +97,7 @@ class SubscribeRefusal(_Refusal):
         "without out-of-order delivery",
         NotAllowed,
     )
+    NOT_FAIR = "fair.by-key needs a durable Shared subscription of a persistent topic", NotAllowed
     RATE = "the consumer has subscribed as often as subscribe_rate allows", BackPressure
     NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
     TOO_MANY_SUBSCRIPTIONS = "the topic has max_subscriptions subscriptions", NotAllowed
@@ -104,6 +105,10 @@ class SubscribeRefusal(_Refusal):
         "the properties are too large, or the dead-letter policy or the filter in them does not parse",
         InvalidRequest,
     )
+        "the properties are too large, or the dead-letter policy or the limits of keys in them do not parse",
+        InvalidRequest,
+    )
+    OTHER_LIMITS = "the subscription has consumers, and other limits of keys than this one asks for", ConsumerBusy
     LASTS = "the subscription exists and is durable, and one that does not last was asked for", NotAllowed
     ENDED = "the subscription does not last, and its last consumer just left: subscribe again", Unavailable
     TYPE_NOT_ALLOWED = (

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -36,7 +36,16 @@ from ...proto.errors import (
     TransactionConflict,
     TransactionEnded,
 )
-from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
+from ...proto.names import (
+    EARLIEST,
+    FAIR,
+    FAIR_BY_KEY,
+    LATEST,
+    MessageId,
+    Position,
+    TopicName,
+    check_subscription_name,
+)
 from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.states import AckedEntry, Blocked, EntrySet, InitialPosition, Isolation, LastMessage, TxnId, TxnState
@@ -135,6 +144,10 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
             raise SubscribeRefusal.NO_ORDER.error()
         if self.ordered and not TopicName.parse(self.topic).persistent:
             raise SubscribeRefusal.NO_ORDER.error()
+        if FAIR_BY_KEY in self.subscription_properties and not (
+            self.type.fair and self.durable and TopicName.parse(self.topic).persistent
+        ):
+            raise SubscribeRefusal.NOT_FAIR.error()
         if self.read_compacted and self.type.policy.individual:
             raise SubscribeRefusal.COMPACTED_TYPE.error()
         if self.read_compacted and not TopicName.parse(self.topic).persistent:
@@ -589,6 +602,21 @@ async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: Ca
         await require(caller.principal, Permission.PRODUCE, topic=TopicName.parse(letters))
 
 
+async def _set_key_limits(topic: Topic, subscription: Subscription, asked: Mapping[str, str]) -> None:
+    """Makes a subscription that exists as fair by key as a consumer asks for. Raises ConsumerBusy if it has consumers
+    and is not. A consumer that asks for nothing takes the subscription as it is."""
+    wanted, there = ({name: each[name] for name in FAIR if name in each} for each in (asked, subscription.properties))
+    if not wanted or wanted == there:
+        return
+    if subscription.consumers:
+        raise SubscribeRefusal.OTHER_LIMITS.error(
+            f"subscription {subscription.name!r} has {there or 'no limits of keys'} while its consumers are connected, "
+            f"and cannot have {wanted}"
+        )
+    others = {name: value for name, value in subscription.properties.items() if name not in FAIR}
+    await topic.registry.set_properties(subscription, others | wanted)
+
+
 async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription:
     compacted, shape, start = options.read_compacted, topic.shape(compacted=options.read_compacted), options.start
     if options.durable:
@@ -598,10 +626,13 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         elif start is not None:
             mark = compute_start_mark(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
-        return await topic.registry.subscribe(
+        found = await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
         )
     shared = options.type is not EXCLUSIVE  # else it has its own, whatever its name is
+        await _set_key_limits(topic, found, properties)
+        return found
+    shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
     if start is None:

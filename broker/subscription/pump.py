@@ -420,9 +420,14 @@ class SubscriptionDeliveryPump:
             if self._buffer is not None and self._buffer.reading_again and self._subscription.consumers:
                 self.blocked = None
                 return  # it is handed out before anything new
+            policy = self._dispatcher.policy
+            if policy.paced:
+                policy.advance_clock(now)
             want = self._dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 self.blocked = want
+                if policy.paced and (wait_s := policy.next_release_s()):
+                    self._wake_later(wait_s, now)
                 if want is Blocked.HOLES or self._full_said:
                     self._log_full(want)
                 if self._log.state is TopicState.TERMINATED:
@@ -430,6 +435,9 @@ class SubscriptionDeliveryPump:
                 return
             self.blocked = None
             entries = self._at_hand.get_requested_entries(want, end)
+            if not entries and policy.is_looking_ahead and isinstance(want, Read):  # they go out during the read
+                again = self._dispatcher.choose_waiting_entries()
+                entries = self._at_hand.get_requested_entries(again, end) if again is not None else ()
             if not entries:
                 return
             if filtering is not None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -44,6 +44,7 @@ from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
+from .core.key_limits import KeyLimits, parse_key_limits
 from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
 from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
@@ -143,6 +144,18 @@ class Subscription:
         if self.dispatcher.limits != _limits(applied):
             self.dispatcher.set_unacked_limits(_limits(applied))
             self.pump.wake()
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Returns the stored properties; none, if the subscription is not durable."""
+        return self.store.properties if self.store is not None else {}
+
+    def apply_properties(self) -> None:
+        """Applies changed properties of this subscription. Consumers that need another policy are disconnected: they
+        connect again, and the first one brings it."""
+        if self.type is not None and not self.type.adapt_policy(self.dispatcher.policy, parse_key_limits(self.properties)):
+            self.disconnect_all(Unavailable(f"whether keys take turns on {self.name!r} has changed; subscribe again"))
+        self.pump.wake()
 
     # ------------------------------------------------------------------ what it reads
     @property
@@ -270,8 +283,10 @@ class Subscription:
         join."""
         if not self.consumers:
             topic = self.log.topic
-            options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
-            self.dispatcher.set_policy(type_.policy(options), ordered=newcomer.ordered)
+            options = SubscriptionOptions(
+                topic.full, topic.partition, newcomer.options, self._config, parse_key_limits(self.properties)
+            )
+            self.dispatcher.set_policy(type_.make_policy(options), ordered=newcomer.ordered)
             self.type = type_
         policy = self.dispatcher.policy
         if type_ is not self.type:

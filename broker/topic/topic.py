@@ -59,6 +59,7 @@ from ..log.log_shape_core import (
     list_reasons_to_keep_ledgers,
 )
 from ..subscription.consumer import Consumer
+from ..subscription.core.key_limits import check_fair_properties
 from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.core.subscription_types import SubscriptionType
 from ..subscription.subscription import Subscription
@@ -766,6 +767,7 @@ class SubscriptionRegistry:
             self.check_subscription(name, by_consumer=by_consumer)
             if properties:
                 check_properties(properties)
+                check_fair_properties(properties)
             return await run_to_end(self._make(name, mark, properties or {}, self._topic.shape(compacted=compacted)))
 
     async def _make(
@@ -847,6 +849,7 @@ class SubscriptionRegistry:
         subscription uses it from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
         policy or the filter is invalid; Busy if the filter changes and consumers are connected."""
         check_properties(properties)
+        check_fair_properties(properties)
         assert subscription.store is not None, "it is durable"
         wanted = find_filter(properties)
         changes = (wanted.text if wanted is not None else "") != subscription.filter_text
@@ -860,3 +863,4 @@ class SubscriptionRegistry:
             subscription.disconnect_all(Unavailable("the filter of the subscription has changed; subscribe again"))
             subscription.set_filter(wanted)
         subscription.pump.wake()
+        subscription.apply_properties()

@@ -180,6 +180,9 @@ ISOLATION = ParameterCheck(
 FUNCTION = ParameterCheck("a function", (object,), callable)
 REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
 FILTER = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.strip()), optional=True)
+PER_SECOND = ParameterCheck(
+    "messages per second, above 0 and at most 1e9", (int, float), lambda value: 0 < value <= 1e9, True
+)
 CALLBACK = ParameterCheck("a function, or None", (object,), callable, True)
 SEQUENCE_ID = make_whole_number_check(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = make_whole_number_check(0, INT64_MAX)

@@ -351,6 +351,7 @@ def make_subscribe_frame(
         properties=settings.properties,
         instance=instance,
         priority_level=settings.priority_level,
+        subscription_properties=settings.subscription_properties,
         many_topics=settings.many_topics,
         read_compacted=settings.is_read_compacted,
         existing_only=settings.existing_only,

@@ -24,6 +24,7 @@ from ..common.checks import (
     ISOLATION,
     MS,
     NAME,
+    PER_SECOND,
     PROPERTIES,
     REDELIVERY_ORDER,
     TEXT_OR_NONE,
@@ -164,6 +165,9 @@ CONSUMER: Table = {
         "a datetime with a time zone, after 1970, or None", (datetime,), checks.is_time_after_1970, True
     ),
     "partitions": ParameterCheck("a list of numbers, or None", (list, tuple, set, frozenset), optional=True),
+    "fair_by_key": YES_OR_NO,
+    "max_in_flight_per_key": make_whole_number_check(1, 1_000_000_000, optional=True),
+    "rate_per_key": PER_SECOND,
 }
 OF_START = ("broadcast", "start_message_id", "start_at", "partitions")
 """Parameters of `Client.subscribe` that say where a subscription begins; they are no settings of its consumers."""

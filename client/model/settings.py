@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...proto import states as model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
+from ...proto.names import FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE
 from ...proto.names import STICKY_SLOTS as HASHES_MAX
 from ...proto.states import NUMBERS, sdk_type_name
 from ...proto.summary import check_names
@@ -382,6 +383,9 @@ class ConsumerSettings:
     redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
     filter: str | None = None  # ours: which messages it gets, by their properties; one for all of the subscription
     hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
+    fair_by_key: bool = False  # ours, of Shared: keys take turns; costs the broker a look at each message's key
+    max_in_flight_per_key: int | None = None  # … and each has so many unacknowledged messages; None: no limit
+    rate_per_key: float | None = None  # … and gets so many a second, at most one second's worth at once; None: any
 
     def __post_init__(self) -> None:
         timeout = self.unacked_messages_timeout_ms
@@ -399,5 +403,18 @@ class ConsumerSettings:
             self.durable
             or (self.redelivery_order == "any" and self.dead_letter_policy is None and not self.enable_retry),
             "durable=False keeps nothing: no dead_letter_policy, no enable_retry, no redelivery_order='key'",
+            not self.fair_by_key or self.consumer_type is ConsumerType.Shared, "fair_by_key needs a Shared consumer"
+        )
+        _require(
+            self.fair_by_key or self.max_in_flight_per_key is self.rate_per_key is None,
+            "max_in_flight_per_key and rate_per_key need fair_by_key",
         )
         _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")
+
+    @property
+    def subscription_properties(self) -> dict[str, str]:
+        """Returns the properties that the consumer asks for its subscription to have; empty: any."""
+        if not self.fair_by_key:
+            return {}
+        limits = {FAIR_IN_FLIGHT: self.max_in_flight_per_key, FAIR_RATE: self.rate_per_key}
+        return {FAIR_BY_KEY: "true", **{name: str(limit) for name, limit in limits.items() if limit is not None}}

@@ -214,16 +214,28 @@ class Dispatcher:
     def choose_next_read(self) -> Read | ReadForRedelivery | Blocked:
         """Returns a request for the entries that must be read next; or, if no entry can be delivered now, the reason
         for that."""
-        policy, cursor, position = self.policy, self.cursor, self.read_position
+        policy = self.policy
         blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
             return blocked or Blocked.TOO_MANY_UNACKED
-        if policy.waiting.entries:
-            ready = policy.next_ready_entries(REPLAY_ENTRIES_MAX)
-            if ready and self.failed:
-                ready = [each for each in ready if not policy.is_held_back_by_failure(each)]
-            if ready:
-                return ReadForRedelivery(tuple(ready))
+        if not policy.waiting.entries:
+            return self._choose_new_entries()
+        if not policy.is_looking_ahead:
+            return self.choose_waiting_entries() or self._choose_new_entries()
+        want = self._choose_new_entries()
+        return want if isinstance(want, Read) else self.choose_waiting_entries() or want
+
+    def choose_waiting_entries(self) -> ReadForRedelivery | None:
+        """Returns a request for entries that wait with the policy and could be delivered now; None if there are
+        none."""
+        ready = self.policy.next_ready_entries(REPLAY_ENTRIES_MAX)
+        if ready and self.failed:
+            ready = [each for each in ready if not self.policy.is_held_back_by_failure(each)]
+        return ReadForRedelivery(tuple(ready)) if ready else None
+
+    def _choose_new_entries(self) -> Read | Blocked:
+        """Returns a request for the entries at the read position; or the reason why none of them is wanted now."""
+        policy, cursor, position = self.policy, self.cursor, self.read_position
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
         readable = self._shape.has_visible_entry(position)
         if not readable or cursor.acked or cursor.pending is not None or position <= cursor.mark or some_delayed:
@@ -235,14 +247,14 @@ class Dispatcher:
             return Blocked.FAILED
         if not readable:
             if policy.waiting.entries:
-                return Blocked.KEYS_BUSY
+                return policy.busy
             if some_delayed:  # nothing more to read: what is left comes by itself, or was delivered
                 return Blocked.DELAYED
             return Blocked.HELD if self.held.until else Blocked.CAUGHT_UP
         if some_delayed and self.delays is not None and self.delays.is_full:
             return Blocked.DELAYS
         if policy.is_full:
-            return Blocked.KEYS_BUSY
+            return policy.busy
         if (
             (cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None)
             and cursor.memory_bytes > self.memory_bytes_max and position > cursor.last_hole_position

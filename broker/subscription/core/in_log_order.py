@@ -25,7 +25,9 @@ class LogOrderPolicy:
 
     is_order_guaranteed: ClassVar = True
     by_keys: ClassVar = False
+    busy: ClassVar = Blocked.KEYS_BUSY
     is_full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
+    is_looking_ahead = paced = False
 
     def __init__(self, options: SubscriptionOptions) -> None:
         self.waiting = PositionSet()
@@ -81,6 +83,12 @@ class LogOrderPolicy:
 
     def find_held_slots(self, now_s: float) -> Sequence[HeldSlot]:
         return ()
+
+    def advance_clock(self, now: float) -> None:
+        pass
+
+    def next_release_s(self) -> float:
+        return 0.0
 
     def clear(self) -> None:
         self.waiting.clear()

@@ -65,6 +65,8 @@ class KeyShared:
     individual: ClassVar = True
     is_order_guaranteed: ClassVar = True
     by_keys: ClassVar = True
+    busy: ClassVar = Blocked.KEYS_BUSY
+    is_looking_ahead = paced = False
 
     def __init__(self, options: SubscriptionOptions) -> None:
         asked, config = to_key_shared_options(options.asked), options.config
@@ -278,6 +280,12 @@ class KeyShared:
     @property
     def waiting_entries_to_read(self) -> int:
         return len(self._loose)
+
+    def advance_clock(self, now: float) -> None:
+        pass
+
+    def next_release_s(self) -> float:
+        return 0.0
 
     def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         return ()

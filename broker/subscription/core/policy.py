@@ -37,6 +37,7 @@ from ....proto.states import Blocked
 from ...common.config import BrokerConfig
 from .cursor import Cursor
 from .delays import DelayIndex
+from .key_limits import KeyLimits
 from .redelivery_backoff import BackoffQueue
 
 CAUGHT_UP_REASONS = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
@@ -118,6 +119,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
     partition: int = -1  # -1: the topic has none
     asked: PolicyOptions = NO_OPTIONS
     config: BrokerConfig = DEFAULT_CONFIG
+    key_limits: KeyLimits | None = None  # None: the keys do not take turns
 
 
 class HiddenMessages(NamedTuple):
@@ -239,6 +241,9 @@ class Policy(Protocol):
     by_keys: ClassVar[bool]
     """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
 
+    busy: ClassVar[Blocked]
+    """Why none of the entries that wait with the policy may go, when consumers have permits."""
+
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def why_incompatible(self, newcomer: Member) -> str | None:
         """Returns why the options of the consumer `newcomer` contradict the options of the connected consumers; None if
@@ -324,6 +329,24 @@ class Policy(Protocol):
     @property
     def waiting_entries_to_read(self) -> int:
         """Returns how many waiting entries must be read before it is known which consumer gets them."""
+        ...
+
+    @property
+    def is_looking_ahead(self) -> bool:
+        """Returns True if new entries are to be read, and to wait with the policy, before one that waits goes out."""
+        ...
+
+    @property
+    def paced(self) -> bool:
+        """Returns True if time alone may make waiting entries deliverable: `advance_clock` is called."""
+        ...
+
+    def advance_clock(self, now: float) -> None:
+        """Called before entries are chosen, with the time (monotonic seconds), if the policy is `paced`."""
+        ...
+
+    def next_release_s(self) -> float:
+        """Returns the seconds until time alone makes waiting entries deliverable; 0: none waits for that."""
         ...
 
     def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:

@@ -17,7 +17,10 @@ import msgspec
 
 from ....proto import states as subscription_types
 from ....proto.errors import InvalidConfiguration, InvalidRequest
+from ....proto.errors import InvalidRequest
+from .fair_shared import FairShared
 from .in_log_order import Exclusive, Failover
+from .key_limits import KeyLimits
 from .key_shared import KeyShared, Shared
 from .policy import Policy, SubscriptionOptions
 
@@ -30,6 +33,23 @@ class SubscriptionType(msgspec.Struct, frozen=True):
     name: str
     policy: type[Policy]
     installed: bool = False  # it came from an installed package, and only `subscription_policies` allows it
+    fair: type[FairShared] | None = None  # the policy of subscriptions whose keys take turns; None: the type has none
+
+    def make_policy(self, options: SubscriptionOptions) -> Policy:
+        """Makes the policy of a subscription of this type."""
+        fair = self.fair if options.key_limits is not None else None
+        return (fair or self.policy)(options)
+
+    def adapt_policy(self, policy: Policy, limits: KeyLimits | None) -> bool:
+        """Makes the policy of connected consumers use the limits of keys `limits`. Returns False if that needs another
+        policy: then the consumers have to connect again."""
+        if self.fair is None:
+            return True
+        if not isinstance(policy, self.fair):
+            return limits is None
+        if limits is not None:
+            policy.set_key_limits(limits)
+        return limits is not None
 
     @property
     def title(self) -> str:
@@ -42,7 +62,7 @@ TYPES: dict[int, SubscriptionType] = {
     each.number: each
     for each in (
         EXCLUSIVE,
-        SubscriptionType(1, "SHARED", Shared),
+        SubscriptionType(1, "SHARED", Shared, FairShared),
         SubscriptionType(2, "FAILOVER", Failover),
         SubscriptionType(3, "KEY_SHARED", KeyShared),
     )

@@ -22,6 +22,8 @@ from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks, bits_of_indexes
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
+from magnetar.broker.subscription.core.fair_shared import FairShared
+from magnetar.broker.subscription.core.key_limits import KeyLimits
 from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_acks, find_first_redelivered_entry
 from magnetar.broker.subscription.core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
@@ -77,8 +79,9 @@ class Walk:
     def __init__(
         self, type_: int, seed: int, *, holds: bool = False, delays: bool = False, transactions: bool = False,
         ordered: bool = False, filters: bool = False, whole: bool = False,
+        ordered: bool = False, fair: KeyLimits | None = None,
     ) -> None:  # fmt: skip
-        """`ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server
+        """`fair`: the keys of a Shared subscription take turns; `ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server
         too; `delays`: some have a time of delivery;
         `transactions`: some are acknowledged in one; `filters`: the subscription has a filter; `whole`: some consumers
         acknowledge whole entries alone.
@@ -107,7 +110,9 @@ class Walk:
         config = BrokerConfig(
             key_shared_hash_ranges=rng.random() < 0.4, key_shared_waiting_bytes=rng.choice([1 << 20, 1 << 20, 2000])
         )
-        self.options = SubscriptionOptions("t", partition, self.asked, config)
+        self.options = SubscriptionOptions("t", partition, self.asked, config, fair)
+        self.fair = fair
+        self.paid: dict[int, list[tuple[float, int]]] = {}  # key → when it got how many messages
         self.limits = rng.choice([NO_LIMITS, DispatchLimits(6, 0), DispatchLimits(0, 9), DispatchLimits(7, 11)])
         self.accounts: dict[int, Account] = {}
         self.next_id = 1
@@ -123,8 +128,9 @@ class Walk:
     def begin(self, state: CursorState) -> None:
         self.cursor = Cursor(self.shape, state)
         self.cursor.adapt_to_log()
+        self.paid = {}
         self.dispatcher = Dispatcher(
-            self.shape, self.cursor, find_subscription_type(self.type).policy(self.options), limits=self.limits,
+            self.shape, self.cursor, find_subscription_type(self.type).make_policy(self.options), limits=self.limits,
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
         self.acks = TransactionalAcks(self.shape, self.cursor, self.dispatcher)
@@ -150,6 +156,8 @@ class Walk:
             actions += [(self.hold_back, 3), (self.let_go, 3)]
         if self.delays:
             actions += [(self.pass_time, 4), (self.note, 2)]
+        if self.fair is not None:
+            actions += [(self.pass_time, 4), (self.change_limits, 0.3)]
         if self.transactions:
             actions += [
                 (self.ack_in, 14), (self.ack_part_in, 6), (self.ack_up_to_in, 1), (self.ack_in_by_another, 1),
@@ -182,6 +190,8 @@ class Walk:
                 break
             for account in self.accounts.values():
                 self.grant(account, max(0, 5 - account.permits))
+            if self.fair is not None:
+                self.pass_time(100)
             self.pump(sure=True)
             for account in list(self.accounts.values()):
                 for position in list(account.held):
@@ -251,7 +261,9 @@ class Walk:
         member.options = replace(self.asked, ranges=ranges)
         member.acks_by_index = not self.whole or rng.random() < 0.5
         if not self.accounts:
-            self.dispatcher.set_policy(find_subscription_type(self.type).policy(self.options), ordered=self.ordered)
+            policy = find_subscription_type(self.type).make_policy(self.options)
+            self.dispatcher.set_policy(policy, ordered=self.ordered)
+            self.paid = {}
             self.full = False
             self.failed.clear()
         if self.dispatcher.policy.why_refused(member) is not None:
@@ -748,6 +760,7 @@ class Walk:
         if rng.random() < 0.3 and not self.dispatcher.policy.rebalance_slots(rng.choice([1, 2])) and not sure:
             return  # the rest in another turn
         for _ in range(500):
+            self.tell_time()
             want = self.dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 self.nobody_could(want)
@@ -799,7 +812,12 @@ class Walk:
     def feed_anything(self) -> None:
         """What was read for a place at which the dispatcher is no longer, or twice: it must not matter."""
         if self.items:
+            self.tell_time()
             self.hand(self.read(self.rng.choice(list(self.items))))
+
+    def tell_time(self) -> None:
+        if self.dispatcher.policy.paced:
+            self.dispatcher.policy.advance_clock(self.now_ms / 1024)
 
     def hand(self, entries: list[Item]) -> list[Delivery]:
         given = []
@@ -840,6 +858,9 @@ class Walk:
         elif self.type == SHARED:
             better = [each for each in self.able() if each.member.priority < account.member.priority]
             assert not better, "a better consumer could have taken it"
+            if self.fair is not None:
+                assert self.may_go(item), f"{position} passes the limits of its key"
+                self.paid.setdefault(key_of(item), []).append((self.now_ms / 1024, item.count))
         elif item.slots:
             assert account is self.target(item, self.pending()), f"{position} does not belong to this consumer now"
         shown = item.count - len(delivery.acked_indexes)
@@ -859,6 +880,10 @@ class Walk:
             if any(self.follows(pending[0], each) for each in self.failed):
                 return
             assert self.active() not in able, f"{pending[0]} could go out, {why}"
+        elif self.fair is not None:
+            seen = [each for each in pending if not policy.is_full or each < self.dispatcher.read_position]
+            free = [each for each in seen if self.may_go(self.items[each])]
+            assert not free, f"{free[0]} could go out, {why}"
         elif self.type == SHARED:
             raise AssertionError(f"{pending[0]} could go out, {why}")
         else:
@@ -869,6 +894,27 @@ class Walk:
                 item = self.items[position]
                 target = self.target(item, pending) if item.slots else able[0]
                 assert target not in able, f"{position} could go out, {why}"
+
+    def may_go(self, item: Item) -> bool:
+        """By the words of the contract: less in flight than the key may have, and at no time more than its rate."""
+        assert self.fair is not None
+        key, limits = key_of(item), self.fair
+        held = [self.items[each] for account in self.accounts.values() for each in account.held]
+        if 0 < limits.max_in_flight <= sum(each.count for each in held if key_of(each) == key):
+            return False
+        paid, now = self.paid.get(key, []), self.now_ms / 1024
+        return not limits.rate or all(
+            at + sum(count for _, count in paid[place:]) / limits.rate <= now + 1 for place, (at, _) in enumerate(paid)
+        )
+
+    def change_limits(self) -> None:
+        """While consumers are connected. (The model of a rate is that of one rate.)"""
+        assert self.fair is not None
+        policy = self.dispatcher.policy
+        if isinstance(policy, FairShared):
+            self.fair = KeyLimits(self.rng.choice([0, 1, 4]), self.fair.rate)
+            policy.set_key_limits(self.fair)
+            self.options = replace(self.options, key_limits=self.fair)
 
     def able(self) -> list[Account]:
         return [each for each in self.accounts.values() if each.permits > 0 and each.reads and not each.blocked]
@@ -913,6 +959,10 @@ class Walk:
         assert isinstance(policy, KeyShared)
         member = policy.owners.owner(slot)
         return self.accounts[member.id] if member is not None else None
+
+
+def key_of(item: Item) -> int:
+    return item.slots[0] if item.slots else 0
 
 
 def ring_points(name: str, number: int) -> Iterator[int]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from magnetar.broker.subscription.core.key_limits import KeyLimits
 from tests.broker.subscription.core.dispatch_walk import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Walk
 
 SEEDS = {EXCLUSIVE: 6, SHARED: 10, FAILOVER: 10, KEY_SHARED: 24}
@@ -95,6 +96,22 @@ def test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog(
             walk.run(STEPS)
         except AssertionError as error:
             raise AssertionError(f"Walk({type_}, {seed}, whole=True).run: {error}") from error
+@pytest.mark.parametrize(
+    "fair", [KeyLimits(), KeyLimits(3), KeyLimits(0, 8.0), KeyLimits(2, 4.0)], ids=["turns", "in_flight", "rate", "both"]
+)
+@pytest.mark.parametrize("options", [{}, {"holds": True, "delays": True}, {"transactions": True}], ids=str)
+def test_keys_that_take_turns_stay_within_their_limits_and_nothing_else_waits(
+    fair: KeyLimits, options: dict[str, bool], walks: Callable[[int], range]
+) -> None:
+    deliveries = 0
+    for seed in walks(12):
+        walk = Walk(SHARED, seed, fair=fair, **options)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({SHARED}, {seed}, fair={fair}, **{options}).run({STEPS}): {error}") from error
+        deliveries += walk.deliveries
+    assert deliveries > len(walks(12)) * STEPS // 20, "the walks hardly delivered anything"
 
 
 @pytest.mark.parametrize("seed", [261, 565, 659, 723])
