@@ -1,4 +1,4 @@
-"""shared, key-shared, fan-out, stuck-key: subscriptions with several consumers, against a server process.
+"""shared, key-shared, fan-out, stuck-key, fair: subscriptions with several consumers, against a server process.
 
 A backlog is stored first; then the consumers are connected and acknowledge each message that they receive. They are
 in one process beside the server, a thread each, or as many processes.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from .harness import Options, Run, Usage, measured, server
+from .harness import Options, Run, Usage, measured, percentiles, server
 from .messaging import TOPIC, Sending, payloads
 
 CONSUMERS = 4
@@ -24,6 +24,10 @@ STUCK_OTHERS = 50_000
 """Of other keys, each time."""
 STUCK_ROUNDS = 3
 SUBSCRIPTIONS = 100
+NOISY_WAITING = 100_000
+"""Messages of the noisy key that wait when the quiet one begins."""
+QUIET_PER_S, WORK_S = 20, 0.002
+"""Messages of the quiet key per second; what a consumer needs for a message."""
 
 
 def shared(options: Options) -> Run:
@@ -251,3 +255,84 @@ def _key_that_moves(first: str, second: str) -> str:
     ring.join(Member(1, first))
     ring.join(newcomer)
     return next(key for number in range(1000) if ring.owner(compute_key_slot(key := f"stuck-{number}")) is newcomer)
+
+
+# ---------------------------------------------------------------------------------------------- fair
+def fair(options: Options) -> Run:
+    """The p99 from a send of a quiet key to its consumer, beside a flood of another key, over the same alone.
+
+    CONSUMERS consumers of one Shared subscription take WORK_S for a message. NOISY_WAITING messages of the noisy key
+    wait, and --rate a second are added. The keys take turns, and two messages of each are in flight.
+    """
+    import magnetar
+
+    run, limits = Run(0.0), {"fair_by_key": True, "max_in_flight_per_key": 2}
+    found: dict[str, list[float]] = {}
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        with measured(run, server=running.pid):
+            for name, noisy, asked in (("alone", 0, limits), ("flood", NOISY_WAITING, limits)):
+                found[name] = _quiet(client, f"{TOPIC}-{name}", min(noisy, options.messages), asked, options)
+        run.detail["server MB"] = Usage(running.pid).read()["rss_mb"]
+    for name, samples in found.items():
+        run.detail[name] = {key: round(ms, 1) for key, ms in percentiles(samples).items()}
+    run.latencies_ms = percentiles(found["flood"])
+    run.value = run.latencies_ms["p99"] / percentiles(found["alone"])["p99"]
+    return run
+
+
+def _quiet(client: Any, topic: str, noisy: int, asked: dict[str, Any], options: Options) -> list[float]:
+    """Seconds from each send of the quiet key to its consumer."""
+    import magnetar
+
+    kind, earliest = magnetar.ConsumerType.Shared, magnetar.InitialPosition.Earliest
+    several = [
+        client.subscribe(topic, "bench", kind, initial_position=earliest, receiver_queue_size=10, **asked)
+        for _ in range(CONSUMERS)
+    ]
+    _send_keyed(client, options, itertools.repeat("noisy", noisy), topic)
+    samples, over = list[float](), threading.Event()
+    workers = [threading.Thread(target=_work, args=(each, samples, over), daemon=True) for each in several]
+    if noisy:
+        workers.append(threading.Thread(target=_flood, args=(client, topic, over, options), daemon=True))
+    for worker in workers:
+        worker.start()
+    producer, count = client.create_producer(topic), max(2, int(QUIET_PER_S * options.seconds))
+    for _ in range(count):
+        producer.send(str(time.perf_counter()).encode(), partition_key="quiet")
+        time.sleep(1 / QUIET_PER_S)
+    deadline = time.perf_counter() + 60
+    while len(samples) < count and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    over.set()
+    for worker in workers:
+        worker.join()
+    for each in several:
+        each.close()
+    assert len(samples) >= count, "the quiet key starves"
+    return samples
+
+
+def _work(consumer: Any, samples: list[float], over: threading.Event) -> None:
+    import magnetar
+
+    while not over.is_set():
+        try:
+            message = consumer.receive(100)
+        except magnetar.Timeout:
+            continue
+        if message.partition_key() == "quiet":
+            samples.append(time.perf_counter() - float(message.data()))
+        time.sleep(WORK_S)
+        consumer.acknowledge(message)
+
+
+def _flood(client: Any, topic: str, over: threading.Event, options: Options) -> None:
+    contents = payloads(options.size, options.seed)
+    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    begin = time.perf_counter()
+    for number in itertools.count():
+        if over.wait(max(0.0, begin + number / options.rate - time.perf_counter())):
+            break
+        producer.send_async(contents[number % len(contents)], None, partition_key="noisy")
+    producer.flush()
+    producer.close()

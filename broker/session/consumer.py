@@ -626,12 +626,15 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         elif start is not None:
             mark = compute_start_mark(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
-        found = await topic.registry.subscribe(
+        durable = await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
         )
     shared = options.type is not EXCLUSIVE  # else it has its own, whatever its name is
         await _set_key_limits(topic, found, properties)
         return found
+        if not options.incarnation:  # one that connects again does not undo what an operator has changed
+            await _set_key_limits(topic, durable, properties)
+        return durable
     shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found

@@ -44,7 +44,7 @@ from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
-from .core.key_limits import KeyLimits, parse_key_limits
+from .core.key_limits import parse_key_limits
 from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
 from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
@@ -153,7 +153,8 @@ class Subscription:
     def apply_properties(self) -> None:
         """Applies changed properties of this subscription. Consumers that need another policy are disconnected: they
         connect again, and the first one brings it."""
-        if self.type is not None and not self.type.adapt_policy(self.dispatcher.policy, parse_key_limits(self.properties)):
+        limits = parse_key_limits(self.properties)
+        if self.type is not None and not self.type.adapt_policy(self.dispatcher.policy, limits):
             self.disconnect_all(Unavailable(f"whether keys take turns on {self.name!r} has changed; subscribe again"))
         self.pump.wake()
 

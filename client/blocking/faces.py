@@ -223,6 +223,9 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         start_message_id: MessageId | None = None,
         start_at: datetime | None = None,
         partitions: Sequence[int] | None = None,
+        fair_by_key: bool = False,
+        max_in_flight_per_key: int | None = None,
+        rate_per_key: float | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -245,6 +248,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
         subscription that does not exist yet begins with the first message that a broker stored then or later, in each
         partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
+        With `fair_by_key` the keys of a Shared subscription take turns, so that one with many messages does not delay
+        the others; each has at most `max_in_flight_per_key` unacknowledged messages, and gets `rate_per_key` messages a
+        second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is
+        raised if consumers are connected and they differ.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own

@@ -30,7 +30,7 @@ from ...proto.checksum import encode_varint
 from ...proto.entry import Encrypt
 from ...proto.entry_filter import FILTER
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
-from ...proto.names import TopicName
+from ...proto.names import FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE, TopicName
 from ...runtime.tasks import Tasks
 from ..common.loggers import run_logging_errors
 from ..core.effects import ProducerOptions
@@ -351,7 +351,7 @@ def make_subscribe_frame(
         properties=settings.properties,
         instance=instance,
         priority_level=settings.priority_level,
-        subscription_properties=settings.subscription_properties,
+        subscription_properties=_make_subscription_properties(settings),
         many_topics=settings.many_topics,
         read_compacted=settings.is_read_compacted,
         existing_only=settings.existing_only,
@@ -371,6 +371,14 @@ def make_subscribe_frame(
         # A message inside a batch: the broker sends the entry and we leave out what is before it.
         request.start_inclusive = start.inclusive or first.batch_index() >= 0 or start.begun is not None
     return request
+
+
+def _make_subscription_properties(settings: ConsumerSettings) -> dict[str, str]:
+    """Returns the properties that the consumer asks for its subscription to have; empty: any."""
+    if not settings.fair_by_key:
+        return {}
+    limits = {FAIR_IN_FLIGHT: settings.max_in_flight_per_key, FAIR_RATE: settings.rate_per_key}
+    return {FAIR_BY_KEY: "true", **{name: str(limit) for name, limit in limits.items() if limit is not None}}
 
 
 def _set_schema(request: wire.OpenProducer | wire.Subscribe, schema: Schema) -> None:

@@ -17,6 +17,7 @@ from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerOptions
 from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
 from ..model.hooks import ACKNOWLEDGE, CUMULATIVE, NEGATIVE, PartitionHooks
+from ..core.redelivery import GROUP_MESSAGES, GROUP_S, AckGroup, AckTracker
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType, RedeliveryBackoff
@@ -207,4 +208,5 @@ def make_consumer_options(
         log_order=settings.consumer_type in LOG_ORDER,
         failure_blocks=settings.redelivery_order == "key",
         ends_with_topic=alone,
+        ack_group_s=0.0 if settings.max_in_flight_per_key else GROUP_S,  # each one makes room for the next of its key
     )

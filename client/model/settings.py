@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...proto import states as model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
-from ...proto.names import FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE
 from ...proto.names import STICKY_SLOTS as HASHES_MAX
 from ...proto.states import NUMBERS, sdk_type_name
 from ...proto.summary import check_names
@@ -410,11 +409,3 @@ class ConsumerSettings:
             "max_in_flight_per_key and rate_per_key need fair_by_key",
         )
         _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")
-
-    @property
-    def subscription_properties(self) -> dict[str, str]:
-        """Returns the properties that the consumer asks for its subscription to have; empty: any."""
-        if not self.fair_by_key:
-            return {}
-        limits = {FAIR_IN_FLIGHT: self.max_in_flight_per_key, FAIR_RATE: self.rate_per_key}
-        return {FAIR_BY_KEY: "true", **{name: str(limit) for name, limit in limits.items() if limit is not None}}

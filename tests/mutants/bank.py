@@ -42,6 +42,7 @@ PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "direct
 
 _PATIENCE = "tests/runtime/tcp/test_patience.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
+_FAIR = "tests/broker/subscription/core/test_fair_shared.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
@@ -198,6 +199,15 @@ def _processes() -> Iterator[Mutant]:
         ("M32", brokers.key_moves_with_its_owner, DIRECTED, "42",
          "tests/broker/subscription/core/test_dispatch_walk.py",
          "the walk of the dispatcher alone makes more joins and leaves in a second than seeds of a cluster in an hour"),
+        ("M32b", subscriptions.given_back_is_in_flight, DIRECTED, "",
+         "tests/broker/subscription/core/test_dispatch_walk.py", "as M32"),
+        ("M32c", subscriptions.idle_time_saves_turns, DIRECTED, "",
+         f"{_FAIR}::test_a_key_that_comes_back_is_owed_nothing_for_the_time_it_was_idle", "a core alone"),
+        ("M32d", subscriptions.what_waits_goes_before_what_is_unread, DIRECTED, "",
+         f"{_FAIR}::test_a_key_with_one_message_goes_next_however_many_of_another_key_are_before_it", "a core alone"),
+        ("M32e", subscriptions.idle_key_forgets_its_rate, DIRECTED, "",
+         f"{_FAIR}::test_what_a_key_used_of_its_rate_counts_after_it_was_acknowledged_and_after_a_seek",
+         "a core alone"),
         ("M31", brokers.failed_but_still_queued, DIRECTED, "31",
          "tests/broker/log/test_log_queue.py", "a lost topic sends nothing any more"),
         ("M34", bookies.lost_everywhere_is_whole, DIRECTED, "17", "tests/bookie/maintenance/test_entry_repairer.py",

@@ -12,6 +12,8 @@ from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.key_slots import KeySlotTable
 from magnetar.broker.subscription.core.policy import Entry, HeldSlot, Member
 from magnetar.broker.subscription.filtering import SubscriptionFilter
+from magnetar.broker.subscription.core.dispatch import Dispatcher
+from magnetar.broker.subscription.core.fair_shared import FairShared, KeyQueue, KeyTurns
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import entry_filter
 from magnetar.proto.entry import Buffer, StoredEntryHead
@@ -121,3 +123,43 @@ def held_since_the_last_look(stack: Stack) -> None:
         return honest(self, now_s)
 
     put(stack, KeySlotTable, "find_held_slots", find)
+
+
+def given_back_is_in_flight(stack: Stack) -> None:
+    """M32b: what was given back counts as in flight until it is acknowledged: its key is stuck (ours)."""
+
+    def returned(self: KeyTurns, position: Position) -> None:
+        slot = self._held[position][0] if position in self._held else -1
+        if slot < 0:
+            self.add(position)
+        else:
+            self.add_to_key(position, slot)
+
+    put(stack, KeyTurns, "on_entry_returned", returned)
+
+
+def idle_time_saves_turns(stack: Stack) -> None:
+    """M32c: a key that was idle gets all the turns that it did not need, before any other key (ours)."""
+    honest = KeyTurns._first_in_turn
+
+    def first(self: KeyTurns, count: int) -> list[KeyQueue]:
+        found = honest(self, count)
+        self._served = 0.0
+        return found
+
+    put(stack, KeyTurns, "_first_in_turn", first)
+
+
+def what_waits_goes_before_what_is_unread(stack: Stack) -> None:
+    """M32d: a fair subscription reads on when nothing that it has read may go: a quiet key is not seen (ours)."""
+    put(stack, FairShared, "is_looking_ahead", property(lambda self: False))
+
+
+def idle_key_forgets_its_rate(stack: Stack) -> None:
+    """M32e: a key of which nothing is in flight or waits has its whole rate again (ours)."""
+
+    def forget(self: KeyTurns, slot: int, queue: KeyQueue) -> None:
+        if not queue.in_flight and not queue.waiting:
+            del self.of[slot]
+
+    put(stack, KeyTurns, "_forget_if_idle", forget)

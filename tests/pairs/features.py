@@ -245,6 +245,11 @@ def key_shared(scene: Scene) -> None:
         scene.produce["batching_type"] = BatchingType.KeyBased
 
 
+def fair(scene: Scene) -> None:
+    scene.shared()
+    scene.consume |= {"fair_by_key": True, "max_in_flight_per_key": 2, "rate_per_key": 100}
+
+
 def reader(scene: Scene) -> None:
     scene.extra.append(Reading("reader"))
 
@@ -396,6 +401,8 @@ FEATURES = {
         Feature("compaction", "of each key the newest message is received", compaction),
         Feature("dedup", "what is sent twice with one sequence id is received once", dedup),
         Feature("Key_Shared", "one key is received in its order", key_shared),
+        Feature("fair", "what waits for the limits of its key is received", fair, {
+            "Key_Shared": "keys take turns on Shared subscriptions: fair_by_key needs a Shared consumer"}),
         Feature("seek", "from there on everything is received again", seek),
         Feature("TTL", "what is too old may be missing, nothing else", ttl),
         Feature("quota", "a sender is refused past it, and what was refused is not there", quota),
@@ -415,8 +422,8 @@ FEATURES = {
     )
 }  # fmt: skip
 ORDER = [
-    "batch", "partition growth", "delay", "dead letter", "retry level", "retry topic", "Key_Shared", "TTL", "outbox",
-    "Spark", "Pulsar's client", "SDK",
+    "batch", "partition growth", "delay", "dead letter", "retry level", "retry topic", "Key_Shared", "fair", "TTL",
+    "outbox", "Spark", "Pulsar's client", "SDK",
 ]
 """Of these the earlier changes a scene first."""
 

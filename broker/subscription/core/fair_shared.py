@@ -5,10 +5,11 @@
     turns.occupy(position, slot, count)  an entry is delivered; until `release`
     turns.advance_clock(now)             keys whose rate allows more may go again
 
-The rule: of the entries that wait, the next one is of the key that was served least. The unit is the message (start-time
-fair queueing): each key has a tag, which a delivery moves on by the entry's messages; the smallest tag is next. A key
-that begins to wait gets at least the tag that is being served, so idle time saves up nothing. Any consumer gets any
-entry, as on Shared without the property; within a key the earliest entry goes first, and no order is guaranteed.
+The rule: of the entries that wait, the next one is of the key that was served least. The unit is the message
+(start-time fair queueing): each key has a tag, which a delivery moves on by the entry's messages, and the smallest tag
+is next. A key that begins to wait gets at least the tag that is being served, so idle time saves up nothing. Any
+consumer gets any entry, as on Shared without the property; within a key the earliest entry goes first, and no order is
+guaranteed.
 
 A key is the slot (1 … 65535) of the ordering key, else of the key: two keys in one slot share its turns and limits.
 Messages without a key share slot 0. An entry counts as a whole for the key of its first message.
@@ -355,7 +356,7 @@ class KeyTurns:
         size = sum(queue.waiting.size_bytes for queue in self.of.values() if queue.waiting)
         assert self._waiting_bytes == size, "the size of what waits is counted wrong"
 
-    def __contains__(self, position: object) -> bool:
+    def __contains__(self, position: Position) -> bool:
         return position in self.unread or any(position in queue.waiting for queue in self.of.values())
 
 
@@ -402,7 +403,7 @@ class FairShared(Shared):
         return self.turns.choose(min(count, max(1, permits)))
 
     @property
-    def is_looking_ahead(self) -> bool:
+    def is_looking_ahead(self) -> bool:  # type: ignore[override]
         fitting = self._waiting_bytes_max / self._size if self._size else WINDOW_ENTRIES
         return self.turns.entries < min(WINDOW_ENTRIES, fitting)
 

@@ -1,4 +1,4 @@
-"""The limits of each key of a fair Shared subscription (core/fair_shared.py), as the subscription's properties name them.
+"""The limits of each key of a fair Shared subscription (core/fair_shared.py), as its properties name them.
 
 They are stored with the subscription, and set by `subscribe(fair_by_key=True, …)`, over REST or on the command line
 like all properties of a subscription. Guarding test: tests/broker/subscription/core/test_fair_shared.py.

@@ -81,7 +81,8 @@ class Walk:
         ordered: bool = False, filters: bool = False, whole: bool = False,
         ordered: bool = False, fair: KeyLimits | None = None,
     ) -> None:  # fmt: skip
-        """`fair`: the keys of a Shared subscription take turns; `ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server
+        """`fair`: the keys of a Shared subscription take turns, within these limits.
+        `ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server
         too; `delays`: some have a time of delivery;
         `transactions`: some are acknowledged in one; `filters`: the subscription has a filter; `whole`: some consumers
         acknowledge whole entries alone.

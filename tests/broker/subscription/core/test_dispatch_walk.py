@@ -97,7 +97,7 @@ def test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog(
         except AssertionError as error:
             raise AssertionError(f"Walk({type_}, {seed}, whole=True).run: {error}") from error
 @pytest.mark.parametrize(
-    "fair", [KeyLimits(), KeyLimits(3), KeyLimits(0, 8.0), KeyLimits(2, 4.0)], ids=["turns", "in_flight", "rate", "both"]
+    "fair", [KeyLimits(), KeyLimits(3), KeyLimits(0, 8.0), KeyLimits(2, 4.0)], ids=["turns", "flight", "rate", "both"]
 )
 @pytest.mark.parametrize("options", [{}, {"holds": True, "delays": True}, {"transactions": True}], ids=str)
 def test_keys_that_take_turns_stay_within_their_limits_and_nothing_else_waits(
