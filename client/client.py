@@ -406,6 +406,7 @@ class Client(ClosedAfterAsyncWith):
         start_message_id: MessageId | None = None,
         start_at: datetime | None = None,
         partitions: Sequence[int] | None = None,
+        debounce: float | None = None,
         fair_by_key: bool = False,
         max_in_flight_per_key: int | None = None,
         rate_per_key: float | None = None,
@@ -431,6 +432,9 @@ class Client(ClosedAfterAsyncWith):
         not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
         subscription that does not exist yet begins with the first message that a broker stored then or later, in each
         partition. `partitions`: those that are read, of one topic (`Consumer.assign`)."""
+        With `debounce`, in seconds, only the newest message of each key in a window of that length is received; older
+        ones are acknowledged (client/core/debounce.py). Not on Shared, where a key has several consumers.
+
         With `fair_by_key` the keys of a Shared subscription take turns, so that one with many messages does not delay
         the others; each has at most `max_in_flight_per_key` unacknowledged messages, and gets `rate_per_key` messages a
         second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is

@@ -180,6 +180,9 @@ ISOLATION = ParameterCheck(
 FUNCTION = ParameterCheck("a function", (object,), callable)
 REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
 FILTER = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.strip()), optional=True)
+DEBOUNCE = ParameterCheck(
+    "seconds, 0.001 to 86400, or None", (int, float), lambda value: 0.001 <= value <= 86_400, True
+)
 PER_SECOND = ParameterCheck(
     "messages per second, above 0 and at most 1e9", (int, float), lambda value: 0 < value <= 1e9, True
 )

@@ -208,5 +208,6 @@ def make_consumer_options(
         log_order=settings.consumer_type in LOG_ORDER,
         failure_blocks=settings.redelivery_order == "key",
         ends_with_topic=alone,
+        debounced=settings.debounce is not None,
         ack_group_s=0.0 if settings.max_in_flight_per_key else GROUP_S,  # each one makes room for the next of its key
     )

@@ -518,6 +518,14 @@ class Consumer(ClosedAfterAsyncWith):
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox.waiting_messages()),
+        """Returns counters. `waiting_messages`: the messages that the client has received and the program has not.
+        Since the consumer was opened: `delivered_messages`; and `discarded_entries`, the malformed entries, for each of
+        which `receive` raised ChecksumError, and which were acknowledged. With `debounce`: `superseded_messages`, the older
+        messages of a key that were acknowledged and not received."""
+        held = [each.debounce for each in self.partitions if each.debounce is not None]
+        return {
+            "partitions": len(self.partitions),
+            "waiting_messages": len(self.inbox) + sum(len(each.held) for each in held),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
             "delivered_bytes": sum(each.core.delivered_bytes for each in self.partitions),
             "acknowledgements": sum(each.acks.acknowledged for each in self.partitions),
@@ -525,6 +533,7 @@ class Consumer(ClosedAfterAsyncWith):
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
             "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
             "hook_failures": self.hooks.failures if self.hooks is not None else 0,
+            **({"superseded_messages": sum(each.superseded for each in held)} if held else {}),
         }
 
     # ------------------------------------------------------------------------------ receiving
@@ -763,6 +772,10 @@ class Consumer(ClosedAfterAsyncWith):
             self.acknowledge_cumulative_nowait(message)
 
     def _check_cumulative(self) -> None:
+        if self.settings.debounce is not None:
+            raise CumulativeAcknowledgementNotAllowedError(
+                "with debounce the messages before one may not have been received yet: acknowledge single messages"
+            )
         if self.settings.consumer_type not in LOG_ORDER:
             raise CumulativeAcknowledgementNotAllowedError(
                 f"a {self.settings.consumer_type!s} subscription has no order: acknowledge single messages"

@@ -122,6 +122,7 @@ class DeliveredEntries:
         self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
         self._taken: deque[int] = deque()  # … less these, which it took
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms) or not settings.durable
+        self._permits_of_each = bool(settings.unacked_messages_timeout_ms or settings.debounce)
         in_order = settings.redelivery_order == "key"
         self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
         """Entry → the messages of a batch, as bits, that were moved to the dead-letter topic, one after the other."""
@@ -477,11 +478,12 @@ def decode_messages(
     """Decodes an entry. Returns a tuple: the entry; its messages for the application, or None if the entry is a chunk;
     the decrypted payload, or None if the entry was not encrypted. `has_room(size)` is asked before a large entry is
     decompressed. Raises CorruptEntry, Undecryptable, DecompressionDeferred."""
-    index, _, start_at = parse_broker_part(entry)
+    index, published_ms, start_at = parse_broker_part(entry)
     header = EntryHeader(*parse_checked_head(entry, start_at))
     if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(decompressed_bytes(header)):
         raise DecompressionDeferred
     received = ReceivedEntry(consumer, header, position, index, redelivered)
+    received.published_ms = published_ms
     if acked:
         received.charged -= len(acked)
     body: bytes | None = None

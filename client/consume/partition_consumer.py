@@ -27,6 +27,7 @@ from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
 from ..connect.connections import Connections, TopicSchemaCache
 from ..core.consumer import ConsumerCore
+from ..core.debounce import Debounce, KeyedMessage
 from ..core.effects import (
     AnswerRequest,
     Connect,
@@ -111,6 +112,10 @@ class PartitionConsumer:
         self._wakes = connections.event_loop_caller
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
+        self.debounce: Debounce[Message] | None = None
+        if settings.debounce is not None:
+            self.debounce = Debounce(settings.debounce)
+            self._debounce_timer = DueTimer(self._now, self._put_due, self.on_failure)
         self._durable = start is None
         self._resumes = not settings.durable  # of a consumer that is no reader: after what its application took
         self._starts_at_ms = settings.start_at_ms  # of the subscription, until it was moved
@@ -214,6 +219,9 @@ class PartitionConsumer:
                 hidden += dropped
             if messages:
                 core.repeats.on_messages_queued(place_of(messages[-1]))
+        if messages and self.debounce is not None:
+            messages, dropped = self._without_superseded(self.debounce, messages)
+            hidden += dropped
         if messages:
             self._inbox.put(messages)
         if hidden:
@@ -240,6 +248,26 @@ class PartitionConsumer:
                 self.deliveries.on_large_entry_dequeued(message.entry)
                 self._wake()
         return shown, dropped
+
+    def _without_superseded(self, debounce: Debounce[Message], messages: list[Message]) -> tuple[list[Message], int]:
+        """Returns the messages that the application may have now, and the permits of those that are superseded, which
+        are acknowledged."""
+        ready, superseded = debounce.add(map(_keyed, messages), self._now())
+        dropped = 0
+        for message in superseded:
+            dropped += message.permits
+            if message.entry.unfolded:
+                self.deliveries.on_large_entry_dequeued(message.entry)
+            self.acknowledge(message)
+        self._debounce_timer.move_to_earlier(debounce.next_due)
+        return ready, dropped
+
+    def _put_due(self, now: float) -> None:
+        """Puts the messages into the inbox whose windows are over."""
+        assert self.debounce is not None, "it has a timer"
+        if ready := self.debounce.take_due(now):
+            self._inbox.put(ready)
+        self._debounce_timer.move_to_earlier(self.debounce.next_due)
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
         match kind:
@@ -356,7 +384,9 @@ class PartitionConsumer:
 
     def _drop_waiting(self) -> int:
         """Drops what waits for the application; returns the number of its permits."""
-        return self._inbox.discard_matching_messages(lambda message: message.entry.consumer is self)
+        held = self.debounce.clear() if self.debounce is not None else ()
+        freed = self._inbox.discard_matching_messages(lambda message: message.entry.consumer is self)
+        return freed + sum(message.permits for message in held)
 
     def _drop_lost(self) -> int:
         """Drops what waits for the application, which the next connection delivers again."""
@@ -417,6 +447,7 @@ class PartitionConsumer:
         found: EntrySets = {}
         places = self.core.chunks.incomplete_chunk_positions()
         for message in self._inbox.waiting_messages():
+        for message in (*self._inbox.messages.copy(), *(self.debounce.held if self.debounce is not None else ())):
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
                 places += entry.chunks or (entry.position,)
@@ -477,6 +508,8 @@ class PartitionConsumer:
 
     def _close_with(self, error: PulsarException, *, topic_is_gone: bool) -> None:
         self._timer.stop()
+        if self.debounce is not None:
+            self._debounce_timer.stop()
         self._attachment.stop()
         self._attachment.close_at_broker()
         if self._hooks is not None:
@@ -510,3 +543,9 @@ class PartitionConsumer:
 def place_of(message: Message) -> Place:
     entry = message.entry
     return entry.ledger_id, entry.entry_id, message.batch_index
+
+
+def _keyed(message: Message) -> KeyedMessage[Message]:
+    """Returns the message with what decides whether it is superseded. One that cannot be read has no key."""
+    key = message.partition_key() if type(message) is Message and message.fields.HasField("partition_key") else None
+    return KeyedMessage(message, place_of(message), key, message.entry.published_ms)

@@ -172,7 +172,8 @@ class ConsumerCore:
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
-        self.repeats = DuplicateFilter() if options.durable and options.log_order else None
+        filtered = options.durable and options.log_order and not options.debounced
+        self.repeats = DuplicateFilter() if filtered else None
         self._delivered_before = 0  # this connection
         self.failed: set[Position] = set()  # given back, in order: the broker is not asked yet
         self.moving_bits: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic

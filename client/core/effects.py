@@ -134,6 +134,7 @@ class ConsumerOptions(NamedTuple):
     log_order: bool = True  # all entries arrive in log order
     failure_blocks: bool = False  # a failed entry blocks the entries after it
     ends_with_topic: bool = False  # the consumer ends without an error when its topic is deleted
+    debounced: bool = False  # the application gets entries in another order
     ack_group_s: float = GROUP_S  # an acknowledgement waits so long for others that are sent with it
 
 

@@ -104,6 +104,7 @@ class ReceivedEntry:
         "index",
         "ledger_id",
         "position",
+        "published_ms",
         "redelivery_count",
         "size",
         "stream",
@@ -125,6 +126,7 @@ class ReceivedEntry:
         self.charged = self.size  # permits that the broker took for it (client/core/redelivery.py)
         self.unfolded = 0  # bytes of memory that are counted until the application takes it; 0 of nearly all
         self.stream = 0  # over which it came: its permits are those of that stream
+        self.published_ms = 0  # by the broker's clock, ms since the epoch; 0: not known
         self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
         self.first_index = -1  # batch index of the first message that the application gets
         self.delivery: object = None  # tells it from another delivery of the entry, once a transaction needs that

@@ -20,6 +20,7 @@ from ..common import checks
 from ..common.checks import (
     CALLBACK,
     FILTER,
+    DEBOUNCE,
     INT64_MAX,
     ISOLATION,
     MS,
@@ -165,6 +166,7 @@ CONSUMER: Table = {
         "a datetime with a time zone, after 1970, or None", (datetime,), checks.is_time_after_1970, True
     ),
     "partitions": ParameterCheck("a list of numbers, or None", (list, tuple, set, frozenset), optional=True),
+    "debounce": DEBOUNCE,
     "fair_by_key": YES_OR_NO,
     "max_in_flight_per_key": make_whole_number_check(1, 1_000_000_000, optional=True),
     "rate_per_key": PER_SECOND,

@@ -382,6 +382,7 @@ class ConsumerSettings:
     redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
     filter: str | None = None  # ours: which messages it gets, by their properties; one for all of the subscription
     hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
+    debounce: float | None = None  # ours: s; of a key only the newest message of each such window; not on Shared
     fair_by_key: bool = False  # ours, of Shared: keys take turns; costs the broker a look at each message's key
     max_in_flight_per_key: int | None = None  # … and each has so many unacknowledged messages; None: no limit
     rate_per_key: float | None = None  # … and gets so many a second, at most one second's worth at once; None: any
@@ -402,6 +403,10 @@ class ConsumerSettings:
             self.durable
             or (self.redelivery_order == "any" and self.dead_letter_policy is None and not self.enable_retry),
             "durable=False keeps nothing: no dead_letter_policy, no enable_retry, no redelivery_order='key'",
+            self.debounce is None or (self.redelivery_order == "any" and (ordered or keyed)),
+            "debounce needs an Exclusive, a Failover or a KeyShared consumer, in order, without redelivery_order",
+        )
+        _require(
             not self.fair_by_key or self.consumer_type is ConsumerType.Shared, "fair_by_key needs a Shared consumer"
         )
         _require(

@@ -18,6 +18,7 @@ from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import entry_filter
 from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
+from magnetar.client.core.debounce import Debounce
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from tests.mutants.ledgers import Stack, put
@@ -123,6 +124,11 @@ def held_since_the_last_look(stack: Stack) -> None:
         return honest(self, now_s)
 
     put(stack, KeySlotTable, "find_held_slots", find)
+
+
+def next_window_supersedes(stack: Stack) -> None:
+    """M99b: a message is superseded by the next one of its key, also if that is in a later window (ours)."""
+    put(stack, Debounce, "find_window_end_ms", lambda self, key, published_ms: 1 << 60)
 
 
 def given_back_is_in_flight(stack: Stack) -> None:
