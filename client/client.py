@@ -406,6 +406,7 @@ class Client(ClosedAfterAsyncWith):
         start_message_id: MessageId | None = None,
         start_at: datetime | None = None,
         partitions: Sequence[int] | None = None,
+        error_traceback: bool = True,
         debounce: float | None = None,
         fair_by_key: bool = False,
         max_in_flight_per_key: int | None = None,
@@ -432,6 +433,9 @@ class Client(ClosedAfterAsyncWith):
         not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
         subscription that does not exist yet begins with the first message that a broker stored then or later, in each
         partition. `partitions`: those that are read, of one topic (`Consumer.assign`)."""
+        Without `error_traceback` the dead letter of a message that was given back with an `error` tells its class and
+        text, and not where it was raised.
+
         With `debounce`, in seconds, only the newest message of each key in a window of that length is received; older
         ones are acknowledged (client/core/debounce.py). Not on Shared, where a key has several consumers.
 

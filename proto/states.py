@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from . import wire_pb2 as wire
 from .errors import InvalidRequest
-from .names import Position, choose_partition_of_key
+from .names import (
+    ERROR,
+    ERROR_ATTEMPTS,
+    ERROR_CONSUMER,
+    ERROR_MESSAGE,
+    ERROR_TRACEBACK,
+    Position,
+    choose_partition_of_key,
+)
 
 # -------------------------------------------------------------------------------------------- subscription_types
 # The names of the subscription types. Each is derived from its line of `Subscribe.Type` in proto/wire.proto.
@@ -218,6 +226,36 @@ class KeySharedMode(enum.IntEnum):
 
     AUTO_SPLIT = 0
     STICKY = 1
+
+
+ERROR_CHARACTERS_MAX, ERROR_TEXT_MAX, TRACEBACK_MAX = 256, 512, 3000
+"""Most characters of a class of error, of its text, and of a traceback, whose end is kept: what a broker remembers, and
+what a dead letter carries."""
+
+
+class Failure(NamedTuple):
+    """Why a program gave a message back: the class of the exception, its text, its traceback ("": none), and the name
+    of the consumer."""
+
+    error: str
+    message: str = ""
+    traceback: str = ""
+    consumer: str = ""
+
+    def bounded(self) -> Failure:
+        """Returns the failure with each text cut to its limit."""
+        return Failure(
+            self.error[:ERROR_CHARACTERS_MAX], self.message[:ERROR_TEXT_MAX], self.traceback[-TRACEBACK_MAX:],
+            self.consumer[:ERROR_CHARACTERS_MAX],
+        )  # fmt: skip
+
+    def to_properties(self, attempts: int) -> dict[str, str]:
+        """Returns the properties of a dead letter that tell of it. `attempts`: how often the message was given back."""
+        told = {
+            ERROR: self.error, ERROR_MESSAGE: self.message, ERROR_TRACEBACK: self.traceback,
+            ERROR_ATTEMPTS: str(attempts), ERROR_CONSUMER: self.consumer,
+        }  # fmt: skip
+        return {name: text for name, text in told.items() if text}
 
 
 class AckedEntry(NamedTuple):

@@ -430,16 +430,34 @@ class AckedEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., batch_bits: _Optional[bytes] = ...) -> None: ...
 
 class Redeliver(_message.Message):
-    __slots__ = ("entries", "ledgers", "uncounted", "request_id")
+    __slots__ = ("entries", "ledgers", "uncounted", "request_id", "failures")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Position]
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
     uncounted: bool
     request_id: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ..., request_id: _Optional[int] = ...) -> None: ...
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ..., request_id: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "error", "message", "traceback", "consumer")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    error: str
+    message: str
+    traceback: str
+    consumer: str
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., consumer: _Optional[str] = ...) -> None: ...
 
 class Seek(_message.Message):
     __slots__ = ("request_id", "message_id", "publish_time_ms", "index")
@@ -516,18 +534,20 @@ class Progress(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., earliest_index: _Optional[int] = ..., position: _Optional[int] = ..., end_index: _Optional[int] = ..., note: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")
+    __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry", "failure")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     REDELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACKED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     redelivery_count: int
     acked_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
     entry: bytes
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., redelivery_count: _Optional[int] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., entry: _Optional[bytes] = ...) -> None: ...
+    failure: Failure
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., redelivery_count: _Optional[int] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., entry: _Optional[bytes] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("request_id", "error", "start")

@@ -49,6 +49,7 @@ from ..session.consumer import ConsumerSession
 from ..session.producer import ProducerSession
 from ..session.topics import TopicQueries
 from ..subscription.core.dispatch import Delivery
+from ..subscription.dead_letters import NO_FAILURES
 from ..topic.producer import UNNUMBERED
 from . import translate
 from .translate import encode_deliveries, encode_read_reply
@@ -506,7 +507,8 @@ class ConsumerHandler(Handler):
 
     # ------------------------------------------------------------------ the port
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        return self._connection.deliver(self, encode_deliveries(deliveries, self._head))
+        failures = self._session.failures if self._session is not None else NO_FAILURES
+        return self._connection.deliver(self, encode_deliveries(deliveries, self._head, failures))
 
     def on_end_of_topic(self) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))

@@ -11,7 +11,7 @@ Also in this file, below its heading: the encoding of entries as items of a stre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -27,6 +27,7 @@ from ...proto.states import (
     AccessMode,
     AckedEntry,
     EntrySet,
+    Failure,
     InitialPosition,
     Isolation,
     KeySharedMode,
@@ -48,6 +49,7 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import PolicyOptions
 from ..subscription.core.slot_owners import KeySharedOptions
 from ..subscription.core.subscription_types import find_subscription_type
+from ..subscription.dead_letters import NO_FAILURES
 
 
 # ------------------------------------------------------------------ schemas
@@ -220,6 +222,10 @@ def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 
 
 def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
+    session.remember_failures({
+        Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)
+        for each in asked.failures
+    })  # fmt: skip
     positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
     return session.redeliver(positions, list(parse_entry_sets(asked.ledgers)), counted=not asked.uncounted)
 
@@ -290,9 +296,11 @@ _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
 _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
-def encode_deliveries(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
+def encode_deliveries(
+    deliveries: Sequence[Delivery], head: bytes, failures: Mapping[Position, Failure] = NO_FAILURES
+) -> list[Pieces]:
     """Returns the encoded ServerFrames with all of the deliveries, in order. `head`: the encoded id of the consumer,
-    which each frame contains."""
+    which each frame contains; `failures`: why entries that are delivered again were given back."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
@@ -307,7 +315,7 @@ def encode_deliveries(deliveries: Sequence[Delivery], head: bytes) -> list[Piece
             ledger_id = entry.position[0]
             size += entry.size
         else:
-            items.append((head, *_parts(entry, count, acked, _FRAME_DELIVERY)))
+            items.append((head, *_parts(entry, count, acked, _FRAME_DELIVERY, failures.get(entry.position))))
     if len(run) == 1:
         items.append((head, *_parts(run[0], 0, None, _FRAME_DELIVERY)))
     elif run:
@@ -342,13 +350,17 @@ def encode_read_reply(request_id: int, entry: StoredEntry) -> Pieces:
 
 
 def _parts(
-    entry: StoredEntry, redelivery_count: int, acked_indexes: list[int] | None, tag: bytes
+    entry: StoredEntry, redelivery_count: int, acked_indexes: list[int] | None, tag: bytes,
+    failure: Failure | None = None,
 ) -> tuple[Buffer, ...]:
     ledger_id, entry_id = entry.position
     if redelivery_count or acked_indexes or not entry_id:
-        head = wire.Delivery(
+        delivery = wire.Delivery(
             ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
-        ).SerializeToString()
+        )
+        if failure is not None:
+            delivery.failure.CopyFrom(wire.Failure(**failure._asdict()))
+        head = delivery.SerializeToString()
     else:
         ledger = _VARINTS[ledger_id] if ledger_id < SHORT else encode_varint(ledger_id)
         head = (

@@ -49,6 +49,7 @@ from ...proto.names import (
 from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.states import AckedEntry, Blocked, EntrySet, InitialPosition, Isolation, LastMessage, TxnId, TxnState
+from ...proto.states import AckedEntry, EntrySet, Failure, InitialPosition, Isolation, LastMessage, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
@@ -64,7 +65,7 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
-from ..subscription.dead_letters import move_mark_before_chunked_message
+from ..subscription.dead_letters import NO_FAILURES, move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .backlogs import (
@@ -386,6 +387,17 @@ class ConsumerSession:
             wanted += held
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
+
+    def remember_failures(self, failures: Mapping[Position, Failure]) -> None:
+        """Remembers why the application gave entries back, for their next delivery and for their dead letters."""
+        if failures and self.subscription.dead_letters is not None:
+            self.subscription.dead_letters.remember_failures(failures)
+
+    @property
+    def failures(self) -> Mapping[Position, Failure]:
+        """Returns why entries were given back last, of those that the broker remembers."""
+        letters = self.subscription.dead_letters
+        return letters.failures if letters is not None else NO_FAILURES
 
     # ------------------------------------------------------------------ requests
     async def ack_in_transaction(

@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ from ...proto.applied import AppliedPolicies
 from ...proto.entry import parse_header, parse_stored_head
 from ...proto.errors import CorruptEntry, DataLost, MagnetarError, Unavailable
 from ...proto.names import Position, TopicName
+from ...proto.states import Failure
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
@@ -250,13 +252,19 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 messages as client-parts, a number by which the partition is chosen)."""
 
 
+NO_FAILURES: Mapping[Position, Failure] = {}
+"""What no consumer has said. One for all subscriptions: never add to it."""
+FAILURES_MAX = 200
+"""Failures that are remembered of a subscription: 800 KB at most."""
+
+
 class HeldBackEntries:
     """Holds back the entries of one subscription that wait for a back-off, and moves entries to the dead-letter topic.
     `wake`: a function that schedules the delivery of the subscription."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message", "_started_ms",
-        "_store", "_subscription", "_tasks", "_timer", "_topic", "_wake", "applied", "held", "letters",
+        "_store", "_subscription", "_tasks", "_timer", "_topic", "_wake", "applied", "failures", "held", "letters",
     )  # fmt: skip
 
     def __init__(
@@ -265,6 +273,7 @@ class HeldBackEntries:
         forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved
+        self.failures: Mapping[Position, Failure] = NO_FAILURES  # why entries were given back last
         self.held: BackoffQueue = dispatcher.held
         self._subscription = subscription
         self._log = log
@@ -307,6 +316,15 @@ class HeldBackEntries:
         """Returns True if the loss of a consumer's connection counts as a redelivery of each entry that was outstanding
         at it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
+
+    def remember_failures(self, failures: Mapping[Position, Failure]) -> None:
+        """Remembers why consumers gave entries back: the last FAILURES_MAX, of entries that are not acknowledged. Only
+        in memory: a new owner of the topic knows none of them."""
+        kept = {position: each for position, each in self.failures.items() if position not in failures}
+        kept |= {position: each.bounded() for position, each in failures.items()}
+        if len(kept) > FAILURES_MAX:
+            kept = {position: each for position, each in kept.items() if not self._cursor.is_done(position)}
+        self.failures = dict(islice(kept.items(), max(0, len(kept) - FAILURES_MAX), None))
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry. Then
@@ -410,7 +428,10 @@ class HeldBackEntries:
 
     async def _move_entry(self, entry: StoredEntry, policy: DeadLetterPolicy, times: int) -> None:
         position = entry.position
-        source = DeadLetterOrigin(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
+        source = DeadLetterOrigin(
+            self._log.topic, self._subscription, position, times, policy.max_redeliver_count,
+            self.failures.get(position),
+        )  # fmt: skip
         done = frozenset(bit_indexes(self._cursor.acked_or_pending_bits(position)))
         letters = await run_in_thread_if_slow(
             entry.frames[-1], self._log.world, make_dead_letters, source, entry.payload, done, self._clock.wall_ms()
@@ -426,8 +447,9 @@ class HeldBackEntries:
         self, position: Position, message: MessageChunkRun, policy: DeadLetterPolicy, times: int
     ) -> None:
         source = DeadLetterOrigin(
-            self._log.topic, self._subscription, message.chunks[-1], times, policy.max_redeliver_count
-        )
+            self._log.topic, self._subscription, message.chunks[-1], times, policy.max_redeliver_count,
+            self.failures.get(position),
+        )  # fmt: skip
         letters, now_ms = list[bytes](), self._clock.wall_ms()
         for place in message.chunks:
             letters.append(make_chunk_dead_letter(source, (await self._log.reader.read_entry(place)).payload, now_ms))

@@ -97,7 +97,11 @@ class _Receiving(ForkReopenedFacade[Receiving]):
                         with self._tracing.processing(message):
                             self._listener(self, message)
             except BaseException as error:  # the thread would end unnoticed, and the program would go on
+                self._on_listener_error(message, error)
                 log_foreign_error(error, f"{self.topic()}: a message listener")
+
+    def _on_listener_error(self, message: Message, error: BaseException) -> None:
+        """Called when the listener raised an error at the message."""
 
 
 class ConsumerEventThread:
@@ -251,15 +255,21 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         else:
             inner.acknowledge_soon(message)
 
-    def negative_acknowledge(self, message: Message | MessageId) -> None:
+    def negative_acknowledge(
+        self, message: Message | MessageId, *, error: BaseException | None = None
+    ) -> None:
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
-        messages of the same key come after this one."""
+        messages of the same key come after this one. `error`: the exception with which the program failed; if the
+        message becomes a dead letter, the letter tells of it."""
         inner = self._current()
         if inner.settings.redelivery_order == "key":
-            self._run(inner.negative_acknowledge(message))
+            self._run(inner.negative_acknowledge(message, error=error))
         else:
-            inner.negative_acknowledge_soon(message)
+            inner.negative_acknowledge_soon(message, error)
+
+    def _on_listener_error(self, message: Message, error: BaseException) -> None:
+        self.record_error(message, error)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Asks the broker to deliver again all messages that were received before this call and are not

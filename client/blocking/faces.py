@@ -223,6 +223,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         start_message_id: MessageId | None = None,
         start_at: datetime | None = None,
         partitions: Sequence[int] | None = None,
+        error_traceback: bool = True,
         debounce: float | None = None,
         fair_by_key: bool = False,
         max_in_flight_per_key: int | None = None,
@@ -249,6 +250,9 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
         subscription that does not exist yet begins with the first message that a broker stored then or later, in each
         partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
+        Without `error_traceback` the dead letter of a message that was given back with an `error` tells its class and
+        text, and not where it was raised.
+
         With `debounce`, in seconds, only the newest message of each key in a window of that length is received; older
         ones are acknowledged (client/core/debounce.py). Not on Shared, where a key has several consumers.
 
@@ -460,6 +464,12 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         """Returns the name of the consumer, given by the program or by the broker."""
         return self._inner.consumer_name()
 
+    def record_error(self, which: Message | MessageId, error: BaseException) -> None:
+        """Records the exception with which the program failed at the message, for its dead letter. Does not acknowledge
+        anything. May be called from any thread.
+        """
+        self._current().record_error(which, error)
+
     def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
         """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
         CumulativeAcknowledgementNotAllowedError for Shared and KeyShared.
@@ -473,11 +483,19 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         """
         return self._inner.dead_letter_policy
 
-    def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
+    def reconsume_later(
+        self,
+        message: Message,
+        delay: timedelta,
+        properties: dict[str, str] | None = None,
+        *,
+        error: BaseException | None = None,
+    ) -> None:
         """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
-        Raises OperationNotSupported if the consumer was opened without `enable_retry`.
+        `error`: the exception with which the program failed, of which the copy and its dead letter tell. Raises
+        OperationNotSupported if the consumer was opened without `enable_retry`.
         """
-        self._run(self._current().reconsume_later(message, delay, properties))
+        self._run(self._current().reconsume_later(**pick_parameters(locals())))
 
     def seek(self, messageid: MessageId | int) -> None:
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the

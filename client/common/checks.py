@@ -177,6 +177,7 @@ SECONDS = ParameterCheck("a number of seconds above 0", (int, float), lambda val
 ISOLATION = ParameterCheck(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
 )
+EXCEPTION = ParameterCheck("an exception, or None", (BaseException,), lambda _: True, True)
 FUNCTION = ParameterCheck("a function", (object,), callable)
 REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
 FILTER = ParameterCheck("a filter, or None", (str,), lambda text: bool(text.strip()), optional=True)

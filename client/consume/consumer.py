@@ -38,6 +38,11 @@ from ..common.checks import (
     ACKNOWLEDGED,
     DELAY,
     INT64_MAX,
+from ...proto.states import Failure
+from ..common.checks import (
+    ACKNOWLEDGED,
+    DELAY,
+    EXCEPTION,
     PROPERTIES,
     PUBLISH_TIME,
     SOUGHT,
@@ -76,6 +81,8 @@ from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettin
 from ..produce.entry_writer import check_transaction_argument
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .listening import Listening, ListenOptions, begin_listening, check_batch_parameters
+from .acknowledgements import get_ack_coordinates
+from .dead_letters import DeadLetterProducers, describe_error, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
 
@@ -520,8 +527,8 @@ class Consumer(ClosedAfterAsyncWith):
             "waiting_messages": len(self.inbox.waiting_messages()),
         """Returns counters. `waiting_messages`: the messages that the client has received and the program has not.
         Since the consumer was opened: `delivered_messages`; and `discarded_entries`, the malformed entries, for each of
-        which `receive` raised ChecksumError, and which were acknowledged. With `debounce`: `superseded_messages`, the older
-        messages of a key that were acknowledged and not received."""
+        which `receive` raised ChecksumError, and which were acknowledged. With `debounce`: `superseded_messages`, the
+        older messages of a key that were acknowledged and not received."""
         held = [each.debounce for each in self.partitions if each.debounce is not None]
         return {
             "partitions": len(self.partitions),
@@ -690,9 +697,22 @@ class Consumer(ClosedAfterAsyncWith):
             for each in every:
                 self.acknowledge_soon(each)
 
-    def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
+    def record_error(self, which: Message | MessageId, error: BaseException) -> None:
+        """Records the exception with which the program failed at the message, for its dead letter. Does not acknowledge
+        anything. May be called from any thread."""
+        consumer = self.consumer_of(which)
+        position = get_ack_coordinates(which)[0]
+        consumer.remember_failure(position, self._describe(error))
+
+    def _describe(self, error: BaseException) -> Failure:
+        return describe_error(error, self.consumer_name(), traceback=self.settings.error_traceback)
+
+    def negative_acknowledge_soon(self, which: Message | MessageId, error: BaseException | None = None) -> None:
         """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. May be called from any
         thread."""
+        if error is not None:
+            check_parameter("error", EXCEPTION, error)
+            self.record_error(which, error)
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     def acknowledge_in(
@@ -789,7 +809,9 @@ class Consumer(ClosedAfterAsyncWith):
         consumer.requests.raise_if_closed()
         consumer.acknowledge_cumulative(message)
 
-    async def negative_acknowledge(self, message: Message | MessageId) -> None:
+    async def negative_acknowledge(
+        self, message: Message | MessageId, *, error: BaseException | None = None
+    ) -> None:
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
         messages of the same key come after this one."""
@@ -798,6 +820,9 @@ class Consumer(ClosedAfterAsyncWith):
     def negative_acknowledge_now(self, message: Message | MessageId) -> None:
         """Acknowledges a message negatively, as `negative_acknowledge` does. Must be called in the event loop."""
         self.negative_acknowledge_soon(message)
+        messages of the same key come after this one. `error`: the exception with which the program failed; if the
+        message becomes a dead letter, the letter tells of it."""
+        self.negative_acknowledge_soon(message, error)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
 
@@ -809,17 +834,21 @@ class Consumer(ClosedAfterAsyncWith):
         return self._dead_letters.policy
 
     async def reconsume_later(
-        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
-    ) -> None:
+        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None,
+        *, error: BaseException | None = None,
+    ) -> None:  # fmt: skip
         """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
-        Raises OperationNotSupported if the consumer was opened without `enable_retry`."""
+        `error`: the exception with which the program failed, of which the copy and its dead letter tell. Raises
+        OperationNotSupported if the consumer was opened without `enable_retry`."""
         check_parameter("message", make_instance_check(Message, optional=False), message)
         check_parameter("delay", DELAY, delay)
         check_parameter("properties", PROPERTIES, properties)
         topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
-        await self._dead_letters.find_retry_producer(topic).reconsume_later(message, delay, properties)
+        check_parameter("error", EXCEPTION, error)
+        failure = self._describe(error) if error is not None else None
+        await self._dead_letters.find_retry_producer(topic).reconsume_later(message, delay, properties, failure)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again. Returns without waiting for the broker, as in

@@ -46,6 +46,7 @@ import re
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from datetime import timedelta
+from traceback import format_exception
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
@@ -62,6 +63,7 @@ from ...proto.names import (
     parse_number,
 )
 from ...proto.schema import SchemaInfo
+from ...proto.states import Failure
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
 from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupported
@@ -187,6 +189,21 @@ async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
     return writers.find_cached_schema(version)
 
 
+def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> Failure:
+    """Returns what is told of an exception for which a message is given back: its class, its text and, if `traceback`,
+    where it was raised as Python prints it (no values of variables), each cut to its limit."""
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    name = f"{module}{kind.__qualname__}"
+    try:
+        text = str(error)
+    except Exception:  # of a class of the program
+        text = f"a {name} that cannot be printed"
+    where = "".join(format_exception(error)) if traceback else ""
+    plain = [part.encode(errors="backslashreplace").decode() for part in (name, text, where, consumer)]
+    return Failure(*plain).bounded()
+
+
 class DeadLetterProducer:
     """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens a producer
     for each of the two when it is first needed."""
@@ -234,18 +251,23 @@ class DeadLetterProducer:
                 message.entry.consumer.on_taken(message)
 
     async def move(self, message: Message) -> None:
-        await self._publish_copy(message, self.dead_letter_topic, _origin(message, self._subscription), None)
+        found, failure = _origin(message, self._subscription), message.entry.consumer.find_failure(message)
+        if failure is not None:
+            found |= failure.to_properties(message.redelivery_count())
+        await self._publish_copy(message, self.dead_letter_topic, found, None)
         self.moved += 1
 
     # ------------------------------------------------------------------ retries
     async def reconsume_later(
-        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
-    ) -> None:
+        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None,
+        failure: Failure | None = None,
+    ) -> None:  # fmt: skip
         """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`; if the limit of
         retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
-        message is acknowledged."""
+        message is acknowledged. `failure`: why it is to come again; None: not known."""
         times = parse_reconsume_count(message.properties().get(RECONSUME_TIMES, "")) + 1
-        found = {**_origin(message, self._subscription), **(properties or {})}
+        told = failure.to_properties(times) if failure is not None else {}
+        found = {**_origin(message, self._subscription), **told, **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)
             await self._publish_copy(message, self.dead_letter_topic, found, None)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -42,6 +42,7 @@ from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry, InvalidRequest
 from ...proto.filters import Filter, parse_filter
 from ...proto.names import Position, compute_key_slot
+from ...proto.states import Failure
 from ..common.errors import CryptoError
 from ..common.memory_limits import LARGE_BYTES, ReceiveMemoryLimit
 from ..core.consumer import ConsumerCore
@@ -145,6 +146,10 @@ class DeliveredEntries:
                 one = frame.delivery
                 entry = one.entry  # protobuf makes a copy of it
                 position = _tuple(Position, (one.ledger_id, one.entry_id))
+                if one.HasField("failure"):
+                    told = one.failure
+                    failure = Failure(told.error, told.message, told.traceback, told.consumer)
+                    self._consumer.remember_failure(position, failure)
                 came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes)
             else:
                 return frame
@@ -556,9 +561,16 @@ ACK_BYTES = 128 << 10
 """Most bytes of one acknowledge request: a quarter of the broker's limit (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
-def make_client_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
+NO_FAILURES: Mapping[Position, Failure] = {}
+FAILURES_BYTES = 64 << 10
+"""Most bytes of the failures in one request; of the others the broker learns nothing."""
+
+
+def make_client_frames(
+    effect: ConsumerEffect, *, durable: bool, inclusive: bool, failures: Mapping[Position, Failure] = NO_FAILURES
+) -> Iterator[dict[str, Any]]:
     """Yields the client frames to send to the broker for an effect of the consumer's core. `durable` (False for a
-    reader) and `inclusive` decide how a seek is encoded."""
+    reader) and `inclusive` decide how a seek is encoded. `failures`: why entries are given back."""
     match effect:
         case GrantPermits(messages):
             yield {"permits": messages}
@@ -567,12 +579,30 @@ def make_client_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool
                 yield {"ack": ack}
         case Redeliver(entries, counted, request_id):
             sets = encode_entry_sets(entries) if entries is not None else ()
-            yield {"redeliver": wire.Redeliver(ledgers=sets, uncounted=not counted, request_id=request_id)}
+            asked = wire.Redeliver(ledgers=sets, uncounted=not counted, request_id=request_id)
+            if failures and counted and entries is not None:
+                asked.failures.extend(_find_failures(entries, failures))
+            yield {"redeliver": asked}
         case SendSeekRequest(request_id, to):
             yield {"seek": _seek(request_id, to, exact=durable or inclusive, inclusive=inclusive)}
 
 
 def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> wire.Seek:
+
+
+def _find_failures(entries: EntrySets, failures: Mapping[Position, Failure]) -> Iterator[wire.Failure]:
+    """Yields why these entries are given back, the latest first, up to FAILURES_BYTES."""
+    left = FAILURES_BYTES
+    for (ledger_id, entry_id), failure in reversed(list(failures.items())):
+        if ledger_id in entries and entry_id in entries[ledger_id]:
+            told = wire.Failure(ledger_id=ledger_id, entry_id=entry_id, **failure._asdict())
+            left -= told.ByteSize() + 8
+            if left < 0:
+                return
+            yield told
+
+
+def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
     """Returns the seek request. With `exact`, for a durable subscription, the broker moves the cursor to exactly that
     message (`find_first_wanted_id`), and the client filters nothing, because others may move the cursor back at any
     time. A reader filters the messages before its own `ReaderStart`."""

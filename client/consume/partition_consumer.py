@@ -20,6 +20,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
 from ...proto.names import Position, TopicName
+from ...proto.states import Failure
 from ..common.closing import DueTimer
 from ..common.errors import AlreadyClosed, OperationNotSupported, PulsarException, translate_error
 from ..common.memory_limits import ReceiveMemoryClaim
@@ -54,6 +55,8 @@ from .receiver_queue import ConsumerRequests, ReceiverQueue
 from .transactional_acks import TransactionalAcks
 
 _LOG = logging.getLogger("magnetar.client")
+FAILURES_MAX = 1000
+"""Entries of a partition of which is remembered why they were given back: 4 MB at most."""
 
 
 class PartitionConsumer:
@@ -99,6 +102,14 @@ class PartitionConsumer:
         times_out = bool(settings.unacked_messages_timeout_ms)
         self._hooks = None if hooks is None else hooks.add_partition(self, times_out=times_out)
         self.acks = AckCollector(settings, self.core, self._wake, self._now, self._hooks)
+        self._tracing = connections.settings.tracing if start is None else None  # a reader settles nothing
+        self._spans: ProcessSpans | None = None
+        if self._tracing is not None:
+            times_out = bool(settings.unacked_messages_timeout_ms)
+            self._spans = self._tracing.add_partition(self, topic, subscription, times_out=times_out)
+        self._failures: dict[Position, Failure] = {}  # the latest last
+        self._failures_lock = Lock()
+        self.acks = AckCollector(settings, self.core, self._wake, self._now, self._spans)
         self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
             self.acks.extra_ack_timeout_s,
                                      connections.memory)  # fmt: skip
@@ -146,6 +157,18 @@ class PartitionConsumer:
             self._starts_at_ms = 0
             self.deliveries.start = ReaderStart(message.message_id(), True)
             self.core.set_resume_point(None)
+
+    def remember_failure(self, position: Position, failure: Failure) -> None:
+        """Remembers why a message of the entry was given back, for its redelivery and its dead letter."""
+        with self._failures_lock:
+            self._failures.pop(position, None)
+            self._failures[position] = failure
+            if len(self._failures) > FAILURES_MAX:
+                del self._failures[next(iter(self._failures))]
+
+    def find_failure(self, message: Message) -> Failure | None:
+        """Returns why the message was given back last; None if that is not known."""
+        return self._failures.get(message.entry.position)
 
     def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken` at an unknown place. Wakes the event loop, so that it processes
@@ -378,7 +401,9 @@ class PartitionConsumer:
                     if self._hooks is not None and isinstance(effect, Redeliver):
                         self._hooks.settle_redelivered(effect.entries)
                     inclusive = self._settings.start_message_id_inclusive
-                    for kind in make_client_frames(effect, durable=self._durable, inclusive=inclusive):
+                    for kind in make_client_frames(
+                        effect, durable=self._durable, inclusive=inclusive, failures=self._failures
+                    ):
                         self._attachment.send(**kind)
         self._timer.move_to_earlier(self.core.next_timer_at)
 

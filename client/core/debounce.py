@@ -28,12 +28,12 @@ from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from ...proto.names import STICKY_SLOTS, compute_key_slot
+from .redelivery import Place
 
 IDLE_S = 0.5
 """Seconds without a message after which the last ones of a topic are not waited for any longer."""
 
 T = TypeVar("T")
-Place = tuple[int, int, int]
 
 
 class KeyedMessage(NamedTuple, Generic[T]):

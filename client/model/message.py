@@ -23,6 +23,7 @@ from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
+from ...proto.states import Failure
 from ..common.checks import (
     WrongMessageType,
     WrongMessageValue,
@@ -83,6 +84,14 @@ class ReceivingConsumer(Protocol):
         ...
 
     def acknowledge(self, which: Message) -> None: ...
+    def remember_failure(self, position: Position, failure: Failure) -> None:
+        """Fact: a message of the entry was given back for this reason."""
+        ...
+
+    def find_failure(self, message: Message) -> Failure | None:
+        """Returns why the message was given back last; None if that is not known."""
+        ...
+
     def make_copy_encryptor(self, message: Message) -> Encrypt | None:
         """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy;
         None if the message was not encrypted. Raises CryptoError if the message cannot be decrypted."""
@@ -418,6 +427,12 @@ class _Unconnected(ReceivingConsumer):
     def on_put_back(self, message: Message) -> None: ...
     def on_dequeue_interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
+    def remember_failure(self, position: Position, failure: Failure) -> None:
+        pass
+
+    def find_failure(self, message: Message) -> None:
+        return None
+
     def make_copy_encryptor(self, message: Message) -> None: ...
 
 

@@ -166,6 +166,7 @@ CONSUMER: Table = {
         "a datetime with a time zone, after 1970, or None", (datetime,), checks.is_time_after_1970, True
     ),
     "partitions": ParameterCheck("a list of numbers, or None", (list, tuple, set, frozenset), optional=True),
+    "error_traceback": YES_OR_NO,
     "debounce": DEBOUNCE,
     "fair_by_key": YES_OR_NO,
     "max_in_flight_per_key": make_whole_number_check(1, 1_000_000_000, optional=True),

@@ -382,6 +382,7 @@ class ConsumerSettings:
     redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
     filter: str | None = None  # ours: which messages it gets, by their properties; one for all of the subscription
     hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
+    error_traceback: bool = True  # ours: dead letters tell where the program failed, not only at what
     debounce: float | None = None  # ours: s; of a key only the newest message of each such window; not on Shared
     fair_by_key: bool = False  # ours, of Shared: keys take turns; costs the broker a look at each message's key
     max_in_flight_per_key: int | None = None  # … and each has so many unacknowledged messages; None: no limit

@@ -223,3 +223,29 @@ def test_trace_finds_the_letter_of_a_message_that_is_deleted_and_says_what_it_di
     assert cli_json("topics", "trace", "trimmed", "1:5:-1:3")["subscriptions"] == []
     monkeypatch.setattr(messages, "LETTER_SEARCHES_MAX", 0)
     assert "not looked at: persistent://public/default/trimmed-it's-DLQ" in cli("topics", "trace", "trimmed", "1:5").err
+
+
+def test_letters_are_counted_by_their_errors_and_each_group_has_the_filter_that_takes_it(cli: Cli) -> None:
+    dead = "counted-s-DLQ"
+    cli("topics", "create", dead)
+    assert "(no letters)" in cli("topics", "letters", dead).out
+    for error in ("ValueError", "it's odd", "ValueError", ""):
+        told = ["-H", f"ERROR:{error}", "-H", f"ERROR_MESSAGE:about {error}"] if error else []
+        cli("produce", dead, "-m", "x", *told)
+    rows = json.loads(cli("topics", "letters", dead, "-o", "json").out)
+    assert {each["group"]: each["letters"] for each in rows} == {"ValueError": 2, "(none told)": 1, "it's odd": 1}
+    assert rows[0]["message"] == "about ValueError"
+    assert rows[0]["oldest"] <= rows[0]["newest"]
+    for row in rows:
+        found = cli("topics", "find", dead, "--where", row["where"], "-o", "jsonl").out.splitlines()
+        assert len(found) == row["letters"]
+        assert json.loads(found[0])["messageId"] == row["sample"]
+    cli("topics", "letters", dead, "--group-by", "subscription", "--where", rows[0]["where"])
+
+
+def test_letters_of_very_many_errors_are_counted_together_past_a_bound() -> None:
+    groups = dict[str | None, messages._LetterGroup]()
+    for number in range(messages.GROUPS_MAX + 5):
+        messages._group_of(groups, "ERROR", f"e{number}").letters += 1
+    assert len(groups) == messages.GROUPS_MAX + 1
+    assert groups[""].letters == 5

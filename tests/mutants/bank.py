@@ -421,6 +421,12 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99f", subscriptions.rest_is_hidden_from_whole_ackers, "",
          f"{core}test_dispatch_walk.py::test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog",
          "consumers of seeds acknowledge by index"),
+        ("M99b", subscriptions.next_window_supersedes, "",
+         "tests/client/core/test_debounce.py"
+         "::test_a_backlog_is_debounced_by_the_times_of_its_messages_and_not_by_that_of_its_delivery", "a core alone"),
+        ("M99c", subscriptions.error_stays_with_its_consumer, "",
+         "tests/client/consume/test_errors_in_letters.py"
+         "::test_the_error_reaches_the_letter_when_another_consumer_gets_the_message_last", "no seed reads letters"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

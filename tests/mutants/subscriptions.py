@@ -14,6 +14,7 @@ from magnetar.broker.subscription.core.policy import Entry, HeldSlot, Member
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.fair_shared import FairShared, KeyQueue, KeyTurns
+from magnetar.broker.subscription.dead_letters import HeldBackEntries
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import entry_filter
 from magnetar.proto.entry import Buffer, StoredEntryHead
@@ -129,6 +130,11 @@ def held_since_the_last_look(stack: Stack) -> None:
 def next_window_supersedes(stack: Stack) -> None:
     """M99b: a message is superseded by the next one of its key, also if that is in a later window (ours)."""
     put(stack, Debounce, "find_window_end_ms", lambda self, key, published_ms: 1 << 60)
+
+
+def error_stays_with_its_consumer(stack: Stack) -> None:
+    """M99c: the broker forgets why a consumer gave a message back: the letter of another one has no error (ours)."""
+    put(stack, HeldBackEntries, "remember_failures", lambda self, failures: None)
 
 
 def given_back_is_in_flight(stack: Stack) -> None:

@@ -146,6 +146,7 @@ topics find orders -n 1
 topics trace orders {ledger}:0
 topics trace orders here
 topics redrive nowhere -y
+topics letters nowhere
 topics get-message-by-id orders -l {ledger} -e 0
 topics get-message-by-id orders -l {ledger} -e 999
 topics get-message-id orders -d 1000

@@ -43,6 +43,7 @@ from ....proto.names import (
     TopicName,
     parse_number,
 )
+from ....proto.states import Failure
 from ...common.refusals import SubscribeRefusal
 from .cursor_state import RedeliveryCount
 
@@ -241,14 +242,15 @@ the copy, sets a `schema_version` of that topic.)"""
 
 
 class DeadLetterOrigin(NamedTuple):
-    """The origin of a dead letter: the topic, the subscription and the position of the entry, its redelivery count, and
-    the largest allowed count."""
+    """The origin of a dead letter: the topic, the subscription and the position of the entry, its redelivery count, the
+    largest allowed count, and why it was given back last (None: not known)."""
 
     topic: TopicName
     subscription: str
     position: Position
     redeliveries: int
     max_redeliver_count: int
+    failure: Failure | None = None
 
     @property
     def producer_name(self) -> str:
@@ -344,6 +346,8 @@ def _addressed(
         REDELIVERY_COUNT: str(source.redeliveries),
         DEAD_LETTER_REASON: reason,
     }
+    if source.failure is not None:
+        told |= source.failure.to_properties(source.redeliveries)
     for key, value in told.items():
         if key not in there:
             metadata.properties.add(key=key, value=value)
