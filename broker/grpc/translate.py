@@ -49,7 +49,7 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import PolicyOptions
 from ..subscription.core.slot_owners import KeySharedOptions
 from ..subscription.core.subscription_types import find_subscription_type
-from ..subscription.dead_letters import NO_FAILURES
+from ..subscription.dead_letters import FAILURES_MAX, NO_FAILURES
 
 
 # ------------------------------------------------------------------ schemas
@@ -224,7 +224,7 @@ def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
     session.remember_failures({
         Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)
-        for each in asked.failures
+        for each in asked.failures[:FAILURES_MAX]
     })  # fmt: skip
     positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
     return session.redeliver(positions, list(parse_entry_sets(asked.ledgers)), counted=not asked.uncounted)
