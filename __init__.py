@@ -25,7 +25,7 @@ from .proto import versions as _versions
 __version__ = _versions.PRODUCT
 
 if TYPE_CHECKING:
-    from .client import admin, functions
+    from .client import admin, functions, streams
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import client as tableview
     from .client.blocking.client import Client, Consumer, Producer, PullConsumer, Reader, TableView, Transaction
@@ -308,6 +308,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "process",
     "schema",
     "spark_session",
+    "streams",
     "tableview",
 ]
 
@@ -370,6 +371,7 @@ _MODULES = {
     "functions.context": "client.functions",
     "functions.function": "client.functions",
     "functions.serde": "client.functions",
+    "streams": "client.streams",
     "inbox": "client.inbox",
     "outbox": "client.outbox",
     "outbox.django": "client.outbox.django",
