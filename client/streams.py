@@ -211,7 +211,8 @@ class App:
         """Declares a step: a decorator of a function, or coroutine function, `(message, context)`, which returns what a
         function of `process` returns. A value that is no `Output` is sent with the key of its message. `messages_max`,
         `timeout` and `on_error` are those of `process`; a message that is given back leaves no change in the state."""
-        check_parameters({"source": NAME, "sink": NAME, "state": NAME}, {"source": source, "sink": sink, "state": state})
+        topics = {"source": source, "sink": sink, "state": state}
+        check_parameters(dict.fromkeys(topics, NAME), topics)
         limits = ProcessOptions(messages_max, 0, 1, timeout, on_error, None, ProcessStatistics())
         limits.check()
 
@@ -283,7 +284,9 @@ async def _prepare_state(admin: AdminClient, step: StepOptions) -> int:
 class _Worker:
     """The worker of one partition of a step."""
 
-    def __init__(self, app: str, step: StepOptions, client: Client, partition: int, idle_timeout_ms: int | None) -> None:
+    def __init__(
+        self, app: str, step: StepOptions, client: Client, partition: int, idle_timeout_ms: int | None
+    ) -> None:
         self.statistics = ProcessStatistics()
         self._app, self._step, self._client, self._partition = app, step, client, partition
         self._options = ProcessOptions(
@@ -320,7 +323,7 @@ class _Worker:
                 await self._client.subscribe(
                     self._name(self._step.source), self._app, ConsumerType.Failover,
                     initial_position=InitialPosition.Earliest,
-                )  # fmt: skip
+                )
             )
             sink = await opened.enter_async_context(await self._client.create_producer(self._step.sink))
             opened.push_async_callback(self._give_up)

@@ -427,6 +427,9 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99c", subscriptions.error_stays_with_its_consumer, "",
          "tests/client/consume/test_errors_in_letters.py"
          "::test_the_error_reaches_the_letter_when_another_consumer_gets_the_message_last", "no seed reads letters"),
+        ("M99d", subscriptions.former_worker_writes_on, "",
+         "tests/client/test_streams.py"
+         "::test_a_worker_that_was_replaced_commits_nothing_and_the_state_is_that_of_the_other", "no seed has steps"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from typing import Any
+from types import SimpleNamespace
 
 from pyroaring import BitMap
 
@@ -19,7 +20,9 @@ from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import entry_filter
 from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
+from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
+from magnetar.client.model.settings import ProducerAccessMode
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from tests.mutants.ledgers import Stack, put
@@ -135,6 +138,13 @@ def next_window_supersedes(stack: Stack) -> None:
 def error_stays_with_its_consumer(stack: Stack) -> None:
     """M99c: the broker forgets why a consumer gave a message back: the letter of another one has no error (ours)."""
     put(stack, HeldBackEntries, "remember_failures", lambda self, failures: None)
+
+
+def former_worker_writes_on(stack: Stack) -> None:
+    """M99d: a worker that takes a partition of state over does not fence the former one, which commits what it computed
+    before (ours)."""
+    modes = SimpleNamespace(ExclusiveWithFencing=ProducerAccessMode.Shared)
+    put(stack, streams, "ProducerAccessMode", modes)
 
 
 def given_back_is_in_flight(stack: Stack) -> None:
