@@ -141,8 +141,7 @@ def error_stays_with_its_consumer(stack: Stack) -> None:
 
 
 def former_worker_writes_on(stack: Stack) -> None:
-    """M99d: a worker that takes a partition of state over does not fence the former one, which commits what it computed
-    before (ours)."""
+    """M99d: who takes a partition of state over does not fence the former worker, which commits (ours)."""
     modes = SimpleNamespace(ExclusiveWithFencing=ProducerAccessMode.Shared)
     put(stack, streams, "ProducerAccessMode", modes)
 
