@@ -84,7 +84,12 @@ FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE = "fair.by-key", "fair.max-in-flight-per-
 """Properties of a Shared subscription whose keys take turns, and their limits."""
 FAIR = (FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE)
 OF_ORIGIN = (REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID)
-OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME)
+ERROR, ERROR_MESSAGE, ERROR_TRACEBACK = "ERROR", "ERROR_MESSAGE", "ERROR_TRACEBACK"
+ERROR_ATTEMPTS, ERROR_CONSUMER = "ERROR_ATTEMPTS", "ERROR_CONSUMER"
+"""Properties of dead letters: the class of the last error, its text, its traceback, how often the message was given
+back, and the consumer that gave it back last."""
+OF_ERROR = (ERROR, ERROR_MESSAGE, ERROR_TRACEBACK, ERROR_ATTEMPTS, ERROR_CONSUMER)
+OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME, *OF_ERROR)
 REDRIVEN_DIGITS_MAX = 9
 
 
@@ -104,12 +109,6 @@ def make_redriven_properties(letter: Mapping[str, str], letter_id: str, *, is_re
         kept[REDRIVEN_ORIGIN] = origin
     return {**kept, REDRIVEN_LETTER: letter_id, REDRIVEN: str(count_redrives(letter) + 1)}
 
-ERROR, ERROR_MESSAGE, ERROR_TRACEBACK = "ERROR", "ERROR_MESSAGE", "ERROR_TRACEBACK"
-ERROR_ATTEMPTS, ERROR_CONSUMER = "ERROR_ATTEMPTS", "ERROR_CONSUMER"
-"""Properties of dead letters: the class of the last error, its text, its traceback, how often the message was given
-back, and the consumer that gave it back last."""
-OF_ERROR = (ERROR, ERROR_MESSAGE, ERROR_TRACEBACK, ERROR_ATTEMPTS, ERROR_CONSUMER)
-OF_FAILURES = (REDELIVERY_COUNT, DEAD_LETTER_REASON, RECONSUME_TIMES, DELAY_TIME, *OF_ERROR)
 
 _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")

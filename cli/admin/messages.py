@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +16,7 @@ import click
 from click import option
 
 from ...proto.alarms import format_count
+from ...proto.names import ERROR, ERROR_CONSUMER, ERROR_MESSAGE, REAL_SUBSCRIPTION, REAL_TOPIC
 from ..common.exits import INCOMPLETE, NOT_FOUND, Failure
 from ..common.output import (
     RAW,
@@ -25,8 +25,6 @@ from ..common.output import (
     print_consumed_message,
     show_progress,
 )
-from ...proto.names import ERROR, ERROR_CONSUMER, ERROR_MESSAGE, REAL_SUBSCRIPTION, REAL_TOPIC
-from ..common.output import make_printed_stored_message, print_consumed_message, show_progress
 from ..common.session import Session, confirm, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
