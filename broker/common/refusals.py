@@ -102,10 +102,7 @@ class SubscribeRefusal(_Refusal):
     NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
     TOO_MANY_SUBSCRIPTIONS = "the topic has max_subscriptions subscriptions", NotAllowed
     PROPERTIES = (
-        "the properties are too large, or the dead-letter policy or the filter in them does not parse",
-        InvalidRequest,
-    )
-        "the properties are too large, or the dead-letter policy or the limits of keys in them do not parse",
+        "the properties are too large, or the dead-letter policy, the filter or limits of keys in them do not parse",
         InvalidRequest,
     )
     OTHER_LIMITS = "the subscription has consumers, and other limits of keys than this one asks for", ConsumerBusy

@@ -436,8 +436,9 @@ class SubscriptionDeliveryPump:
             self.blocked = None
             entries = self._at_hand.get_requested_entries(want, end)
             if not entries and policy.is_looking_ahead and isinstance(want, Read):  # they go out during the read
-                again = self._dispatcher.choose_waiting_entries()
-                entries = self._at_hand.get_requested_entries(again, end) if again is not None else ()
+                if (again := self._dispatcher.choose_waiting_entries()) is None:
+                    return
+                want, entries = again, self._at_hand.get_requested_entries(again, end)
             if not entries:
                 return
             if filtering is not None:

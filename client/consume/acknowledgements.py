@@ -17,7 +17,6 @@ from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerOptions
 from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
 from ..model.hooks import ACKNOWLEDGE, CUMULATIVE, NEGATIVE, PartitionHooks
-from ..core.redelivery import GROUP_MESSAGES, GROUP_S, AckGroup, AckTracker
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType, RedeliveryBackoff
@@ -195,7 +194,8 @@ def make_consumer_options(
         durable=durable,
         ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
         ack_timeout_tick_s=settings.unacked_messages_tick_ms / 1000,
-        ack_group_s=settings.ack_group_ms / 1000,
+        # each acknowledgement makes room for the next message of its key
+        ack_group_s=0.0 if settings.max_in_flight_per_key else settings.ack_group_ms / 1000,
         nack_delay_ms=partial(
             compute_redelivery_delay_ms,
             settings.negative_ack_redelivery_backoff,
@@ -209,5 +209,4 @@ def make_consumer_options(
         failure_blocks=settings.redelivery_order == "key",
         ends_with_topic=alone,
         debounced=settings.debounce is not None,
-        ack_group_s=0.0 if settings.max_in_flight_per_key else GROUP_S,  # each one makes room for the next of its key
     )

@@ -79,10 +79,9 @@ from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from ..produce.entry_writer import check_transaction_argument
-from .dead_letters import DeadLetterProducers, is_dead_letter
-from .listening import Listening, ListenOptions, begin_listening, check_batch_parameters
 from .acknowledgements import get_ack_coordinates
 from .dead_letters import DeadLetterProducers, describe_error, is_dead_letter
+from .listening import Listening, ListenOptions, begin_listening, check_batch_parameters
 from .partition_consumer import PartitionConsumer
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
 
@@ -522,17 +521,10 @@ class Consumer(ClosedAfterAsyncWith):
 
     def statistics(self) -> dict[str, int]:
         """Returns counters since the consumer was opened; client/common/loggers.py `STATISTICS` says what they are."""
-        return {
-            "partitions": len(self.partitions),
-            "waiting_messages": len(self.inbox.waiting_messages()),
-        """Returns counters. `waiting_messages`: the messages that the client has received and the program has not.
-        Since the consumer was opened: `delivered_messages`; and `discarded_entries`, the malformed entries, for each of
-        which `receive` raised ChecksumError, and which were acknowledged. With `debounce`: `superseded_messages`, the
-        older messages of a key that were acknowledged and not received."""
         held = [each.debounce for each in self.partitions if each.debounce is not None]
         return {
             "partitions": len(self.partitions),
-            "waiting_messages": len(self.inbox) + sum(len(each.held) for each in held),
+            "waiting_messages": len(self.inbox.waiting_messages()) + sum(len(each.held) for each in held),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
             "delivered_bytes": sum(each.core.delivered_bytes for each in self.partitions),
             "acknowledgements": sum(each.acks.acknowledged for each in self.partitions),
@@ -814,14 +806,12 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
-        messages of the same key come after this one."""
-        self.negative_acknowledge_now(message)
-
-    def negative_acknowledge_now(self, message: Message | MessageId) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does. Must be called in the event loop."""
-        self.negative_acknowledge_soon(message)
         messages of the same key come after this one. `error`: the exception with which the program failed; if the
         message becomes a dead letter, the letter tells of it."""
+        self.negative_acknowledge_now(message, error)
+
+    def negative_acknowledge_now(self, message: Message | MessageId, error: BaseException | None = None) -> None:
+        """Acknowledges a message negatively, as `negative_acknowledge` does. Must be called in the event loop."""
         self.negative_acknowledge_soon(message, error)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()

@@ -102,14 +102,8 @@ class PartitionConsumer:
         times_out = bool(settings.unacked_messages_timeout_ms)
         self._hooks = None if hooks is None else hooks.add_partition(self, times_out=times_out)
         self.acks = AckCollector(settings, self.core, self._wake, self._now, self._hooks)
-        self._tracing = connections.settings.tracing if start is None else None  # a reader settles nothing
-        self._spans: ProcessSpans | None = None
-        if self._tracing is not None:
-            times_out = bool(settings.unacked_messages_timeout_ms)
-            self._spans = self._tracing.add_partition(self, topic, subscription, times_out=times_out)
         self._failures: dict[Position, Failure] = {}  # the latest last
         self._failures_lock = Lock()
-        self.acks = AckCollector(settings, self.core, self._wake, self._now, self._spans)
         self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
             self.acks.extra_ack_timeout_s,
                                      connections.memory)  # fmt: skip
@@ -471,8 +465,8 @@ class PartitionConsumer:
         not counted."""
         found: EntrySets = {}
         places = self.core.chunks.incomplete_chunk_positions()
-        for message in self._inbox.waiting_messages():
-        for message in (*self._inbox.messages.copy(), *(self.debounce.held if self.debounce is not None else ())):
+        held = self.debounce.held if self.debounce is not None else ()
+        for message in (*self._inbox.waiting_messages(), *held):
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
                 places += entry.chunks or (entry.position,)

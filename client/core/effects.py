@@ -28,7 +28,7 @@ from ...proto.errors import (
 )
 from ...proto.names import Position
 from .batcher import OutgoingBatch
-from .redelivery import GROUP_S, AckGroup, EntrySets
+from .redelivery import AckGroup, EntrySets
 
 
 # ------------------------------------------------------------------------------ both
@@ -135,7 +135,6 @@ class ConsumerOptions(NamedTuple):
     failure_blocks: bool = False  # a failed entry blocks the entries after it
     ends_with_topic: bool = False  # the consumer ends without an error when its topic is deleted
     debounced: bool = False  # the application gets entries in another order
-    ack_group_s: float = GROUP_S  # an acknowledgement waits so long for others that are sent with it
 
 
 class GrantPermits(NamedTuple):

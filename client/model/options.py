@@ -19,8 +19,8 @@ from ...proto.names import Position
 from ..common import checks
 from ..common.checks import (
     CALLBACK,
-    FILTER,
     DEBOUNCE,
+    FILTER,
     INT64_MAX,
     ISOLATION,
     MS,

@@ -421,13 +421,13 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99f", subscriptions.rest_is_hidden_from_whole_ackers, "",
          f"{core}test_dispatch_walk.py::test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog",
          "consumers of seeds acknowledge by index"),
-        ("M99b", subscriptions.next_window_supersedes, "",
+        ("M99g", subscriptions.next_window_supersedes, "",
          "tests/client/core/test_debounce.py"
          "::test_a_backlog_is_debounced_by_the_times_of_its_messages_and_not_by_that_of_its_delivery", "a core alone"),
-        ("M99c", subscriptions.error_stays_with_its_consumer, "",
+        ("M99h", subscriptions.error_stays_with_its_consumer, "",
          "tests/client/consume/test_errors_in_letters.py"
          "::test_the_error_reaches_the_letter_when_another_consumer_gets_the_message_last", "no seed reads letters"),
-        ("M99d", subscriptions.former_worker_writes_on, "",
+        ("M99i", subscriptions.former_worker_writes_on, "",
          "tests/client/test_streams.py"
          "::test_a_worker_that_was_replaced_commits_nothing_and_the_state_is_that_of_the_other", "no seed has steps"),
     ):  # fmt: skip

@@ -2,27 +2,26 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 from pyroaring import BitMap
 
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
+from magnetar.broker.subscription.core.fair_shared import FairShared, KeyQueue, KeyTurns
 from magnetar.broker.subscription.core.key_slots import KeySlotTable
 from magnetar.broker.subscription.core.policy import Entry, HeldSlot, Member
-from magnetar.broker.subscription.filtering import SubscriptionFilter
-from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.fair_shared import FairShared, KeyQueue, KeyTurns
 from magnetar.broker.subscription.dead_letters import HeldBackEntries
+from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
-from magnetar.proto import entry_filter
-from magnetar.proto.entry import Buffer, StoredEntryHead
-from magnetar.proto.entry_filter import EntryFilter
 from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
 from magnetar.client.model.settings import ProducerAccessMode
+from magnetar.proto import entry_filter
+from magnetar.proto.entry import Buffer, StoredEntryHead
+from magnetar.proto.entry_filter import EntryFilter
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from tests.mutants.ledgers import Stack, put
@@ -131,17 +130,17 @@ def held_since_the_last_look(stack: Stack) -> None:
 
 
 def next_window_supersedes(stack: Stack) -> None:
-    """M99b: a message is superseded by the next one of its key, also if that is in a later window (ours)."""
+    """M99g: a message is superseded by the next one of its key, also if that is in a later window (ours)."""
     put(stack, Debounce, "find_window_end_ms", lambda self, key, published_ms: 1 << 60)
 
 
 def error_stays_with_its_consumer(stack: Stack) -> None:
-    """M99c: the broker forgets why a consumer gave a message back: the letter of another one has no error (ours)."""
+    """M99h: the broker forgets why a consumer gave a message back: the letter of another one has no error (ours)."""
     put(stack, HeldBackEntries, "remember_failures", lambda self, failures: None)
 
 
 def former_worker_writes_on(stack: Stack) -> None:
-    """M99d: who takes a partition of state over does not fence the former worker, which commits (ours)."""
+    """M99i: who takes a partition of state over does not fence the former worker, which commits (ours)."""
     modes = SimpleNamespace(ExclusiveWithFencing=ProducerAccessMode.Shared)
     put(stack, streams, "ProducerAccessMode", modes)
 

@@ -78,8 +78,7 @@ class WalkFilter(SubscriptionFilter):
 class Walk:
     def __init__(
         self, type_: int, seed: int, *, holds: bool = False, delays: bool = False, transactions: bool = False,
-        ordered: bool = False, filters: bool = False, whole: bool = False,
-        ordered: bool = False, fair: KeyLimits | None = None,
+        ordered: bool = False, filters: bool = False, whole: bool = False, fair: KeyLimits | None = None,
     ) -> None:  # fmt: skip
         """`fair`: the keys of a Shared subscription take turns, within these limits.
         `ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server

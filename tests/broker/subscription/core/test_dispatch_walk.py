@@ -96,6 +96,8 @@ def test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog(
             walk.run(STEPS)
         except AssertionError as error:
             raise AssertionError(f"Walk({type_}, {seed}, whole=True).run: {error}") from error
+
+
 @pytest.mark.parametrize(
     "fair", [KeyLimits(), KeyLimits(3), KeyLimits(0, 8.0), KeyLimits(2, 4.0)], ids=["turns", "flight", "rate", "both"]
 )
