@@ -206,6 +206,7 @@ STATISTICS = {
     "negative_acknowledgements": (True, "messages that were negatively acknowledged"),
     "discarded_entries": (True, "malformed entries: `receive` raised ChecksumError, and they were acknowledged"),
     "filtered_messages": (True, "messages that came and that the filter does not want; the broker sends few of those"),
+    "superseded_messages": (True, "with debounce: older messages of a key, which were acknowledged and not received"),
     "hook_failures": (True, "calls of hooks that raised"),
     "partitions": (False, "partitions"),
 }

@@ -336,7 +336,7 @@ class Listening:
                 if is_failure(result):
                     error = result if isinstance(result, BaseException) else None
                     _LOG.warning("%s: the handler failed on %r", self._consumer.title(), each, exc_info=error)
-                    self._give_back(each)
+                    self._give_back(each, error)
         self._counted.handled += len(good)
         if self._options.acknowledge and good:
             try:
@@ -349,14 +349,14 @@ class Listening:
         if not is_cancelled:
             log_foreign_error(error, f"{self._consumer.title()}: the handler of {messages[0]!r}")
         for each in messages:
-            self._give_back(each)
+            self._give_back(each, None if is_cancelled else error)
 
-    def _give_back(self, message: Message) -> None:
+    def _give_back(self, message: Message, error: BaseException | None) -> None:
         self._counted.failed += 1
         try:
-            self._consumer.negative_acknowledge_now(message)
-        except PulsarException as error:
-            _LOG.info("%s: a message comes again by itself: %s", self._consumer.title(), error)
+            self._consumer.negative_acknowledge_now(message, error)
+        except PulsarException as refused:
+            _LOG.info("%s: a message comes again by itself: %s", self._consumer.title(), refused)
 
     def _finish(self, call: _Call, error: BaseException | None, *, is_cancelled: bool) -> None:
         del self._calls[call]
