@@ -432,7 +432,8 @@ class Client(ClosedAfterAsyncWith):
         `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
         not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
         subscription that does not exist yet begins with the first message that a broker stored then or later, in each
-        partition. `partitions`: those that are read, of one topic (`Consumer.assign`)."""
+        partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
+
         Without `error_traceback` the dead letter of a message that was given back with an `error` tells its class and
         text, and not where it was raised.
 

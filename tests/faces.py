@@ -65,8 +65,6 @@ FACES = (
         Consumer, "ForkReopenedFacade[AsyncConsumer]",
         waits="acknowledge_cumulative reconsume_later seek seek_index commit progress position end lag assign "
         "get_last_message_id unsubscribe",
-        facts="subscription_name consumer_name dead_letter_policy",
-        waits="acknowledge_cumulative reconsume_later seek get_last_message_id unsubscribe",
         calls="record_error", facts="subscription_name consumer_name dead_letter_policy",
     ),
     Face(

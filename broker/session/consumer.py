@@ -48,8 +48,17 @@ from ...proto.names import (
 )
 from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
-from ...proto.states import AckedEntry, Blocked, EntrySet, InitialPosition, Isolation, LastMessage, TxnId, TxnState
-from ...proto.states import AckedEntry, EntrySet, Failure, InitialPosition, Isolation, LastMessage, TxnId, TxnState
+from ...proto.states import (
+    AckedEntry,
+    Blocked,
+    EntrySet,
+    Failure,
+    InitialPosition,
+    Isolation,
+    LastMessage,
+    TxnId,
+    TxnState,
+)
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
@@ -641,13 +650,10 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         durable = await topic.registry.subscribe(
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
         )
-    shared = options.type is not EXCLUSIVE  # else it has its own, whatever its name is
-        await _set_key_limits(topic, found, properties)
-        return found
         if not options.incarnation:  # one that connects again does not undo what an operator has changed
             await _set_key_limits(topic, durable, properties)
         return durable
-    shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
+    shared = options.type is not EXCLUSIVE  # else it has its own, whatever its name is
     if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
     if start is None:

@@ -250,6 +250,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
         subscription that does not exist yet begins with the first message that a broker stored then or later, in each
         partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
+
         Without `error_traceback` the dead letter of a message that was given back with an `error` tells its class and
         text, and not where it was raised.
 

@@ -33,16 +33,13 @@ from typing import Any, NamedTuple, TypeVar
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
+from ...proto.states import Failure
 from ...runtime.tasks import Tasks
 from ..common.checks import (
     ACKNOWLEDGED,
     DELAY,
-    INT64_MAX,
-from ...proto.states import Failure
-from ..common.checks import (
-    ACKNOWLEDGED,
-    DELAY,
     EXCEPTION,
+    INT64_MAX,
     PROPERTIES,
     PUBLISH_TIME,
     SOUGHT,

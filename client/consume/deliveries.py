@@ -587,9 +587,6 @@ def make_client_frames(
             yield {"seek": _seek(request_id, to, exact=durable or inclusive, inclusive=inclusive)}
 
 
-def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> wire.Seek:
-
-
 def _find_failures(entries: EntrySets, failures: Mapping[Position, Failure]) -> Iterator[wire.Failure]:
     """Yields why these entries are given back, the latest first, up to FAILURES_BYTES."""
     left = FAILURES_BYTES
@@ -602,7 +599,7 @@ def _find_failures(entries: EntrySets, failures: Mapping[Position, Failure]) -> 
             yield told
 
 
-def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
+def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> wire.Seek:
     """Returns the seek request. With `exact`, for a durable subscription, the broker moves the cursor to exactly that
     message (`find_first_wanted_id`), and the client filters nothing, because others may move the cursor back at any
     time. A reader filters the messages before its own `ReaderStart`."""

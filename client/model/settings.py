@@ -404,6 +404,8 @@ class ConsumerSettings:
             self.durable
             or (self.redelivery_order == "any" and self.dead_letter_policy is None and not self.enable_retry),
             "durable=False keeps nothing: no dead_letter_policy, no enable_retry, no redelivery_order='key'",
+        )
+        _require(
             self.debounce is None or (self.redelivery_order == "any" and (ordered or keyed)),
             "debounce needs an Exclusive, a Failover or a KeyShared consumer, in order, without redelivery_order",
         )

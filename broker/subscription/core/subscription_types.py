@@ -17,7 +17,6 @@ import msgspec
 
 from ....proto import states as subscription_types
 from ....proto.errors import InvalidConfiguration, InvalidRequest
-from ....proto.errors import InvalidRequest
 from .fair_shared import FairShared
 from .in_log_order import Exclusive, Failover
 from .key_limits import KeyLimits
@@ -62,7 +61,7 @@ TYPES: dict[int, SubscriptionType] = {
     each.number: each
     for each in (
         EXCLUSIVE,
-        SubscriptionType(1, "SHARED", Shared, FairShared),
+        SubscriptionType(1, "SHARED", Shared, fair=FairShared),
         SubscriptionType(2, "FAILOVER", Failover),
         SubscriptionType(3, "KEY_SHARED", KeyShared),
     )
