@@ -560,7 +560,7 @@ def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
         text = "It has delivered everything." if backlog == 0 else "It delivers."
-        return WhyStuck(False, blocked, (text,))
+        return WhyStuck(False, blocked, tuple(each for each in (text, _explain_filter(subscription)) if each))
     sentences = list[str]()
     waits = blocked is Blocked.OPEN_TRANSACTION
     stuck = waits or (backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP))

@@ -483,6 +483,17 @@ async def test_an_operator_sets_shows_and_tries_a_filter(at: At) -> None:
         assert at.filtering is None
 
 
+async def test_how_far_a_filter_got_is_said_also_while_nothing_is_stuck(at: At) -> None:
+    await at.consumer()
+    await at.send(*some("us", "us", "us"))
+    await until(lambda: at.filtering.judged == 3)
+    async with AdminClient(f"magnetar://{at.running.brokers[0].endpoint}") as admin:
+        found = await admin.why_stuck("filtered", "s")
+    assert found.sentences == (
+        "It has delivered everything.", "The filter has looked at 3 messages, and wants 0.",
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------- the SDK alone
 async def test_a_reader_drops_what_is_not_wanted_by_itself(at: At) -> None:
     await at.send(*some("us", "eu", "us"), batched=True)
