@@ -206,6 +206,7 @@ STATISTICS = {
     "negative_acknowledgements": (True, "messages that were negatively acknowledged"),
     "discarded_entries": (True, "malformed entries: `receive` raised ChecksumError, and they were acknowledged"),
     "filtered_messages": (True, "messages that came and that the filter does not want; the broker sends few of those"),
+    "expired_messages": (True, "messages that expired while they waited here, and were acknowledged"),
     "hook_failures": (True, "calls of hooks that raised"),
     "partitions": (False, "partitions"),
 }

@@ -51,6 +51,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, MagnetarError
+from ...proto.expiry import rename_in_letter
 from ...proto.names import (
     DELAY_TIME,
     EARLIEST,
@@ -234,7 +235,8 @@ class DeadLetterProducer:
                 message.entry.consumer.on_taken(message)
 
     async def move(self, message: Message) -> None:
-        await self._publish_copy(message, self.dead_letter_topic, _origin(message, self._subscription), None)
+        properties = rename_in_letter(_origin(message, self._subscription))
+        await self._publish_copy(message, self.dead_letter_topic, properties, None)
         self.moved += 1
 
     # ------------------------------------------------------------------ retries
@@ -248,7 +250,7 @@ class DeadLetterProducer:
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)
-            await self._publish_copy(message, self.dead_letter_topic, found, None)
+            await self._publish_copy(message, self.dead_letter_topic, rename_in_letter(found), None)
             self.moved += 1
             return
         found |= {RECONSUME_TIMES: str(times), DELAY_TIME: str(round(delay.total_seconds() * 1000))}
