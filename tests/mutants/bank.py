@@ -411,6 +411,15 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99f", subscriptions.rest_is_hidden_from_whole_ackers, "",
          f"{core}test_dispatch_walk.py::test_a_consumer_of_whole_entries_is_shown_whole_ones_and_ends_the_backlog",
          "consumers of seeds acknowledge by index"),
+        ("M99g", subscriptions.expired_is_redelivered, "",
+         "tests/broker/subscription/test_expiry.py::test_it_is_judged_again_at_each_redelivery_and_not_while_it_is_outstanding",
+         "messages of seeds do not expire"),
+        ("M99h", subscriptions.cancelled_although_delivered, "",
+         "tests/broker/session/test_cancel_delayed.py::test_it_is_refused_when_one_subscription_has_got_it_and_the_others_still_get_it",
+         "seeds cancel nothing"),
+        ("M99i", subscriptions.fired_again, "",
+         "tests/broker/session/test_schedules.py::test_a_broker_that_dies_at_any_step_leaves_a_fire_once",
+         "seeds have no schedules"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 
