@@ -76,6 +76,9 @@ BENCHMARKS = {
     "store-read": Benchmark("storage.reads", "ratio", "catch-up of a ledger of 128 KiB entries / raw file"),
     "store-read-small": Benchmark("storage.reads", "entries/s", "catch-up of a ledger of --size bytes entries"),
     "bookie-killed": Benchmark("failures", "ms", "longest time without an ack after kill -9 of a bookie, 3/3/2"),
+    "slow-bookie": Benchmark(
+        "storage.slow_bookie", "ratio", "p99 of appends, 3/3/2, beside a bookie ten times slower / three alike"
+    ),
     "broker-killed": Benchmark("failures", "ms", "kill -9 of the owner to the first ack by another, session 2 s"),
     "rolling": Benchmark("rolling", "ms", "p99 of pauses as brokers restart; bookies, drain, kill -9 in `detail`"),
     "repair": Benchmark("storage.repair", "MB/s", "copies of a dead bookie's --gib of 128 KiB entries, unlimited"),
@@ -164,6 +167,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("store-read-small", {"size": 1024}),
     ("store-gc", {}),
     ("bookie-killed", {"size": 1024}),
+    ("slow-bookie", {"rate": 500.0, "seconds": 10.0}),
     ("broker-killed", {"size": 1024}),
     ("rolling", {"size": 1024, "runs": 1}),
     ("repair", {}),

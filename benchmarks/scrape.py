@@ -43,8 +43,8 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
         name="s", is_durable=True, store=True, consumers={}, dispatcher=SimpleNamespace(
             unacked=number, held=(), policy=SimpleNamespace(by_keys=False)
         ),
-        deliveries=NO_DELIVERIES, dead_letters=None, pump=SimpleNamespace(blocked=Blocked.CAUGHT_UP),
-        reads_uncommitted=False,
+        deliveries=NO_DELIVERIES, dead_letters=None, expired=SimpleNamespace(count=0),
+        pump=SimpleNamespace(blocked=Blocked.CAUGHT_UP), reads_uncommitted=False,
         delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9 - backlog))),
     )  # fmt: skip
     cache = SimpleNamespace(recent=None, get=lambda position: None)

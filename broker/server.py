@@ -37,6 +37,7 @@ from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
 from .rest.protocol import RestProtocol
+from .session.schedules import ScheduleRunner
 from .subscription.core.subscription_types import ENTRY_POINTS, load_installed_types
 from .topic.topic import Topic
 
@@ -73,6 +74,7 @@ class Broker:
                 ("Transactions", later.make_lazy_transaction_service(self.topic_manager)),
             )
         }  # fmt: skip
+        self.schedules = ScheduleRunner(self.topic_manager)
         self.rest = RestProtocol(self.topic_manager, self._services)
         self._world = world
         self._config = config
@@ -133,6 +135,8 @@ class Broker:
         self.background.start_supervised("broker-load", self._report_load)
         self.background.start_supervised("broker-orders", self._follow_orders)
         self.background.start_supervised("broker-members", self._read_members)
+        self.background.start_supervised("broker-schedules", self.schedules.run)
+        self.background.start_supervised("broker-schedules-watch", self.schedules.follow)
         if config.state_memory_bytes:
             self.background.start_supervised("broker-memory", self._measure_memory)
 

@@ -40,6 +40,9 @@ COMMANDS = {
     "transactions": LazyCommand(
         ".admin.transactions", "transactions", "Transactions, half messages: list, show, abort, …"
     ),
+    "schedules": LazyCommand(
+        ".admin.schedules", "schedules", "Schedules of topics: create, list, show, delete, pause, resume, run-now."
+    ),
     "schemas": LazyCommand(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
     "spark": LazyCommand(".admin.cluster", "spark", "Spark's streaming queries that hold data: queries, forget."),
     "brokers": LazyCommand(".admin.cluster", "brokers", "Brokers of the cluster."),

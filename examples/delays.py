@@ -1,4 +1,4 @@
-"""Delays: a message is stored now and delivered later.
+"""Delays: a message is stored now and delivered later, or never: it expires, or is cancelled.
 
     python examples/delays.py magnetar://localhost:7650
 """
@@ -21,6 +21,9 @@ def main(service_url: str) -> None:
         producer.send(b"in two seconds", deliver_after=timedelta(seconds=2))
         producer.send(b"at a time", deliver_at=int((begin + 1) * 1000))  # ms since the epoch
         producer.send(b"now")
+        producer.send(b"too late", expires_at=int(begin * 1000))  # it has expired: no consumer gets it
+        taken_back = producer.send(b"taken back", deliver_after=timedelta(seconds=1))
+        print("cancelled for", producer.cancel(taken_back))
 
         received = []
         for _ in range(3):

@@ -29,6 +29,8 @@
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
     /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
+    /schedules/<tenant>/<ns>/<topic>            SchedulesRecord: of a topic, or of all partitions of a topic
+    /scheduled/<tenant>/<ns>/<topic>/<name>     ScheduleProgressRecord: how far a schedule has come
     /schemas/<tenant>/<ns>/<topic>              SchemaListRecord: of a topic, or of all partitions of a topic
     /schemas/<tenant>/<ns>/<topic>/<version>    SchemaRecord
     /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
@@ -73,6 +75,8 @@ BROKER_POLICIES = "/policies/@brokers"
 """A path that belongs to no tenant, because `encode_segment` encodes an @."""
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
+SCHEDULES = "/schedules"
+SCHEDULED = "/scheduled"
 TRANSACTIONS = "/transactions/settings"
 COORDINATORS = "/transactions/coordinators"
 
@@ -218,6 +222,25 @@ def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
     return f"{schemas(tenant_, namespace_, topic_)}/{version}"
+
+
+def schedules_of(tenant_: str, namespace_: str) -> str:
+    """Returns the path of the schedules of a namespace."""
+    return f"{SCHEDULES}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
+
+
+def schedules(tenant_: str, namespace_: str, topic_: str) -> str:
+    """Returns the path of a topic's schedules; `topic_` must be without the suffix of a partition."""
+    return f"{schedules_of(tenant_, namespace_)}/{encode_segment(topic_)}"
+
+
+def scheduled_of(tenant_: str, namespace_: str, topic_: str) -> str:
+    return f"{SCHEDULED}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
+
+
+def scheduled(tenant_: str, namespace_: str, topic_: str, name: str) -> str:
+    """Returns the path of the progress of a topic's schedule."""
+    return f"{scheduled_of(tenant_, namespace_, topic_)}/{encode_segment(name)}"
 
 
 def coordinator(number: int) -> str:

@@ -558,6 +558,50 @@ class IncarnationsRecord(Record, frozen=True, kw_only=True):
     incarnations: tuple[Incarnation, ...] = ()
 
 
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py)."""
+
+    name: str
+    id: str  # random: another schedule of this name has another one
+    topic_ms: int  # when its topic was created: it is not of a topic that was made anew
+    cron: str = ""
+    every_ms: int = 0
+    at_ms: int = 0
+    zone: str = "UTC"
+    payload: bytes = b""
+    key: str | None = None
+    properties: dict[str, str] = {}
+    missed: str = "skip"
+    is_paused: bool = False
+    created_ms: int = 0
+    since_ms: int = 0  # only fires after that count: its creation, or the end of its last pause
+
+
+class SchedulesRecord(Record, frozen=True, kw_only=True):
+    """The record of the schedules of a topic, or of all partitions of a topic."""
+
+    kind = 66
+    schedules: tuple[Schedule, ...] = ()
+
+
+class ScheduleProgressRecord(Record, frozen=True, kw_only=True):
+    """The record of how far a schedule has come. `firing`: the times for which messages may be in the log already,
+    because their publishing began. The log of `partition` ended then with the entry `last_ledger`:`last_entry`, and
+    `log_end` was the index of its next message."""
+
+    kind = 67
+    id: str  # of the schedule
+    decided_ms: int  # what is due up to then was published or dropped
+    firing: tuple[int, ...] = ()
+    partition: int = -1
+    last_ledger: int = -1
+    last_entry: int = -1
+    log_end: int = 0
+    fired: int = 0  # messages
+    dropped: int = 0  # missed fires
+    problem: str = ""  # why the last attempt failed
+
+
 _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
@@ -566,7 +610,7 @@ _KINDS: dict[int, type[Record]] = {
         CursorRecord, DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord,
         RepairLockRecord, RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
         SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
-        IncarnationsRecord,
+        IncarnationsRecord, SchedulesRecord, ScheduleProgressRecord,
     )
 }  # fmt: skip
 

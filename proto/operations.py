@@ -307,8 +307,43 @@ TRACE_MESSAGE: Operation[values.MessageTrace] = _topic(
     help="Returns what has become of a message: whether the topic has it, and its state in each subscription.",
     routes=(HttpRoute("GET", "/trace", "What has become of a message.", answer="MessageTrace"),),
 )  # fmt: skip
+CANCEL_DELAYED: Operation[values.CancelledMessage] = _topic(
+    "CancelDelayed", make_topic_rule(Permission.PRODUCE, "topic"), method="cancel_delayed",
+    takes=(
+        RequestField("ledger_id", int, "Of its id."), RequestField("entry_id", int, "Of its id."),
+        RequestField("batch_index", int, "Of its id; -1: the whole entry."),
+    ),
+    help="Acknowledges a delayed message for every subscription. NotAllowed: one of them has got it, or it is due.",
+)  # fmt: skip
 FIND_MESSAGES: Operation[values.FoundMessages] = _topic("FindMessages", CONSUME)
 EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
+
+# ------------------------------------------------------------------------------------ schedules
+_PRODUCE = make_topic_rule(Permission.PRODUCE, "topic")
+_SCHEDULE = (PathPart("schedule", "name"),)
+CREATE_SCHEDULE: Operation[None] = Operation("CreateSchedule", _PRODUCE)
+LIST_SCHEDULES: Operation[tuple[values.ScheduleStats, ...]] = Operation("ListSchedules", _PRODUCE)
+DELETE_SCHEDULE: Operation[None] = Operation(
+    "DeleteSchedule", _PRODUCE, takes=(RequestField("name", str, "Of the schedule."),), method="delete_schedule",
+    help="Deletes a schedule. NotFound: the topic has none of that name.",
+    routes=(HttpRoute("DELETE", "/schedules/{schedule}", "Deletes a schedule.", parts=_SCHEDULE),),
+)  # fmt: skip
+PAUSE_SCHEDULE: Operation[None] = Operation(
+    "PauseSchedule", _PRODUCE, method="pause_schedule",
+    takes=(RequestField("name", str, "Of the schedule."), RequestField("paused", bool, "False: it goes on.")),
+    help="Pauses a schedule, or lets it go on. What was due meanwhile is not made up for.",
+    routes=(
+        HttpRoute("POST", "/schedules/{schedule}/pause", "It does not fire.", name="pause_schedule",
+             parts=_SCHEDULE, fixed=(("paused", True),)),
+        HttpRoute("POST", "/schedules/{schedule}/resume", "It fires again.", name="resume_schedule",
+             parts=_SCHEDULE, fixed=(("paused", False),)),
+    ),
+)  # fmt: skip
+RUN_SCHEDULE: Operation[None] = Operation(
+    "RunSchedule", _PRODUCE, takes=(RequestField("name", str, "Of the schedule."),), method="run_schedule",
+    help="Publishes the message of a schedule once, now. After an error it may have been published.",
+    routes=(HttpRoute("POST", "/schedules/{schedule}/run", "Publishes its message now.", parts=_SCHEDULE),),
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------ subscriptions
 LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(

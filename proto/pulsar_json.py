@@ -9,6 +9,7 @@ order. Transactions and half messages have forms of our own, which REST answers;
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .statistics import (
         CoordinatorTransactions,
         HalfStats,
+        ScheduleStats,
         SubscriptionStats,
         TopicStats,
         TransactionHere,
@@ -79,7 +81,7 @@ SUBSCRIPTION = _table({
     "msgBacklog": "backlog", "msgBacklogNoDelayed": lambda found: max(0, found.backlog - found.delayed),
     "msgDelayed": "delayed", "delayedMessageIndexBuckets": "delayed_buckets",
     "delayedMessageIndexSizeInBytes": "delayed_memory_bytes", "pendingTransactions": "pending_transactions",
-    "pendingEntries": "pending_entries", "unackedMessages": "unacked",
+    "pendingEntries": "pending_entries", "totalMsgExpired": "expired", "unackedMessages": "unacked",
     "nonContiguousDeletedMessagesRanges": "acked_ranges",
     "consumers": lambda found: [pick(CONSUMER, each, OF_CONSUMER) for each in found.consumers],
     "markDeletePositions": lambda found: [str(found.mark_delete)], "blocked": "blocked",
@@ -150,6 +152,20 @@ def half_message_to_json(found: HalfStats) -> dict[str, Any]:
         "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
         "checkKey": found.check_key, "ageMs": found.age_ms, "unknown": found.unknown, "members": found.members,
         "bytes": found.bytes, "topics": list(found.topics), "reason": found.reason,
+    }  # fmt: skip
+
+
+def schedule_to_json(found: ScheduleStats) -> dict[str, Any]:
+    """Returns the JSON form of a schedule. A payload that is not UTF-8 is shown as base64."""
+    try:
+        payload = {"payload": found.payload.decode()}
+    except UnicodeDecodeError:
+        payload = {"payloadBase64": b64encode(found.payload).decode()}
+    return {
+        "name": found.name, "cron": found.cron, "everyMs": found.every_ms, "atMs": found.at_ms, "zone": found.zone,
+        **payload, "key": found.key, "properties": found.properties, "missed": found.missed, "status": found.status,
+        "paused": found.paused, "createdMs": found.created_ms, "nextMs": found.next_ms, "lastMs": found.last_ms,
+        "fired": found.fired, "dropped": found.dropped,
     }  # fmt: skip
 
 

@@ -182,6 +182,7 @@ class SubscriptionStats:
     filtered: int = 0  # messages of them that are not wanted, and acknowledged
     filtered_entries: int = 0  # entries in which nothing is wanted
     shown_unwanted: int = 0  # messages that are not wanted and not hidden: a consumer does not acknowledge by index
+    expired: int = 0  # messages that were acknowledged because their own time had passed, since it was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +409,38 @@ class MessageTrace:
 
     stored: str  # a sentence
     subscriptions: tuple[MessageState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledMessage:
+    """A delayed message that was cancelled. `cancelled`: the subscriptions for which it was still delayed, and is
+    acknowledged now; `acknowledged`: those for which it was acknowledged before, as by an earlier request."""
+
+    cancelled: tuple[str, ...]
+    acknowledged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStats:
+    """A schedule of a topic, and what has become of it. Exactly one of `cron`, `every_ms` and `at_ms` is set. Times are
+    in ms since the epoch; 0: there is none."""
+
+    name: str
+    cron: str
+    every_ms: int
+    at_ms: int
+    zone: str
+    payload: bytes
+    key: str  # empty: none
+    properties: dict[str, str]
+    missed: str  # what happens to missed fires: skip, last or all
+    status: str  # waits, paused, done; or why it cannot fire
+    paused: bool
+    created_ms: int
+    next_ms: int
+    last_ms: int  # the last fire
+    fired: int  # messages
+    dropped: int  # missed fires that were not made up for
 
 
 @dataclass(frozen=True, slots=True)

@@ -534,20 +534,22 @@ class Progress(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., earliest_index: _Optional[int] = ..., position: _Optional[int] = ..., end_index: _Optional[int] = ..., note: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry", "failure")
+    __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry", "broker_ms", "failure")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     REDELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACKED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BROKER_MS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     redelivery_count: int
     acked_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
     entry: bytes
+    broker_ms: int
     failure: Failure
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., redelivery_count: _Optional[int] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., entry: _Optional[bytes] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., redelivery_count: _Optional[int] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., entry: _Optional[bytes] = ..., broker_ms: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("request_id", "error", "start")
@@ -1892,7 +1894,7 @@ class DrainingSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., unacked_entries: _Optional[int] = ..., blocked_attempts: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries", "held_keys", "filter", "judged", "filtered", "filtered_entries", "shown_unwanted")
+    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries", "held_keys", "filter", "judged", "filtered", "filtered_entries", "shown_unwanted", "expired")
     BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
@@ -1924,6 +1926,7 @@ class SubscriptionStats(_message.Message):
     FILTERED_FIELD_NUMBER: _ClassVar[int]
     FILTERED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     SHOWN_UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
     backlog_bytes: int
     oldest_ms: int
     dispatch_throttled: int
@@ -1955,7 +1958,8 @@ class SubscriptionStats(_message.Message):
     filtered: int
     filtered_entries: int
     shown_unwanted: int
-    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ..., filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ...) -> None: ...
+    expired: int
+    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ..., filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ..., expired: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id", "role", "connected_ms")
@@ -2521,6 +2525,130 @@ class TraceMessageReply(_message.Message):
     stored: str
     subscriptions: _containers.RepeatedCompositeFieldContainer[MessageState]
     def __init__(self, stored: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[MessageState, _Mapping]]] = ...) -> None: ...
+
+class CancelDelayedRequest(_message.Message):
+    __slots__ = ("topic", "ledger_id", "entry_id", "batch_index")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    ledger_id: int
+    entry_id: int
+    batch_index: int
+    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
+
+class CancelDelayedReply(_message.Message):
+    __slots__ = ("cancelled", "acknowledged")
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: _containers.RepeatedScalarFieldContainer[str]
+    acknowledged: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cancelled: _Optional[_Iterable[str]] = ..., acknowledged: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TopicName(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class ScheduleName(_message.Message):
+    __slots__ = ("topic", "name")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class PauseScheduleRequest(_message.Message):
+    __slots__ = ("topic", "name", "paused")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    paused: bool
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., paused: bool = ...) -> None: ...
+
+class CreateScheduleRequest(_message.Message):
+    __slots__ = ("topic", "name", "cron", "every_ms", "at_ms", "zone", "payload", "key", "properties", "missed")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    cron: str
+    every_ms: int
+    at_ms: int
+    zone: str
+    payload: bytes
+    key: str
+    properties: _containers.ScalarMap[str, str]
+    missed: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., at_ms: _Optional[int] = ..., zone: _Optional[str] = ..., payload: _Optional[bytes] = ..., key: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., missed: _Optional[str] = ...) -> None: ...
+
+class ScheduleStats(_message.Message):
+    __slots__ = ("name", "cron", "every_ms", "at_ms", "zone", "payload", "key", "properties", "missed", "status", "paused", "created_ms", "next_ms", "last_ms", "fired", "dropped")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    EVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cron: str
+    every_ms: int
+    at_ms: int
+    zone: str
+    payload: bytes
+    key: str
+    properties: _containers.ScalarMap[str, str]
+    missed: str
+    status: str
+    paused: bool
+    created_ms: int
+    next_ms: int
+    last_ms: int
+    fired: int
+    dropped: int
+    def __init__(self, name: _Optional[str] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., at_ms: _Optional[int] = ..., zone: _Optional[str] = ..., payload: _Optional[bytes] = ..., key: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., missed: _Optional[str] = ..., status: _Optional[str] = ..., paused: bool = ..., created_ms: _Optional[int] = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., fired: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class SchedulesReply(_message.Message):
+    __slots__ = ("schedules",)
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    schedules: _containers.RepeatedCompositeFieldContainer[ScheduleStats]
+    def __init__(self, schedules: _Optional[_Iterable[_Union[ScheduleStats, _Mapping]]] = ...) -> None: ...
 
 class FoundEntry(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "entry", "acked_batch_indexes")

@@ -395,7 +395,7 @@ class _TaskWriter:
             producer = known.get((topic, partition)) or self._producer(topic, partition)
             text, raw = _key(key)
             given = _properties(properties) if properties else None
-            extras = Extras(given, text, None, None, None, False, event_time, None, None, raw, False, self._txn)
+            extras = Extras(given, text, None, None, None, False, event_time, None, None, raw, txn=self._txn)
             try:
                 producer.enqueue(value, done, extras)
             except ProducerQueueIsFull:

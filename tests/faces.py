@@ -55,7 +55,7 @@ FACES = (
         opens="__init__ create_producer subscribe create_reader pull_consumer create_table_view",
     ),
     Face(
-        Producer, "ForkReopenedFacade[AsyncProducer]", waits="prepare send_many flush",
+        Producer, "ForkReopenedFacade[AsyncProducer]", waits="prepare send_many cancel flush",
         calls="producer_name last_sequence_id",
         hooks="_half: Callable[[AsyncHalf], Half]",
     ),

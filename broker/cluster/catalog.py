@@ -72,6 +72,14 @@ def _policies_path(topic: TopicName) -> str:
     return paths.topic_policies(topic.tenant, topic.namespace, topic.local)
 
 
+async def _schedule_deletions(store: MetadataStore, topic: TopicName) -> list[Delete]:
+    """Returns the operations that delete the schedules of a topic, and how far they have come."""
+    where = topic.tenant, topic.namespace, topic.local
+    names = await store.children(paths.scheduled_of(*where)) if topic.persistent else []
+    progress = [Delete(f"{paths.scheduled_of(*where)}/{each}") for each in names]
+    return [Delete(paths.schedules(*where)), *progress] if topic.persistent else []
+
+
 async def _any_number(_: NamespaceName) -> int:
     return 0
 
@@ -264,6 +272,14 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
+    async def read_created_ms(self, topic: TopicName) -> int:
+        """Returns when the topic or partition was created (ms since the epoch), which distinguishes it from deleted
+        topics of its name. Raises TopicNotFound if it does not exist."""
+        found = await get_record(self._store, _topic_path(topic), TopicRecord)
+        if found is None:
+            raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
+        return found[0].created_ms
+
     async def count_or_create_partitions(self, topic: TopicName, *, by_use: bool = False) -> int:
         """Returns the number of partitions like `count_partitions`. Creates a missing topic with the namespace's
         default number of partitions, if automatic creation is allowed. With `by_use`, a topic that would have no
@@ -448,7 +464,7 @@ class Catalog:
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
-            operations.append(Delete(_policies_path(topic)))
+            operations += [Delete(_policies_path(topic)), *await _schedule_deletions(self._store, topic)]
         await deletions.commit_ledger_deletions(self._store, ledgers, operations)
 
     async def get_partitioned_record(self, topic: TopicName) -> PartitionedRecord | None:
@@ -478,6 +494,7 @@ class Catalog:
             Delete(still.path, still.expected),
             *also,
             *([Delete(_policies_path(topic))] if topic.persistent else []),
+            *await _schedule_deletions(self._store, topic),
         ])  # fmt: skip
 
     def _new(self) -> TopicRecord:

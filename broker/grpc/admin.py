@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
-from ...metadata.records import NamespaceRecord, TenantRecord
+from ...metadata.records import NamespaceRecord, Schedule, TenantRecord
 from ...proto import statistics as values
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, NotFound
@@ -30,10 +30,12 @@ from ...proto.policies import decode, encode
 from ...proto.schema import encode_version
 from ...proto.statistics import (
     BacklogAnalysis,
+    CancelledMessage,
     FoundMessages,
     MessageTrace,
     OrphanLedger,
     Orphans,
+    ScheduleStats,
     SchemaTest,
     SkippedLost,
 )
@@ -46,6 +48,7 @@ from ..session import inspection, settings, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
 from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
+from ..session.schedules import ScheduleCatalog
 from ..session.summaries import (
     ClusterSummaries,
     TopicPageQuery,
@@ -124,6 +127,31 @@ class MessageAdminService:
     async def trace_message(self, request: wire.TraceMessageRequest, context: CallContext) -> MessageTrace:
         position = Position(request.ledger_id, request.entry_id)
         return trace_message(await self._topic(request.topic), position, request.batch_index)
+
+    async def cancel_delayed(self, request: wire.CancelDelayedRequest, context: CallContext) -> CancelledMessage:
+        position, backlogs = Position(request.ledger_id, request.entry_id), await self._backlogs(request.topic)
+        return await backlogs.cancel_delayed(position, request.batch_index)
+
+    async def create_schedule(self, request: wire.CreateScheduleRequest, context: CallContext) -> None:
+        schedule = Schedule(
+            name=request.name, id="", topic_ms=0, cron=request.cron, every_ms=request.every_ms, at_ms=request.at_ms,
+            zone=request.zone or "UTC", payload=request.payload, key=request.key or None,
+            properties=dict(request.properties), missed=request.missed or "skip",
+        )  # fmt: skip
+        await ScheduleCatalog(self._broker).create(TopicName.parse(request.topic), schedule)
+
+    async def list_schedules(self, request: wire.TopicName, context: CallContext) -> list[ScheduleStats]:
+        return await ScheduleCatalog(self._broker).list_stats(TopicName.parse(request.topic))
+
+    async def delete_schedule(self, request: wire.ScheduleName, context: CallContext) -> None:
+        await ScheduleCatalog(self._broker).delete(TopicName.parse(request.topic), request.name)
+
+    async def pause_schedule(self, request: wire.PauseScheduleRequest, context: CallContext) -> None:
+        topic = TopicName.parse(request.topic)
+        await ScheduleCatalog(self._broker).pause(topic, request.name, paused=request.paused)
+
+    async def run_schedule(self, request: wire.ScheduleName, context: CallContext) -> None:
+        await ScheduleCatalog(self._broker).run_now(TopicName.parse(request.topic), request.name)
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze_backlog(request.name))

@@ -306,7 +306,7 @@ def encode_deliveries(
     ledger_id, size = -1, 0
     for _, entry, count, acked in deliveries:
         assert isinstance(entry, StoredEntry)
-        whole = not (count or acked)
+        whole = not (count or acked or entry.expiry is not None)
         if run and (not whole or entry.position[0] != ledger_id or size >= ITEM_BYTES_MAX):
             items.append(_together(ledger_id, run, head))
             run, size = [], 0
@@ -354,10 +354,11 @@ def _parts(
     failure: Failure | None = None,
 ) -> tuple[Buffer, ...]:
     ledger_id, entry_id = entry.position
-    if redelivery_count or acked_indexes or not entry_id:
+    if redelivery_count or acked_indexes or not entry_id or entry.expiry is not None:
         delivery = wire.Delivery(
-            ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
-        )
+            ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count,
+            acked_batch_indexes=acked_indexes, broker_ms=entry.expiry.told_ms if entry.expiry is not None else 0,
+        )  # fmt: skip
         if failure is not None:
             delivery.failure.CopyFrom(wire.Failure(**failure._asdict()))
         head = delivery.SerializeToString()

@@ -21,6 +21,7 @@ from ...metadata.records import TopicLedger
 from ...proto.checksum import JOINED_BYTES_MIN
 from ...proto.entry import CHECKED_FROM
 from ...proto.errors import BackPressure, LedgerClosed, MagnetarError
+from ...proto.expiry import EntryExpiry
 from ...proto.names import Position
 from ...proto.states import TxnId
 from ...runtime.clock import Clock
@@ -50,12 +51,13 @@ class Publish(QueuedPublish):
     """An entry on its way from the frame in which it arrived to its receipt. The producer, the queue of the log and the
     writer of the ledger share this object."""
 
-    __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "name", "numbers", "publisher",
-                 "timestamp_ms", "txn")  # fmt: skip
+    __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "expiry", "name", "numbers",
+                 "publisher", "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
         self, publisher: LogOutcomePort, client_part: Buffer, numbers: SequenceRange, *, count: int,
         deliver_at_ms: int = 0, txn: TxnId | None = None, name: str = "", checksum: int | None = None,
+        expiry: EntryExpiry | None = None,
     ) -> None:  # fmt: skip
         self.frames: tuple[Buffer, ...] = ()  # here, and not by its bases: three calls a message less
         self.size, self.header, self.tail = 0, b"", None
@@ -72,6 +74,7 @@ class Publish(QueuedPublish):
                 checksum, self.client_bytes - CHECKED_FROM
             )  # what it covers, once it was compared
         self.deliver_at_ms = deliver_at_ms
+        self.expiry = expiry
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
 
@@ -220,7 +223,7 @@ class LogAppender:
             cache.add(
                 StoredEntry(
                     position, publish.frames, publish.count, index, size, publish.timestamp_ms, publish.numbers.uuid,
-                    publish.deliver_at_ms,
+                    publish.deliver_at_ms, None, publish.expiry,
                 )
             )  # fmt: skip
             if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from ...proto.entry import find_distinct_keys, get_chunk_uuid, key_of_single_message, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
+from ...proto.expiry import EntryExpiry, find_entry_expiry
 from ...proto.names import Position, compute_key_slot
 from ...runtime.files import Buffer
 from .unfolding import is_entry_slow_to_parse
@@ -29,12 +30,13 @@ class StoredEntry:
     indexes."""
 
     __slots__ = (
-        "_slots", "chunk_of", "count", "deliver_at_ms", "frames", "index", "position", "size", "timestamp_ms",
+        "_slots", "chunk_of", "count", "deliver_at_ms", "expiry", "frames", "index", "position", "size", "timestamp_ms",
     )  # fmt: skip
 
     def __init__(
         self, position: Position, frames: tuple[Buffer, ...], count: int, index: int, size: int, timestamp_ms: int,
         chunk_of: str = "", deliver_at_ms: int = 0, slots: tuple[int, ...] | None = None,
+        expiry: EntryExpiry | None = None,
     ) -> None:  # fmt: skip
         self.chunk_of = chunk_of  # uuid of the message, of which this is one of several entries
         self.position = position
@@ -43,6 +45,7 @@ class StoredEntry:
         self.size = size
         self.timestamp_ms = timestamp_ms
         self.deliver_at_ms = deliver_at_ms  # no consumer gets it before; 0: at once
+        self.expiry = expiry  # None: none of its messages expires
         self.frames = frames  # broker-part and client-part, in one piece or several
         self._slots = slots
 
@@ -50,14 +53,15 @@ class StoredEntry:
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
         """Parses an entry from the bytes that a bookie returned, and returns it. Raises CorruptEntry if the bytes do
         not parse."""
-        index, timestamp_ms, metadata, _ = parse_stored_head(entry)
+        index, timestamp_ms, metadata, offset = parse_stored_head(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
         else:
             count, slots = 1, _slots_of_one(metadata)  # now: the head takes 1 KB, and is not kept
         chunk_of = get_chunk_uuid(metadata) if metadata.num_chunks_from_msg > 1 else ""
         return cls(
-            position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots
+            position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots,
+            find_entry_expiry(metadata, entry, offset),
         )  # fmt: skip
 
     @property

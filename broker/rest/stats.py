@@ -187,9 +187,10 @@ def _subscription(
     store = loaded.store if loaded is not None else None
     activity = loaded.activity if loaded is not None else ActivityTimes()
     return {
-        **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
-        **pick(SUBSCRIPTION, found, "msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay unackedMessages "
-               "earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"), "type": title(found.type) or "None",
+        **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0,
+        **pick(SUBSCRIPTION, found, "totalMsgExpired msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay "
+               "unackedMessages earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"),
+        "type": title(found.type) or "None",
         "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,

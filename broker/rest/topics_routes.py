@@ -9,6 +9,7 @@ Also in this file, below its heading: statistics of topics and partitions (stati
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from ...proto import operations as op
 from ...proto.errors import InvalidRequest, InvalidSchema, MagnetarError, NotFound, NotOwner
 from ...proto.names import TopicName
 from ...proto.policies import check_properties
+from ...proto.pulsar_json import schedule_to_json
 from ...proto.schema import encode_version, format_schema_definition, make_schema_info
 from ...proto.statistics import TopicSchema, TopicStats
 from ..cluster.bundles_core import find_topic_bundle_name
@@ -130,6 +132,53 @@ async def schema_metadata(call: RestRequest) -> object:
     found = await call.call_local(op.LIST_SCHEMAS, name=_topic(call))
     index = [{"ledgerId": -1, "entryId": -1, "version": each.version} for each in found]
     return {"info": index[-1] if index else None, "index": index}
+
+
+@register_route("POST", TOPIC + "/cancel-delayed",
+    "Delivers a delayed message to no subscription: `ledger_id`, `entry_id`, and of a batch perhaps `batch_index`.",
+       answer="{cancelled, acknowledged}")  # fmt: skip
+async def cancel_delayed(call: RestRequest) -> object:
+    ledger_id, entry_id, index = (call.query.get(each, "") for each in ("ledger_id", "entry_id", "batch_index"))
+    found = await call.call_local(
+        op.CANCEL_DELAYED, topic=call.topic.full, ledger_id=call.parse_number(ledger_id, "ledger_id"),
+        entry_id=call.parse_number(entry_id, "entry_id"),
+        batch_index=call.parse_number(index, "batch_index", least=-1) if index else -1,
+    )  # fmt: skip
+    return {"cancelled": list(found.cancelled), "acknowledged": list(found.acknowledged)}
+
+
+class ScheduleBody(msgspec.Struct):
+    """The JSON form of a schedule in requests. The payload is text, or base64."""
+
+    cron: str = ""
+    everyMs: int = 0
+    atMs: int = 0
+    zone: str = "UTC"
+    payload: str = ""
+    payloadBase64: str = ""
+    key: str = ""
+    properties: dict[str, str] | None = None
+    missed: str = "skip"
+
+
+@register_route("POST", TOPIC + "/schedules/{schedule}", "Creates a schedule: one of `cron`, `everyMs` and `atMs`.",
+       body="{cron, everyMs, atMs, zone, payload, payloadBase64, key, properties, missed}")  # fmt: skip
+async def create_schedule(call: RestRequest) -> None:
+    given = call.parse_body(ScheduleBody)
+    try:
+        payload = b64decode(given.payloadBase64, validate=True) if given.payloadBase64 else given.payload.encode()
+    except ValueError as error:
+        raise HttpError(f"payloadBase64 is no base64: {error}") from error
+    await call.call_local(
+        op.CREATE_SCHEDULE, topic=call.topic.full, name=call.names["schedule"], cron=given.cron,
+        every_ms=given.everyMs, at_ms=given.atMs, zone=given.zone, payload=payload, key=given.key,
+        properties=given.properties or {}, missed=given.missed,
+    )  # fmt: skip
+
+
+@register_route("GET", TOPIC + "/schedules", "The schedules of a topic.", answer="[{name, cron, …, status}]")
+async def list_schedules(call: RestRequest) -> object:
+    return [schedule_to_json(each) for each in await call.call_local(op.LIST_SCHEDULES, topic=call.topic.full)]
 
 
 # ---------------------------------------------------------------------------------------------------- statistics

@@ -8,11 +8,12 @@ Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_exami
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ...proto.entry_filter import FILTER, FILTER_PROPERTIES
-from ...proto.errors import InvalidRequest, NotAllowed, Unavailable
+from ...proto.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
 from ...proto.names import LATEST, MessageId, Position, TopicName
 from ...proto.operations import Permission
 from ...proto.states import AckedEntry
@@ -30,6 +31,9 @@ from ..topic import statistics as backlog
 from ..topic import statistics as examine
 from ..topic.admission_core import backlog_bytes
 from ..topic.topic import Topic
+
+if TYPE_CHECKING:
+    from ...proto.statistics import CancelledMessage
 
 # --------------------------------------------------------------------------------------------------------- start
 # Where a cursor is placed that starts at a message, or is moved to it.
@@ -147,6 +151,30 @@ class EntryWithHiddenMessages(msgspec.Struct, frozen=True):
     hidden: list[int]
 
 
+def _is_acked(subscription: Subscription, position: Position, bits: int) -> bool:
+    """Returns True if the messages `bits` of the entry are acknowledged."""
+    cursor = subscription.cursor
+    return cursor.is_acked(position) or not bits & ~sum(1 << each for each in cursor.acked_indexes(position))
+
+
+def _why_delivered(subscription: Subscription, position: Position, bits: int) -> str | None:
+    """Returns how far the delivery of a message has come that is not due yet; None if the subscription has not got it.
+    The words follow the name of the subscription. Types that deliver in log order do not delay messages."""
+    cursor, dispatcher = subscription.cursor, subscription.dispatcher
+    if _is_acked(subscription, position, bits):
+        return "has acknowledged it" if subscription.consumers and not dispatcher.delaying else None
+    if cursor.is_done(position) or cursor.acked_or_pending_bits(position) & bits:
+        return "acknowledges it in an open transaction"
+    if (member := dispatcher.find_consumer_of_entry(position)) is not None:
+        return f"has delivered it to consumer {member.name!r}"
+    if position in dispatcher.held or cursor.redelivery_count(position):
+        return "has delivered it, and it failed"
+    delays = dispatcher.delays
+    if position < dispatcher.read_position and not (delays is not None and delays.is_delayed(position)):
+        return "has taken it back from a consumer"
+    return None
+
+
 class SubscriptionAdministration:
     """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker."""
 
@@ -158,6 +186,48 @@ class SubscriptionAdministration:
         every = self._topic.subscriptions
         names = [name] if name else [name for name, each in every.items() if each.is_durable]
         return [self._topic.find_subscription(each) for each in names]
+
+    # ------------------------------------------------------------------ cancelling
+    async def cancel_delayed(self, position: Position, batch_index: int) -> CancelledMessage:
+        """Acknowledges a delayed message for each durable subscription, so that none of them gets it. `batch_index`:
+        its place in its batch; -1: the whole entry. A message in chunks is cancelled whole. Returns when that is
+        durable. May be repeated: what was acknowledged before is named in the answer.
+
+        Raises NotFound if the topic has no such message, or its transaction has not committed; NotAllowed if it is not
+        delayed any more, or a subscription has got it. Nothing is changed then. If it raises another error, some
+        subscriptions may not get the message, and the caller repeats the request.
+        """
+        from ...proto.statistics import CancelledMessage  # somebody asks, so it is loaded
+
+        topic, now_ms = self._topic, self._topic.world.clock.wall_ms()
+        log, shape = topic.log, topic.shown.shape
+        if not shape.has_visible_entry(position) or shape.skipped_lost_range_end(position) is not None:
+            raise NotFound(f"topic {topic.name} has no message {position} that consumers may get")
+        entry = await log.reader.read_entry(position)
+        if batch_index >= entry.count:
+            raise InvalidRequest(f"entry {position} has {entry.count} messages, and none with index {batch_index}")
+        if entry.deliver_at_ms <= now_ms:
+            why = "its delivery time has come" if entry.deliver_at_ms else "it has no delivery time"
+            raise NotAllowed(f"message {position} of {topic.name} is not cancelled: {why}")
+        places: Sequence[Position] = (position,)
+        if entry.chunk_of and (found := await find_whole_message(log, entry, shape.before(shape.start), now_ms)):
+            places = found.places
+        bits = 1 << batch_index if batch_index >= 0 and entry.count > 1 else (1 << entry.count) - 1
+        every = self._named("")
+        for each in every:
+            for place in places:
+                if (got := _why_delivered(each, place, bits)) is not None:
+                    text = f"message {position} of {topic.name} is not cancelled: subscription {each.name!r} {got}"
+                    raise NotAllowed(text, subscription=each.name)
+        cancelled = [each for each in every if not all(_is_acked(each, place, bits) for place in places)]
+        for each in cancelled:
+            for place in places:
+                each.acks.ack_messages(place, bits, entry.count)
+            each.skip_entries((), parts=True)
+        for each in every:
+            await each.wait_durable()
+        names = frozenset(each.name for each in cancelled)
+        return CancelledMessage(tuple(sorted(names)), tuple(sorted({each.name for each in every} - names)))
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:

@@ -184,6 +184,7 @@ async def collect_subscription_stats(
         held_keys=tuple(list_held_keys(topic, subscription)),
         filter=filtering.filter, judged=filtering.judged, filtered=filtering.filtered,
         filtered_entries=filtering.filtered_entries, shown_unwanted=filtering.shown_unwanted,
+        expired=subscription.expired.count,
     )  # fmt: skip
 
 

@@ -226,6 +226,12 @@ class SubscriptionAcks:
         if self._cursor.ack_first_messages(position, messages):
             self._dispatcher.on_acked(None, position)
 
+    def ack_messages(self, position: Position, bits: int, size: int) -> None:
+        """Acknowledges the messages `bits` of a batch of `size` messages that is not outstanding. None of them may be
+        pending in a transaction."""
+        if self._cursor.ack_messages_of_batch(position, bits, size) or self._cursor.is_done(position):
+            self._dispatcher.on_acked(None, position)
+
     def find_outstanding_entries(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Yields those entries of `sets` that are outstanding at the consumer, as lists of positions. Each list is one
         step, after which the caller may let other tasks run. Raises InvalidRequest if a set cannot be parsed."""

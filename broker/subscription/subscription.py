@@ -51,6 +51,7 @@ from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import HeldBackEntries
 from .delays import DelayedDelivery
+from .expiry import ExpiredMessages
 from .filtering import SubscriptionFilter
 from .pump import SubscriptionDeliveryPump
 
@@ -84,9 +85,8 @@ class Subscription:
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
-        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "filter_asked", "filtering", "index_clients",
-        "isolation", "log", "name",
-        "pump", "store", "type",
+        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "expired", "filter_asked", "filtering",
+        "index_clients", "isolation", "log", "name", "pump", "store", "type",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +119,7 @@ class Subscription:
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
         self.acks = TransactionalAcks(log.shape, cursor, self.dispatcher)
+        self.expired = ExpiredMessages(self)
         self.pump = SubscriptionDeliveryPump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
@@ -134,6 +135,12 @@ class Subscription:
     @property
     def is_durable(self) -> bool:
         return self.store is not None
+
+    @property
+    def acknowledges_by_index(self) -> bool:
+        """Returns True if every connected consumer acknowledges the messages of a batch one by one, so that some of
+        them may be hidden from it."""
+        return all(each.member.acks_by_index for each in self.consumers.values())
 
     def apply(self, applied: AppliedPolicies) -> None:
         """Applies changed policies of the topic to this subscription."""
@@ -417,10 +424,11 @@ class Subscription:
             self.acks.ack_first_messages(self.log.shape.after(mark), messages)
         self._on_mark_moved()
 
-    def skip_entries(self, positions: Sequence[Position]) -> None:
+    def skip_entries(self, positions: Sequence[Position], *, parts: bool = False) -> None:
         """Acknowledges entries that no consumer can receive, such as lost or malformed ones. Entries that are
-        acknowledged in an open transaction stay pending."""
-        if positions:
+        acknowledged in an open transaction stay pending. `parts`: True if the caller has acknowledged messages of
+        other entries just now."""
+        if positions or parts:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
                 self.acks.ack(None, [AckedEntry(position) for position in positions])
             self._on_mark_moved()

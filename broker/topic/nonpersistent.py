@@ -192,7 +192,10 @@ class NonPersistentLog:
         span.last_entry, span.end_index = span.last_entry + 1, index + 1
         position, size = Position(span.ledger_id, span.last_entry), len(stored)
         self.reader.add(
-            StoredEntry(position, (stored,), count=publish.count, index=index, size=size, timestamp_ms=now_ms)
+            StoredEntry(
+                position, (stored,), count=publish.count, index=index, size=size, timestamp_ms=now_ms,
+                expiry=publish.expiry,
+            )
         )
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._confirm_taken)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...proto.entry import get_sequence_id, parse_checked_head
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotOwner
+from ...proto.expiry import find_entry_expiry
 from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
 from ...runtime.access import LOCAL, Principal
@@ -170,7 +171,7 @@ class Producer:
             if why is not None:
                 return self._refuse(client_part, why)
         try:
-            metadata, _, checksum, unfolded = parse_checked_head(client_part)
+            metadata, offset, checksum, unfolded = parse_checked_head(client_part)
             txn = transaction_id_of(metadata) if metadata.HasField("txnid_most_bits") else None
         except CorruptEntry as error:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
@@ -207,6 +208,7 @@ class Producer:
             self, client_part, numbers,
             count=metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1,
             deliver_at_ms=metadata.deliver_at_time, txn=txn, name=metadata.producer_name, checksum=checksum,
+            expiry=find_entry_expiry(metadata, client_part, offset),
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:

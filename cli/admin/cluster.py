@@ -302,9 +302,12 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
         stuck = [{"subscription": name, **asdict(session.admin.why_stuck(part, name))} for name in names]
         kept = [] if subscription else [asdict(each) for each in session.admin.why_kept(part).ledgers]
         found.append({"topic": part, "subscriptions": stuck, "ledgers": kept})
+    idle = [] if subscription else _idle_schedules(session, topic)
     if session.out.is_structured:
-        session.out.print_document(found)
+        session.out.print_document([*found, *idle])
         return
+    for one in idle:
+        click.echo(escape_controls(f"{one['topic']}\n  schedule {one['schedule']}: {one['status']}"))
     for each in found:
         click.echo(each["topic"])
         for one in each["subscriptions"]:
@@ -312,6 +315,21 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
         for ledger in each["ledgers"]:
             text = f"{format_count(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
             click.echo(f"  ledger {ledger['ledger_id']} ({text}): {ledger['sentence']}")
+
+
+def _idle_schedules(session: Session, topic: str) -> list[dict[str, Any]]:
+    """Returns the schedules of a topic that are due and do not fire. A caller that may not produce sees none."""
+    from ...proto.errors import NotFound, Unauthorized
+
+    try:
+        found = session.admin.schedules(topic)
+    except (Unauthorized, NotFound):
+        return []
+    late = ("cannot fire", "due", "its topic")
+    return [
+        {"topic": topic, "schedule": each.name, "status": each.status}
+        for each in found if each.status.startswith(late)
+    ]  # fmt: skip
 
 
 brokers = LazyGroup(

@@ -135,6 +135,36 @@ def find(
     click.echo("\n".join(said), err=True)
 
 
+def _named_message(session: Session, topic: str, message_id: str) -> tuple[str, dict[str, int]]:
+    """Returns the partition of a message, and the parts of its id that operations take."""
+    wanted = parse_message_id(message_id)
+    parts = session.admin.parts(topic)
+    if len(parts) > 1:
+        if not 0 <= (partition := wanted.partition()) < len(parts):
+            raise click.UsageError("of a topic with partitions the id is LEDGER:ENTRY:PARTITION, or name the partition")
+        parts = parts[partition : partition + 1]
+    return parts[0], {
+        "ledger_id": wanted.ledger_id(), "entry_id": wanted.entry_id(), "batch_index": wanted.batch_index()
+    }
+
+
+@session_command()
+def cancel_delayed(session: Session, topic: str, message_id: str) -> None:
+    """Cancel a delayed message: it counts as acknowledged for every subscription, and no consumer gets it. Refused when
+    its time has come, or a subscription has got it already. Who may produce to the topic may do this.
+
+    Example: magnetar topics cancel-delayed orders 17:3
+    """
+    part, parts_of_id = _named_message(session, topic, message_id)
+    found = session.admin.cancel_delayed(part, **parts_of_id)
+    if session.out.is_structured:
+        session.out.print_document({"topic": part, **asdict(found)})
+        return
+    click.echo(f"message {message_id} of {part} is cancelled for {format_count(len(found.cancelled), 'subscription')}")
+    for name in found.acknowledged:
+        click.echo(f"subscription {name} had acknowledged it already")
+
+
 @session_command()
 def trace(session: Session, topic: str, message_id: str) -> None:
     """Show what has become of a message: whether the topic has it, and for each subscription whether it is
@@ -147,19 +177,13 @@ def trace(session: Session, topic: str, message_id: str) -> None:
     Example: magnetar topics trace orders 17:3
     """
     wanted = parse_message_id(message_id)
-    parts = session.admin.parts(topic)
-    if len(parts) > 1:
-        if not 0 <= (partition := wanted.partition()) < len(parts):
-            raise click.UsageError("of a topic with partitions the id is LEDGER:ENTRY:PARTITION, or name the partition")
-        parts = parts[partition : partition + 1]
-    found = session.admin.trace_message(
-        parts[0], ledger_id=wanted.ledger_id(), entry_id=wanted.entry_id(), batch_index=wanted.batch_index()
-    )
-    rows = [{"topic": parts[0], **asdict(each), "letter": None} for each in found.subscriptions]
+    part, parts_of_id = _named_message(session, topic, message_id)
+    found = session.admin.trace_message(part, **parts_of_id)
+    rows = [{"topic": part, **asdict(each), "letter": None} for each in found.subscriptions]
     is_gone = found.stored.startswith("The topic has no such message: ")
     rows += [
-        {"topic": parts[0], "subscription": name, "state": "", "detail": "", "letter": None}
-        for name in (session.admin.subscriptions(parts[0]) if is_gone else ())
+        {"topic": part, "subscription": name, "state": "", "detail": "", "letter": None}
+        for name in (session.admin.subscriptions(part) if is_gone else ())
     ]  # fmt: skip
     unseen = _add_letters(session, [each for each in rows if each["state"] in ("acknowledged", "")], wanted)
     rows = [each for each in rows if each["state"]]

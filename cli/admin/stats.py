@@ -48,10 +48,10 @@ _SUMMED = (
 _OF_SUBSCRIPTION = (
     "backlogSize earliestMsgPublishTimeInBacklog dispatchRateLimitedTimes type durable msgBacklog msgBacklogNoDelayed "
     "msgDelayed delayedMessageIndexBuckets delayedMessageIndexSizeInBytes pendingTransactions pendingEntries "
-    "unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked activeConsumerName "
-    "blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery drainingHashesCount "
-    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys filter filterProcessedMsgCount "
-    "filterAcceptedMsgCount filterRejectedMsgCount filteredEntries shownUnwanted"
+    "totalMsgExpired unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked "
+    "activeConsumerName blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery "
+    "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys filter "
+    "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filteredEntries shownUnwanted"
 )
 """Names of proto/pulsar_json.py, in the order of the JSON."""
 SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")

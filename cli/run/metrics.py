@@ -522,6 +522,7 @@ async def _topics(
     oldest = series("subscription_oldest_unacked_seconds", "gauge", text)
     out = series("subscription_messages_out_total", "counter", "Subscription: messages delivered.")
     again = series("subscription_redelivered_messages_total", "counter", "Subscription: delivered again.")
+    past = series("subscription_expired_messages_total", "counter", "Subscription: their own time had passed.")
     letters = series("subscription_dead_letters_total", "counter", "Subscription: entries moved as dead letters.")
     blocked = series("subscription_blocked", "gauge", "Subscription: 1; what waits is not delivered, for this reason.")
     text = "Subscription: Key_Shared; how long the longest held key has kept others of its slot waiting; 0: none does."
@@ -555,6 +556,7 @@ async def _topics(
                     got, moves = subscription.deliveries, subscription.dead_letters
                     out(f"{whose}{got.messages}\n")
                     again(f"{whose}{got.redelivered}\n")
+                    past(f"{whose}{subscription.expired.count}\n")
                     letters(f"{whose}{0 if moves is None else moves.letters}\n")
                     backlog = count_unacknowledged_from_memory(log, subscription)
                     reason = find_blocked_reason(topic, subscription, backlog)

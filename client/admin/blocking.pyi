@@ -76,6 +76,16 @@ class Admin(ClosedAfterWith):
         s.
         """
 
+    def cancel_delayed(
+        self,
+        topic: str,
+        *,
+        ledger_id: int = 0,
+        entry_id: int = 0,
+        batch_index: int = 0,
+    ) -> values.CancelledMessage:
+        """Acknowledges a delayed message for every subscription. NotAllowed: one of them has got it, or it is due."""
+
     def change_setting(self, *, name: str = "", value: str = "") -> None:
         """Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value."""
 
@@ -107,6 +117,28 @@ class Admin(ClosedAfterWith):
         topics are created when they are first used; `default_partitions`: the number of partitions of such a topic.
         """
 
+    def create_schedule(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str = "",
+        every_s: float = 0,
+        at_ms: int = 0,
+        zone: str = "UTC",
+        payload: bytes = b'',
+        key: str = "",
+        properties: Mapping[str, str] | None = None,
+        missed: str = "skip",
+    ) -> None:
+        """Creates a schedule: the owner of the topic publishes `payload` at set times, each time once. One of three
+        says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of a second or more; `at_ms`,
+        once, in ms since the epoch. `missed`: what happens to times at which no broker could publish: "skip" drops
+        them, "last" makes up for the latest, "all" for the latest 100.
+
+        Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if it would never fire.
+        """
+
     def create_subscription(
         self,
         topic: str,
@@ -134,6 +166,9 @@ class Admin(ClosedAfterWith):
 
     def delete_namespace(self, name: str, *, force: bool = False) -> None:
         """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
+
+    def delete_schedule(self, topic: str, *, name: str = "") -> None:
+        """Deletes a schedule. NotFound: the topic has none of that name."""
 
     def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
         """Deletes the schemas of a topic. Returns the newest version that was deleted; None: the topic had no schema.
@@ -325,6 +360,9 @@ class Admin(ClosedAfterWith):
         returns only its own name.
         """
 
+    def pause_schedule(self, topic: str, *, name: str = "", paused: bool = False) -> None:
+        """Pauses a schedule, or lets it go on. What was due meanwhile is not made up for."""
+
     def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
         """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
         subscription.
@@ -388,6 +426,14 @@ class Admin(ClosedAfterWith):
     def rollback_half(self, half: TxnId | str) -> None:
         """Drops a half message, also a parked one, without publishing it. Raises NotFound; TransactionEnded if the half
         message was committed already.
+        """
+
+    def run_schedule(self, topic: str, *, name: str = "") -> None:
+        """Publishes the message of a schedule once, now. After an error it may have been published."""
+
+    def schedules(self, topic: str) -> list[values.ScheduleStats]:
+        """Returns the schedules of a topic, sorted by name: when each fires next, what it has fired, and, if it cannot
+        fire, why.
         """
 
     def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:

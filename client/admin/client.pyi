@@ -84,6 +84,25 @@ class AdminClient(ClosedAfterAsyncWith):
     ) -> values.MessageTrace:
         """Returns what has become of a message: whether the topic has it, and its state in each subscription."""
 
+    async def cancel_delayed(
+        self,
+        topic: str,
+        *,
+        ledger_id: int = 0,
+        entry_id: int = 0,
+        batch_index: int = 0,
+    ) -> values.CancelledMessage:
+        """Acknowledges a delayed message for every subscription. NotAllowed: one of them has got it, or it is due."""
+
+    async def delete_schedule(self, topic: str, *, name: str = "") -> None:
+        """Deletes a schedule. NotFound: the topic has none of that name."""
+
+    async def pause_schedule(self, topic: str, *, name: str = "", paused: bool = False) -> None:
+        """Pauses a schedule, or lets it go on. What was due meanwhile is not made up for."""
+
+    async def run_schedule(self, topic: str, *, name: str = "") -> None:
+        """Publishes the message of a schedule once, now. After an error it may have been published."""
+
     async def subscriptions(self, topic: str) -> list[str]:
         """Returns the names of the durable subscriptions, sorted."""
 
@@ -208,6 +227,28 @@ class AdminClient(ClosedAfterAsyncWith):
     ) -> None:
         """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
         topics are created when they are first used; `default_partitions`: the number of partitions of such a topic.
+        """
+
+    async def create_schedule(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str = "",
+        every_s: float = 0,
+        at_ms: int = 0,
+        zone: str = "UTC",
+        payload: bytes = b'',
+        key: str = "",
+        properties: Mapping[str, str] | None = None,
+        missed: str = "skip",
+    ) -> None:
+        """Creates a schedule: the owner of the topic publishes `payload` at set times, each time once. One of three
+        says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of a second or more; `at_ms`,
+        once, in ms since the epoch. `missed`: what happens to times at which no broker could publish: "skip" drops
+        them, "last" makes up for the latest, "all" for the latest 100.
+
+        Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if it would never fire.
         """
 
     async def create_subscription(
@@ -460,6 +501,11 @@ class AdminClient(ClosedAfterAsyncWith):
     async def rollback_half(self, half: TxnId | str) -> None:
         """Drops a half message, also a parked one, without publishing it. Raises NotFound; TransactionEnded if the half
         message was committed already.
+        """
+
+    async def schedules(self, topic: str) -> list[values.ScheduleStats]:
+        """Returns the schedules of a topic, sorted by name: when each fires next, what it has fired, and, if it cannot
+        fire, why.
         """
 
     async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:

@@ -76,6 +76,29 @@ async def parts(self: OperationCaller, topic: str) -> list[str]:
     return [name.with_partition(i).full for i in range(await partitions(self, topic))] or [name.full]
 
 
+async def create_schedule(
+    self: OperationCaller, topic: str, name: str, *, cron: str = "", every_s: float = 0, at_ms: int = 0,
+    zone: str = "UTC", payload: bytes = b"", key: str = "", properties: Mapping[str, str] | None = None,
+    missed: str = "skip",
+) -> None:  # fmt: skip
+    """Creates a schedule: the owner of the topic publishes `payload` at set times, each time once. One of three
+    says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of a second or more; `at_ms`,
+    once, in ms since the epoch. `missed`: what happens to times at which no broker could publish: "skip" drops
+    them, "last" makes up for the latest, "all" for the latest 100.
+
+    Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if it would never fire."""
+    await self._call(
+        op.CREATE_SCHEDULE, topic=to_full_topic_name(topic), name=name, cron=cron, every_ms=round(1000 * every_s),
+        at_ms=at_ms, zone=zone, payload=payload, key=key, properties=dict(properties or {}), missed=missed,
+    )  # fmt: skip
+
+
+async def schedules(self: OperationCaller, topic: str) -> list[values.ScheduleStats]:
+    """Returns the schedules of a topic, sorted by name: when each fires next, what it has fired, and, if it cannot
+    fire, why."""
+    return await self._all(op.LIST_SCHEDULES, topic=to_full_topic_name(topic))
+
+
 async def owner(self: OperationCaller, topic: str) -> str:
     """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
     partitions."""

@@ -379,12 +379,24 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
         txn: Transaction | None = None,
+        expires_at: datetime | int | None = None,
+        expires_in: timedelta | float | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
         If any failed, raises the exception of the first failure, when all messages have outcomes.
         """
         return self._run(self._current().send_many(**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
+
+    def cancel(self, message_id: MessageId) -> list[str]:
+        """Cancels a delayed message of this topic: no subscription gets it. Returns the names of the subscriptions for
+        which it was still delayed, when that is durable. May be called again after an error.
+
+        Raises NotAllowedError if its time has come, or a subscription has got it; TopicNotFound if the topic has no
+        such message, or its transaction has not committed. A subscription that is created later from an earlier
+        position gets the message.
+        """
+        return self._run(self._current().cancel(message_id))
 
     def flush(self) -> None:
         """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 from weakref import finalize
 
@@ -218,6 +218,8 @@ class Producer(ProducerFacade):
         deliver_after: timedelta | None = None,
         *,
         txn: Transaction | None = None,
+        expires_at: datetime | int | None = None,
+        expires_in: timedelta | float | None = None,
     ) -> None:
         """Sends a message and returns at once; `callback(Result, MessageId)` is called in the loop thread when the
         outcome is known."""
@@ -230,6 +232,7 @@ class Producer(ProducerFacade):
             properties is None and partition_key is None and ordering_key is None and sequence_id is None
             and replication_clusters is None and (disable_replication is False or disable_replication is None)
             and event_timestamp is None and deliver_at is None and deliver_after is None
+            and expires_at is None and expires_in is None
         ):  # fmt: skip
             try:
                 if txn is None:
@@ -243,6 +246,7 @@ class Producer(ProducerFacade):
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after, txn=asyncio_transaction_of(txn),
+            expires_at=expires_at, expires_in=expires_in,
         )  # fmt: skip
         self._enqueue(content, callback, extras)
 
@@ -277,11 +281,15 @@ class Producer(ProducerFacade):
         deliver_after: timedelta | None = None,
         *,
         txn: Transaction | None = None,
+        expires_at: datetime | int | None = None,
+        expires_in: timedelta | float | None = None,
     ) -> MessageId:
         """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
         its Result.
 
-        `txn`: the message counts when that transaction commits (docs/transactions.md)."""
+        `txn`: the message counts when that transaction commits (docs/transactions.md). `expires_at` (a datetime with a
+        time zone, or ms since the epoch) or `expires_in` (seconds from now): consumers do not get the message from then
+        on, by the broker's clock (docs/sdk.md)."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if threading.get_ident() == self._thread.ident:
@@ -293,6 +301,7 @@ class Producer(ProducerFacade):
             properties is None and partition_key is None and ordering_key is None and sequence_id is None
             and replication_clusters is None and (disable_replication is False or disable_replication is None)
             and event_timestamp is None and deliver_at is None and deliver_after is None and txn is None
+            and expires_at is None and expires_in is None
         ):  # fmt: skip
             try:
                 producer.add(content, outcome)
@@ -302,6 +311,7 @@ class Producer(ProducerFacade):
             extras = Extras(
                 properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
                 event_timestamp, deliver_at, deliver_after, txn=asyncio_transaction_of(txn),
+                expires_at=expires_at, expires_in=expires_in,
             )  # fmt: skip
             producer = self._enqueue(content, outcome, extras)
         producer.flush_soon()

@@ -207,6 +207,23 @@ RANGES = ParameterCheck(
         isinstance(pair, list | tuple) and len(pair) == 2 and all(type(each) is int for each in pair) for pair in pairs
     ), True,
 )  # fmt: skip
+
+LIFETIME_S_MAX = 10**9
+"""Longest `expires_in` in seconds: 31 years."""
+
+
+def _is_expiry(value: Any) -> bool:
+    if isinstance(value, datetime):
+        return value.tzinfo is not None and value.timestamp() > 0
+    at_ms: int = value
+    return 0 < at_ms <= INT64_MAX
+
+
+def _is_lifetime(value: Any) -> bool:
+    seconds: float = value.total_seconds() if isinstance(value, timedelta) else value
+    return 0 < seconds <= LIFETIME_S_MAX
+
+
 MESSAGE: Table = {
     "properties": PROPERTIES,
     "partition_key": TEXT_OR_NONE,
@@ -224,6 +241,13 @@ MESSAGE: Table = {
         "ms since the epoch, a whole number from 0 to 2**63-1", (int,), lambda value: 0 <= value <= INT64_MAX, True
     ),
     "deliver_after": DELAY._replace(optional=True),
+    "expires_at": ParameterCheck(
+        "a datetime with a time zone after 1970, or ms since the epoch, a whole number from 1 to 2**63-1",
+        (datetime, int), _is_expiry, True,
+    ),
+    "expires_in": ParameterCheck(
+        "seconds above 0 and up to 10**9, or such a timedelta", (int, float, timedelta), _is_lifetime, True
+    ),
     "callback": CALLBACK,
 }  # fmt: skip
 

@@ -207,6 +207,7 @@ STATISTICS = {
     "discarded_entries": (True, "malformed entries: `receive` raised ChecksumError, and they were acknowledged"),
     "filtered_messages": (True, "messages that came and that the filter does not want; the broker sends few of those"),
     "superseded_messages": (True, "with debounce: older messages of a key, which were acknowledged and not received"),
+    "expired_messages": (True, "messages that expired while they waited here, and were acknowledged"),
     "hook_failures": (True, "calls of hooks that raised"),
     "partitions": (False, "partitions"),
 }

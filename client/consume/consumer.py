@@ -526,6 +526,7 @@ class Consumer(ClosedAfterAsyncWith):
             "delivered_bytes": sum(each.core.delivered_bytes for each in self.partitions),
             "acknowledgements": sum(each.acks.acknowledged for each in self.partitions),
             "negative_acknowledgements": sum(each.core.negatively_acknowledged for each in self.partitions),
+            "expired_messages": sum(each.deliveries.expired for each in self.partitions),
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
             "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
             "hook_failures": self.hooks.failures if self.hooks is not None else 0,

@@ -52,6 +52,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, MagnetarError
+from ...proto.expiry import rename_in_letter
 from ...proto.names import (
     DELAY_TIME,
     EARLIEST,
@@ -254,7 +255,7 @@ class DeadLetterProducer:
         found, failure = _origin(message, self._subscription), message.entry.consumer.find_failure(message)
         if failure is not None:
             found |= failure.to_properties(message.redelivery_count())
-        await self._publish_copy(message, self.dead_letter_topic, found, None)
+        await self._publish_copy(message, self.dead_letter_topic, rename_in_letter(found), None)
         self.moved += 1
 
     # ------------------------------------------------------------------ retries
@@ -270,7 +271,7 @@ class DeadLetterProducer:
         found = {**_origin(message, self._subscription), **told, **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)
-            await self._publish_copy(message, self.dead_letter_topic, found, None)
+            await self._publish_copy(message, self.dead_letter_topic, rename_in_letter(found), None)
             self.moved += 1
             return
         found |= {RECONSUME_TIMES: str(times), DELAY_TIME: str(round(delay.total_seconds() * 1000))}

@@ -106,6 +106,7 @@ class DeliveredEntries:
         self.discarded = 0  # entries that are malformed
         self.filtered = 0  # messages that came and are not wanted
         self._filter = parse_filter(settings.filter.strip()) if settings.filter is not None else None
+        self.expired = 0  # messages that expired while they waited here
         self._came: list[Message] = []
         self._charged = self._hidden = self._bytes = 0
         self._consumer = consumer
@@ -119,7 +120,7 @@ class DeliveredEntries:
         self._crypto_said = -inf  # when the log was told last that something is not decrypted
         self._memory = memory
         # arguments of `split_entry`, in order
-        self._folded: deque[tuple[bytes, Position, int, Sequence[int]]] = deque()
+        self._folded: deque[tuple[bytes, Position, int, Sequence[int], float | None]] = deque()
         self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
         self._taken: deque[int] = deque()  # … less these, which it took
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms) or not settings.durable
@@ -150,7 +151,8 @@ class DeliveredEntries:
                     told = one.failure
                     failure = Failure(told.error, told.message, told.traceback, told.consumer)
                     self._consumer.remember_failure(position, failure)
-                came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes)
+                clock_ms = one.broker_ms - 1000 * self._clock() if one.broker_ms else None
+                came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes, clock_ms)
             else:
                 return frame
         return None
@@ -185,7 +187,7 @@ class DeliveredEntries:
         return True
 
     def compressed_positions(self) -> list[Position]:
-        return [position for _, position, _, _ in self._folded]
+        return [position for _, position, *_ in self._folded]
 
     def discard_waiting_entries(self) -> int:
         """Drops the entries that wait in compressed form, and sets the memory counted for large entries to 0. Called
@@ -194,7 +196,7 @@ class DeliveredEntries:
         self._taken.clear()
         self._memory.decompressed_bytes -= self._unfolded
         self._unfolded = 0
-        permits = sum(max(0, count_declared_messages(entry) - len(acked)) for entry, _, _, acked in self._folded)
+        permits = sum(max(0, count_declared_messages(entry) - len(acked)) for entry, _, _, acked, _ in self._folded)
         self._folded.clear()
         return permits
 
@@ -240,14 +242,15 @@ class DeliveredEntries:
 
     # ------------------------------------------------------------------------------ one entry
     def split_entry(
-        self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
+        self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = (),
+        clock_ms: float | None = None,
     ) -> Sequence[Message]:
         """Splits the entry at `position` into messages and returns the messages for the application; an empty sequence
         if there are none. `redelivered`: the redelivery count; `acked`: the batch indexes that are acknowledged
-        already."""
+        already; `clock_ms`: how far the broker's clock is ahead of this process's, if messages of the entry expire."""
         core = self._core
         if self._folded:
-            self._folded.append((entry, position, redelivered, acked))
+            self._folded.append((entry, position, redelivered, acked, clock_ms))
             return ()
         try:
             received, wanted, body = decode_messages(
@@ -256,6 +259,7 @@ class DeliveredEntries:
             if body is not None and core.has_withheld_entries:
                 core.release(position)
             received.stream = core.permits.stream
+            received.broker_clock_ms = clock_ms if self._durable else None
             if wanted is None:
                 wanted = self._take_chunk(
                     received, bytes(entry[received.header.payload_offset :]) if body is None else body
@@ -263,7 +267,7 @@ class DeliveredEntries:
             elif core.chunks.incomplete:
                 core.on_unchunked_entry(received.header.producer_name, position, self._clock())
         except DecompressionDeferred:
-            self._folded.append((entry, position, redelivered, acked))
+            self._folded.append((entry, position, redelivered, acked, clock_ms))
             return ()
         except CorruptEntry as error:
             self._bytes += len(entry)
@@ -284,7 +288,7 @@ class DeliveredEntries:
             self._hidden += received.charged
             return ()
         wanted[-1].permits = received.charged  # free when the last message is taken
-        if self._permits_of_each:
+        if self._permits_of_each or wanted[0].entry.broker_clock_ms is not None:  # each is asked about when it is taken
             divide_permits(received, wanted)
         if self.slots is not None:
             self._record_slots(self.slots, wanted[0].entry, keyed)

@@ -184,6 +184,8 @@ class Listening:
         while (message := self._inbox.pop_nowait()) is not None:
             if isinstance(message, DamagedMessage):
                 self._inbox.count_taken(message)  # raises its error
+            elif message.entry.broker_clock_ms is not None and message.entry.consumer.drop_if_expired(message):
+                self._inbox.count_taken(message)  # what expires later is with the listener
             elif not queues.add(place_of_message(message), self._key_of(message), message):
                 self._counted.repeated += 1  # its permits are free; the one that it repeats settles both
                 self._inbox.count_taken(message)

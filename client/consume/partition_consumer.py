@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
+from ...proto.expiry import EXPIRES_AT, parse_expires_at
 from ...proto.names import Position, TopicName
 from ...proto.states import Failure
 from ..common.closing import DueTimer
@@ -163,6 +164,17 @@ class PartitionConsumer:
     def find_failure(self, message: Message) -> Failure | None:
         """Returns why the message was given back last; None if that is not known."""
         return self._failures.get(message.entry.position)
+
+    def drop_if_expired(self, message: Message) -> bool:
+        """Acknowledges the message, and returns whether it has expired since it was delivered. By the broker's clock:
+        what it was at the delivery, and the time that has passed here since."""
+        offset_ms = message.entry.broker_clock_ms
+        at_ms = parse_expires_at(message.properties().get(EXPIRES_AT)) if offset_ms is not None else 0
+        if not at_ms or offset_ms is None or at_ms > offset_ms + 1000 * self._now():
+            return False
+        self.deliveries.expired += 1
+        self.acknowledge(message)
+        return True
 
     def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken` at an unknown place. Wakes the event loop, so that it processes

@@ -63,6 +63,16 @@ class ReceiverQueue:
                 return  # they left meanwhile
 
     def take_nowait(self) -> Message | None:
+        """Removes the first message that has not expired, and returns it; returns None if the queue has none."""
+        while True:
+            message = self._take_first()
+            if message is None or not message.permits:
+                return message
+            entry = message.entry
+            if entry.broker_clock_ms is None or not entry.consumer.drop_if_expired(message):
+                return message
+
+    def _take_first(self) -> Message | None:
         try:
             for message in self._first:  # no call of `popleft`: Ctrl-C would fall between it and its result
                 if not message.permits:

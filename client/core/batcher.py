@@ -13,6 +13,9 @@ above all assigned ids *goes back* (`OutgoingBatch.goes_back`): it is alone in i
 id; where publishes are deduplicated the broker drops it. After a time-out `allow_sequence_id_reuse` lets the program
 name the same ids again as if they were new, because their outcome is unknown.
 
+Messages that expire (proto/expiry.py) share batches with others: the head of the entry says which of them expire, in
+RUNS_MAX runs at most, and a message that would need a further run begins the next batch.
+
 With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
 messages without a key share a batch. With `batch_by` there is one open batch per combination of the values of these
 properties, so that a filter by them wants all messages of an entry or none; a property that a message lacks is a value
@@ -39,6 +42,7 @@ from typing import Any
 
 from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, encode_item_prefix, join_client_part
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
+from ...proto.expiry import EXPIRES_AT, RUNS_MAX, ExpiryRun, add_expiry_run, extends_last_run, parse_expires_at
 from ...proto.names import Position
 from ...proto.summary import SummaryBuilder
 from .transaction import TransactionPort
@@ -92,8 +96,8 @@ class OutgoingBatch:
     last of them has the callback, and all share the list `chunks` of the positions at which chunks are stored."""
 
     __slots__ = (
-        "born", "callbacks", "chunks", "connections", "dense", "entry", "goes_back", "highest", "items", "key",
-        "message", "ordering_key", "payload_bytes", "sequence_id", "size", "summary", "txn", "waiters",
+        "born", "callbacks", "chunks", "connections", "dense", "entry", "expiring", "goes_back", "highest", "items",
+        "key", "message", "ordering_key", "payload_bytes", "sequence_id", "size", "summary", "txn", "waiters",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -115,6 +119,7 @@ class OutgoingBatch:
         self.waiters: list[Any] | None = None
         self.txn: TransactionPort | None = None
         self.summary: SummaryBuilder | None = None
+        self.expiring: list[ExpiryRun] | None = None  # of its messages, those that expire
 
     @property
     def message_count(self) -> int:
@@ -292,7 +297,7 @@ class Batcher:
     def _batch_for(
         self, batch: OutgoingBatch | None, message: OutgoingMessage, size: int, sequence_id: int
     ) -> OutgoingBatch:
-        if batch is not None and batch.size + size > self._bytes_max:
+        if batch is not None and (batch.size + size > self._bytes_max or _has_too_many_runs(batch, message)):
             named = self._named
             self.close()
             batch, self._named = None, named
@@ -316,6 +321,10 @@ class Batcher:
                 batch.summary = SummaryBuilder(self._summarized)
         if batch.summary is not None:
             batch.summary.add(message.properties)
+        if EXPIRES_AT in message.properties and (at_ms := parse_expires_at(message.properties[EXPIRES_AT])):
+            if batch.expiring is None:
+                batch.expiring = []
+            add_expiry_run(batch.expiring, batch.message_count, at_ms)
         batch.items += (prefix, message.payload)
         batch.callbacks.append(callback)
         batch.size += len(prefix) + len(message.payload)
@@ -337,6 +346,15 @@ class Batcher:
                 continue
             assert batch.sequence_id > last, "batches are in the order of their sequence ids"
             last = batch.highest
+
+
+def _has_too_many_runs(batch: OutgoingBatch, message: OutgoingMessage) -> bool:
+    """Returns whether the message would need a further run of messages that expire together, and the batch has no room
+    for one."""
+    runs = batch.expiring
+    if runs is None or len(runs) < RUNS_MAX or not (at_ms := parse_expires_at(message.properties.get(EXPIRES_AT))):
+        return False
+    return not extends_last_run(runs, batch.message_count, at_ms)
 
 
 def _single_metadata(message: OutgoingMessage, sequence_id: int | None) -> SingleMessageMetadata:
@@ -405,4 +423,6 @@ def encode_batch_entry(
         metadata.partition_key = batch.key
     if batch.ordering_key is not None:
         metadata.ordering_key = batch.ordering_key
+    if batch.expiring is not None:
+        metadata.expiry_runs.extend(number for run in batch.expiring for number in run)
     return encode_batch(metadata, batch.items, batch.message_count, encrypt)

@@ -83,6 +83,11 @@ class ReceivingConsumer(Protocol):
         effect."""
         ...
 
+    def drop_if_expired(self, message: Message) -> bool:
+        """Acknowledges the message, and returns whether it has expired since it was delivered, so that the application
+        does not get it. Called for messages of entries that have a `broker_clock_ms`."""
+        ...
+
     def acknowledge(self, which: Message) -> None: ...
     def remember_failure(self, position: Position, failure: Failure) -> None:
         """Fact: a message of the entry was given back for this reason."""
@@ -103,6 +108,7 @@ class ReceivedEntry:
     """An entry that a consumer received, with the fields that all messages of the entry share."""
 
     __slots__ = (
+        "broker_clock_ms",
         "charged",
         "chunks",
         "consumer",
@@ -134,6 +140,7 @@ class ReceivedEntry:
         self.size = header.num_messages
         self.charged = self.size  # permits that the broker took for it (client/core/redelivery.py)
         self.unfolded = 0  # bytes of memory that are counted until the application takes it; 0 of nearly all
+        self.broker_clock_ms: float | None = None  # what to add to this process's clock; None: no message expires
         self.stream = 0  # over which it came: its permits are those of that stream
         self.published_ms = 0  # by the broker's clock, ms since the epoch; 0: not known
         self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
@@ -426,6 +433,9 @@ class _Unconnected(ReceivingConsumer):
     def on_taken(self, message: Message) -> None: ...
     def on_put_back(self, message: Message) -> None: ...
     def on_dequeue_interrupted(self) -> None: ...
+    def drop_if_expired(self, message: Message) -> bool:
+        return False
+
     def acknowledge(self, which: Message) -> None: ...
     def remember_failure(self, position: Position, failure: Failure) -> None:
         pass

@@ -17,11 +17,12 @@ import asyncio
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import Busy, ConnectionLost, MagnetarError, ProducerBusy, ProducerFenced, from_wire
+from ...proto.expiry import EXPIRES_AT
 from ...proto.names import Position, TopicName
 from ...proto.states import ENTRY_COST_BYTES, AccessMode
 from ..common.checks import (
@@ -225,6 +226,8 @@ class Extras(NamedTuple):
     deliver_after: timedelta | None = None
     key_bytes: bytes | None = None
     null_key: bool = False  # of a pair that has its key apart
+    expires_at: datetime | int | None = None  # aware, or ms since the epoch
+    expires_in: timedelta | float | None = None  # seconds
     txn: TransactionPort | None = None
 
 
@@ -252,9 +255,12 @@ def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms:
     deliver_at = extras.deliver_at
     if extras.deliver_after is not None:
         deliver_at = wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
+    properties = dict(extras.properties or {})
+    if extras.expires_at is not None or extras.expires_in is not None:
+        properties[EXPIRES_AT] = str(_expiry_ms(extras, wall_ms))
     return OutgoingMessage(
         payload=payload or b"",
-        properties=dict(extras.properties or {}),
+        properties=properties,
         partition_key=extras.partition_key if extras.key_bytes is None else b64encode(extras.key_bytes).decode(),
         key_is_base64=extras.key_bytes is not None,
         null_key=extras.null_key,
@@ -266,6 +272,14 @@ def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms:
         null_value=payload is None,
         txn=extras.txn,
     )
+
+
+def _expiry_ms(extras: Extras, wall_ms: Callable[[], int]) -> int:
+    """Returns when the message expires, in ms since the epoch."""
+    at, after = extras.expires_at, extras.expires_in
+    if after is not None:
+        return wall_ms() + round(1000 * (after.total_seconds() if isinstance(after, timedelta) else after))
+    return round(at.timestamp() * 1000) if isinstance(at, datetime) else at or 0
 
 
 def check_transaction_argument(txn: object) -> None:
@@ -299,7 +313,8 @@ def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
 
 def _check_extras(extras: Extras) -> None:
     """Checks the extras: the plain values of most messages directly, the others by the table."""
-    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, _, txn = extras
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras[:10]
+    _, ends, lasts, txn = extras[10:]
     if txn is not None:
         check_transaction_argument(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
@@ -314,5 +329,9 @@ def _check_extras(extras: Extras) -> None:
         check_message_parameters({"event_timestamp": event})
     if sequence_id is not None or at is not None or after is not None:
         check_message_parameters({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
+    if ends is not None or lasts is not None:
+        if ends is not None and lasts is not None:
+            raise WrongMessageValue("a message has expires_at or expires_in, not both")
+        check_message_parameters({"expires_at": ends, "expires_in": lasts})
     if clusters is not None or (disabled is not None and disabled is not False):
         check_message_parameters({"replication_clusters": clusters, "disable_replication": disabled})

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...proto import wire_pb2 as wire
+from ...proto.errors import MagnetarError
 from ...proto.names import TopicName
 from ...proto.states import TxnId
 from ..common.checks import ParameterCheck, WrongValue, check_message_parameters, check_parameter, shorten_value
@@ -28,6 +30,7 @@ from ..common.errors import (
     PulsarException,
     Result,
     make_exception_for_result,
+    translate_error,
 )
 from ..connect.connections import NEWEST, Connections, TopicSchemaCache
 from ..connect.topic_watch import PartitionsWatcher
@@ -387,16 +390,20 @@ class Producer(ClosedAfterAsyncWith):
         *,
         key_bytes: bytes | None = None,
         txn: TransactionPort | None = None,
+        expires_at: datetime | int | None = None,
+        expires_in: timedelta | float | None = None,
     ) -> None:
         """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
         Raises ProducerQueueIsFull at `max_pending_messages`.
 
-        `key_bytes` replaces `partition_key` if the key is not text; the key is stored as base64 and marked as such."""
+        `key_bytes` replaces `partition_key` if the key is not text; the key is stored as base64 and marked as such.
+        `expires_at` and `expires_in`: see `send`."""
         if callback is not None and not callable(callback):
             check_message_parameters({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn,
+            event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn, expires_at=expires_at,
+            expires_in=expires_in,
         )  # fmt: skip
         if self.hooks is None or not self.hooks.is_interested():
             self.enqueue(content, callback, extras)
@@ -418,12 +425,16 @@ class Producer(ClosedAfterAsyncWith):
         deliver_after: timedelta | None = None,
         *,
         txn: TransactionPort | None = None,
+        expires_at: datetime | int | None = None,
+        expires_in: timedelta | float | None = None,
     ) -> MessageId:
         """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
         its Result.
 
         The message is sent at once. If batching_max_publish_delay_ms is longer than its default, it waits for a full
-        batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md)."""
+        batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
+        `expires_at` (a datetime with a time zone, or ms since the epoch) or `expires_in` (seconds from now): consumers
+        do not get the message from then on, by the broker's clock (docs/sdk.md)."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
@@ -432,7 +443,7 @@ class Producer(ClosedAfterAsyncWith):
 
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication or False,
-            event_timestamp, deliver_at, deliver_after, txn=txn,
+            event_timestamp, deliver_at, deliver_after, txn=txn, expires_at=expires_at, expires_in=expires_in,
         )  # fmt: skip
         partition = await self._enqueue_waiting(content, done, extras)
         if not self._gathers:
@@ -509,6 +520,8 @@ class Producer(ClosedAfterAsyncWith):
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
         txn: TransactionPort | None = None,
+        expires_at: datetime | int | None = None,
+        expires_in: timedelta | float | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
@@ -517,6 +530,7 @@ class Producer(ClosedAfterAsyncWith):
         extras = Extras(
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
+            expires_at=expires_at, expires_in=expires_in,
         )  # fmt: skip
         check_parameter("contents", ParameterCheck("an iterable of contents", (Iterable,)), contents)
         ids: list[MessageId | None] = []
@@ -592,6 +606,28 @@ class Producer(ClosedAfterAsyncWith):
                 await room
 
     # ------------------------------------------------------------------------------ the end
+    async def cancel(self, message_id: MessageId) -> list[str]:
+        """Cancels a delayed message of this topic: no subscription gets it. Returns the names of the subscriptions for
+        which it was still delayed, when that is durable. May be called again after an error.
+
+        Raises NotAllowedError if its time has come, or a subscription has got it; TopicNotFound if the topic has no
+        such message, or its transaction has not committed. A subscription that is created later from an earlier
+        position gets the message."""
+        check_parameter("message_id", ParameterCheck("a MessageId", (MessageId,)), message_id)
+        partition = message_id.partition()
+        topic = self._topic.with_partition(partition) if partition >= 0 and self._topic.partition < 0 else self._topic
+        request = wire.CancelDelayedRequest(
+            topic=topic.full, ledger_id=message_id.ledger_id(), entry_id=message_id.entry_id(),
+            batch_index=message_id.batch_index(),
+        )  # fmt: skip
+        try:
+            found: wire.CancelDelayedReply = await self.connections.ask_owner(
+                topic, "CancelDelayed", request, service="Admin"
+            )
+        except MagnetarError as error:
+            raise translate_error(error) from error
+        return list(found.cancelled)
+
     async def flush(self) -> None:
         """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises
         AlreadyClosed if the producer is closed."""

@@ -48,6 +48,7 @@ VALUES = {
     "topic": "t", "namespace": "public/default", "target": "public/default", "tenant": "public", "bookie": "0" * 8,
     "broker": "broker-1", "message_id": "1:2", "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r", "ids": "1",
     "query": "q", "txn": "(1,1099511627776)", "half": "(1,1099511627776)",
+    "name": "nightly",
 }  # fmt: skip
 OPTIONS = {
     "file": ("-f", "-"), "classname": ("-c", "magnetar.client.model.record:Record"),
@@ -63,8 +64,13 @@ NEEDED = {
     "skip": ("-n", "1"), "update-subscription-properties": ("--clear",), "gc": ("--plan",),
     "expire-messages": ("-t", "1h"), "expire-messages-all-subscriptions": ("-t", "1h"), "reset-cursor": ("-t", "1h"),
     "reset": ("-t", "1h"), "set-properties": ("-p", "a=b"), "update-properties": ("-p", "a=b"),
+    "schedules create": ("--every", "10s"),
 }  # fmt: skip
 """Of options of which one has to be given."""
+
+
+def _needed(path: tuple[str, ...]) -> tuple[str, ...]:
+    return NEEDED.get(" ".join(path), NEEDED.get(path[-1], ()))
 
 
 def _arguments(path: tuple[str, ...]) -> list[str]:
@@ -120,7 +126,7 @@ def test_every_verb_says_where_nobody_listens_as_json_when_json_was_asked_for(pa
     given = (*path, *_arguments(path), *asks, "--url", NOWHERE, "-o", "json", "--timeout", "5")
     if path[-1].startswith("set-") and path[0] != "bookies":
         given = (*given, *_example_options(CONNECTED[path]))
-    given = (*given, *NEEDED.get(path[-1], ()))
+    given = (*given, *_needed(path))
     if path == ("namespaces", "update"):
         given = (*given, "--bundles", "4") if "--bundles" in _flags(CONNECTED[path]) else (*given, "-ttl", "1m")
     done = run_here(*given, stdin='{"type": "STRING", "schema": ""}' if path[0] == "schemas" else "x\n")
@@ -196,7 +202,7 @@ def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], u
     if path[:1] == ("bookies",) and "--url" in _flags(ASKING[path]) and "bookie" in _names(ASKING[path]):
         arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]
     arguments = [] if path[-1] == "gc" else arguments
-    given = ONLY_WITH.get(path, NEEDED.get(path[-1], ()))
+    given = ONLY_WITH.get(path, _needed(path))
     done = run_here(*path, *arguments, *given, stdin="", MAGNETAR_URL=url)
     assert done.code == 2, done
     assert "--yes" in done.err

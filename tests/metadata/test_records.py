@@ -32,6 +32,9 @@ from magnetar.metadata.records import (
     RepairLockRecord,
     RepairSettingsRecord,
     RepairWorkerRecord,
+    Schedule,
+    ScheduleProgressRecord,
+    SchedulesRecord,
     SchemaEntry,
     SchemaListRecord,
     SchemaRecord,
@@ -49,6 +52,11 @@ from magnetar.proto.errors import NewerFormat
 from magnetar.proto.policies import Policies
 
 EXAMPLES: list[Record] = [
+    SchedulesRecord(schedules=(
+        Schedule(name="reports", id="9f", topic_ms=1, cron="0 9 * * MON", zone="Europe/Berlin", payload=b"\x00\xff",
+                 key="ключ", properties={"a": "b"}, missed="last", created_ms=7, since_ms=8),
+    )),
+    ScheduleProgressRecord(id="9f", decided_ms=7, firing=(8, 9), partition=2, last_ledger=3, last_entry=4, log_end=70),
     ClusterRecord(instance="c0ffee"),
     CounterRecord(next=7),
     LedgerRecord(

@@ -430,6 +430,15 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99i", subscriptions.former_worker_writes_on, "",
          "tests/client/test_streams.py"
          "::test_a_worker_that_was_replaced_commits_nothing_and_the_state_is_that_of_the_other", "no seed has steps"),
+        ("M99j", subscriptions.expired_is_redelivered, "",
+         "tests/broker/subscription/test_expiry.py::test_it_is_judged_again_at_each_redelivery_and_not_while_it_is_outstanding",
+         "messages of seeds do not expire"),
+        ("M99k", subscriptions.cancelled_although_delivered, "",
+         "tests/broker/session/test_cancel_delayed.py::test_it_is_refused_when_one_subscription_has_got_it_and_the_others_still_get_it",
+         "seeds cancel nothing"),
+        ("M99l", subscriptions.fired_again, "",
+         "tests/broker/session/test_schedules.py::test_a_broker_that_dies_at_any_step_leaves_a_fire_once",
+         "seeds have no schedules"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from pyroaring import BitMap
 
+from magnetar.broker.log.cache import StoredEntry
+from magnetar.broker.session import backlogs
+from magnetar.broker.session.schedules import ScheduleRunner
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
@@ -14,11 +17,14 @@ from magnetar.broker.subscription.core.fair_shared import FairShared, KeyQueue, 
 from magnetar.broker.subscription.core.key_slots import KeySlotTable
 from magnetar.broker.subscription.core.policy import Entry, HeldSlot, Member
 from magnetar.broker.subscription.dead_letters import HeldBackEntries
+from magnetar.broker.subscription.expiry import ExpiredMessages
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
 from magnetar.client.model.settings import ProducerAccessMode
+from magnetar.metadata.records import ScheduleProgressRecord
 from magnetar.proto import entry_filter
 from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
@@ -183,3 +189,30 @@ def idle_key_forgets_its_rate(stack: Stack) -> None:
             del self.of[slot]
 
     put(stack, KeyTurns, "_forget_if_idle", forget)
+
+
+def expired_is_redelivered(stack: Stack) -> None:
+    """M99j: what expires while a consumer has it is delivered again when it is given back."""
+    honest = ExpiredMessages._find_expired_bits
+
+    def find(self: ExpiredMessages, entry: StoredEntry, now_ms: int) -> int:
+        is_new = entry.position >= self._subscription.dispatcher.read_position
+        return honest(self, entry, now_ms) if is_new else 0
+
+    put(stack, ExpiredMessages, "_find_expired_bits", find)
+
+
+def cancelled_although_delivered(stack: Stack) -> None:
+    """M99k: a delayed message is cancelled for the others although a subscription has got it."""
+    put(stack, backlogs, "_why_delivered", lambda subscription, position, bits: None)
+
+
+def fired_again(stack: Stack) -> None:
+    """M99l: who takes a schedule over publishes all times that were begun, and does not look into the log."""
+
+    async def find(
+        self: ScheduleRunner, topic: Topic, known: object, progress: ScheduleProgressRecord
+    ) -> tuple[int, ...]:
+        return progress.firing
+
+    put(stack, ScheduleRunner, "_find_missing", find)

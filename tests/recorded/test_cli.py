@@ -14,7 +14,9 @@ from magnetar.cli.main import root
 from tests.recorded.recording import Recording, scene
 from tests.support.processes import run_here
 
-GROUPS = ("tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers")
+GROUPS = (
+    "tenants", "namespaces", "topics", "subscriptions", "transactions", "schedules", "schemas", "spark", "brokers",
+)  # fmt: skip
 SCHEMA = '{"type": "JSON", "schema": "{\\"type\\": \\"record\\", \\"name\\": \\"R\\", \\"fields\\": []}"}'
 HELP = re.compile(r"^ +(-h, )?--help +Show this message and exit\.\n?", re.M)
 """A line that depends on who asked before: click keeps the option."""
@@ -145,6 +147,19 @@ topics find orders --where price=
 topics find orders -n 1
 topics trace orders {ledger}:0
 topics trace orders here
+topics cancel-delayed orders {ledger}:0
+topics cancel-delayed orders here
+schedules list orders
+schedules create orders nightly --cron "30 2 * * *" --zone Europe/Berlin -m close -k k -p a=b
+schedules create orders nightly --every 10s
+schedules create orders never --cron "0 0 30 2 *"
+schedules create orders both --cron "* * * * *" --every 10s
+schedules pause orders nightly
+schedules show orders none
+schedules run-now orders none
+schedules resume orders nightly
+schedules delete orders nightly -y
+schedules delete orders nightly -y
 topics redrive nowhere -y
 topics letters nowhere
 topics get-message-by-id orders -l {ledger} -e 0

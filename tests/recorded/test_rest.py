@@ -271,6 +271,20 @@ GET {T}/ledger/{{ledger}}/entry/0
 GET {T}/ledger/{{ledger}}/entry/9999
 GET {T}/trace?ledger_id={{ledger}}&entry_id=0&batch_index=-1
 GET {T}/trace?ledger_id=1&entry_id=x
+POST {T}/cancel-delayed?ledger_id={{ledger}}&entry_id=0
+POST {T}/cancel-delayed?ledger_id={{ledger}}&entry_id=0&batch_index=7
+POST {T}/cancel-delayed?entry_id=0
+POST {T}/cancel-delayed?ledger_id=1&entry_id=x
+GET {T}/schedules
+POST {T}/schedules/nightly {{"cron":"30 2 * * *","zone":"Europe/Berlin","payload":"close","key":"k"}}
+POST {T}/schedules/nightly {{"everyMs":10000}}
+POST {T}/schedules/never {{"cron":"0 0 30 2 *"}}
+POST {T}/schedules/odd {{"everyMs":10000,"payloadBase64":"%"}}
+POST {T}/schedules/nightly/pause
+POST {T}/schedules/nightly/resume
+POST {T}/schedules/none/run
+DELETE {T}/schedules/nightly
+DELETE {T}/schedules/nightly
 GET {T}/subscription/s2/analyzeBacklog
 POST {T}/subscription/s2/analyzeBacklog
 POST {T}/subscription/s2/analyzeBacklog {{"ledgerId":1}}

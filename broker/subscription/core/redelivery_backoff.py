@@ -33,6 +33,7 @@ from ....proto.entry import (
 from ....proto.entry_filter import find_filter
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import CorruptEntry, InvalidRequest
+from ....proto.expiry import EXPIRED_AT, EXPIRES_AT
 from ....proto.names import (
     DEAD_LETTER_REASON,
     ORIGIN_MESSAGE_ID,
@@ -338,6 +339,10 @@ def _addressed(
     metadata.producer_name = source.producer_name
     metadata.sequence_id = max(0, index)
     metadata.publish_time = now_ms
+    for pair in metadata.properties:
+        if pair.key == EXPIRES_AT:  # a letter is kept until somebody looks at it
+            pair.key = EXPIRED_AT
+    metadata.ClearField("expiry_runs")
     there = {pair.key for pair in metadata.properties}
     told = {
         REAL_TOPIC: source.topic.full,

@@ -81,6 +81,8 @@ def takes(annotation: str, value: Any) -> bool:
         return "None" in annotation
     if isinstance(value, bool):
         return "bool" in annotation
+    if isinstance(value, bytes):
+        return "bytes" in annotation
     if value == [5]:
         return "Sequence[int]" in annotation
     if value == 5:

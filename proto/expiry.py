@@ -1,0 +1,118 @@
+"""The expiry of single messages: from a time on, no consumer needs the message, and the broker delivers it no more.
+
+    property  magnetar.expires_at = "<ms since the epoch>"          of the message; any client may set it
+    field     MessageMetadata.expiry_runs = (first, count, ms)*     of a batch: the messages of it that expire
+
+- The property is what counts. A message that is alone in its entry has it in the entry's head, where a broker finds it.
+- In a batch a broker does not look at single messages. The SDK's producer repeats the times in `expiry_runs`, for runs
+  of messages that follow each other and expire at the same time; what no run names never expires. Pulsar's clients skip
+  the field. A batch that one of them makes has no such field, so brokers deliver its messages: such a client sends what
+  expires without batching.
+- A value that is no number from 1 to 2**63-1 counts as absent, and runs that contradict the batch count as absent.
+- A message in chunks is judged by its consumer alone, when it is whole (`EntryExpiry.is_chunk`).
+- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT (`rename_in_letter`).
+
+Guarding tests: tests/proto/test_expiry.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from .entry import PROPERTIES_LONG, Buffer, decode_text
+from .names import parse_number
+
+EXPIRES_AT = "magnetar.expires_at"
+"""Property of a message: the time from which on it is not delivered, in ms since the epoch."""
+EXPIRED_AT = "magnetar.expired_at"
+"""The same property in a dead letter, which is kept until somebody looks at it."""
+RUNS_MAX = 64
+"""Most runs of a batch: half a kilobyte. A producer closes a batch that would need more."""
+_NAME = EXPIRES_AT.encode()
+TIME_MAX = (1 << 63) - 1
+_DIGITS_MAX = 19
+
+
+class ExpiryRun(NamedTuple):
+    """Messages of a batch that follow each other and expire at the same time (ms since the epoch)."""
+
+    first: int
+    messages: int
+    at_ms: int
+
+
+class EntryExpiry:
+    """When the messages of one entry expire. `told_ms`: the broker's time when it judged the entry last, which it tells
+    to the consumer; 0: it has not."""
+
+    __slots__ = ("first_ms", "is_chunk", "runs", "told_ms")
+
+    def __init__(self, runs: tuple[ExpiryRun, ...], *, is_chunk: bool = False) -> None:
+        self.runs = runs
+        self.first_ms = min(run.at_ms for run in runs)
+        self.is_chunk = is_chunk
+        self.told_ms = 0
+
+    def find_expired_bits(self, now_ms: int) -> int:
+        """Returns which messages of the entry have expired at `now_ms`, as bits (bit i: message i). A chunk never
+        counts as expired by itself."""
+        if now_ms < self.first_ms or self.is_chunk:
+            return 0
+        bits = 0
+        for first, count, at_ms in self.runs:
+            if at_ms <= now_ms:
+                bits |= (1 << count) - 1 << first
+        return bits
+
+
+def parse_expires_at(value: str | None) -> int:
+    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no such time."""
+    found = parse_number(value) if value and len(value) <= _DIGITS_MAX else None
+    return found if found is not None and found <= TIME_MAX else 0
+
+
+def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int) -> EntryExpiry | None:
+    """Returns when the messages of an entry expire; None if none of them does. `metadata`: its MessageMetadata, which
+    is encoded before `payload_offset` of the entry: to search those bytes costs less than to look at each property."""
+    if metadata.HasField("num_messages_in_batch"):
+        return _of_batch(metadata) if metadata.expiry_runs else None
+    if not metadata.properties or _NAME not in bytes(entry[:payload_offset]):
+        return None
+    at_ms = 0
+    for pair in islice(metadata.properties, PROPERTIES_LONG):
+        if pair.key == EXPIRES_AT:
+            at_ms = parse_expires_at(decode_text(pair.value))
+    return EntryExpiry((ExpiryRun(0, 1, at_ms),), is_chunk=metadata.num_chunks_from_msg > 1) if at_ms else None
+
+
+def _of_batch(metadata: Any) -> EntryExpiry | None:
+    numbers: list[int] = list(islice(metadata.expiry_runs, 3 * RUNS_MAX + 1))
+    if len(numbers) % 3 or len(numbers) > 3 * RUNS_MAX:
+        return None
+    runs, end = [], 0
+    for first, count, at_ms in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+        if first < end or count < 1 or not 0 < at_ms <= TIME_MAX:
+            return None
+        runs.append(ExpiryRun(first, count, at_ms))
+        end = first + count
+    return EntryExpiry(tuple(runs)) if end <= metadata.num_messages_in_batch else None
+
+
+def add_expiry_run(runs: list[ExpiryRun], index: int, at_ms: int) -> None:
+    """Adds the message `index` of a batch, which follows all that were added before, to the runs of the batch."""
+    if runs and extends_last_run(runs, index, at_ms):
+        runs[-1] = runs[-1]._replace(messages=runs[-1].messages + 1)
+    else:
+        runs.append(ExpiryRun(index, 1, at_ms))
+
+
+def extends_last_run(runs: list[ExpiryRun], index: int, at_ms: int) -> bool:
+    first, count, last_ms = runs[-1]
+    return first + count == index and last_ms == at_ms
+
+
+def rename_in_letter(properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire."""
+    return {EXPIRED_AT if key == EXPIRES_AT else key: value for key, value in properties.items()}
