@@ -64,7 +64,7 @@ class Deployment:
     def __init__(self, type_: int) -> None:
         self.log: Any = Log()
         self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
-        store: Any = SimpleNamespace(schedule_write=lambda: None)
+        store: Any = SimpleNamespace(properties={}, schedule_write=lambda: None)
         limits = AppliedPolicies(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
         self.subscription = Subscription("s", self.log, self.cursor, store, SystemClock(), BrokerConfig(), limits)
         self.type = type_
