@@ -20,8 +20,8 @@ for."""
 
 
 class AppendMemory:
-    """Bounds the memory of the entries that a `LedgerClient` is appending to all its ledgers. Within one turn of the
-    event loop the bound may be exceeded."""
+    """Counts the memory of the entries that a `LedgerClient` is appending to all its ledgers, in bytes. It refuses
+    nothing: who appends asks `has_room` first, and within one turn of the event loop the limit may be exceeded."""
 
     __slots__ = ("held", "limit", "waiting")
 

@@ -408,8 +408,9 @@ def make_put_operation(path: str, record: Record, expected: int = ANY) -> PutNod
 async def put_record(
     store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
-    """Writes `record` at `path`, in a commit of its own. Returns the node's new version. Raises the errors of
-    `MetadataStore.commit`."""
+    """Writes `record` at `path`, in a commit of its own, if the node's version is `expected` (ABSENT: if there is no
+    node; ANY: always). Returns the node's new version. Raises BadVersion if the version is another one, and the
+    other errors of `MetadataStore.commit`."""
     return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
 
 

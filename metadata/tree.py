@@ -189,7 +189,8 @@ class MetadataTree:
         self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """Begins a new incarnation of the metadata file, as a part of the open transaction."""
+        """Begins a new incarnation of the metadata file, named `token`, as a part of the open transaction. `restored`:
+        the file is a backup that replaces another one."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))

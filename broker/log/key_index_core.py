@@ -299,7 +299,7 @@ def find_block(blocks: Sequence[Block], index: int) -> int:
 
 
 class KeyIndex:
-    """The directory of an index: its blocks, and in which pages the postings of a hash are."""
+    """The key index of a ledger without its postings: its blocks, and in which pages the postings of a hash are."""
 
     def __init__(self, directory: _Directory) -> None:
         self.blocks = directory.blocks

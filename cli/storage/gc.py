@@ -128,8 +128,8 @@ async def _collect(
 
 @contextmanager
 def show_progress_of_bookies(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """Shows a progress bar for each bookie on stderr if that is a terminal. Yields the function that updates the bar of
-    a bookie."""
+    """Shows a progress bar for each bookie on stderr if that is a terminal; shows none if the command prints `json`.
+    Yields a function that gets the number of a bookie in `peers` and its status, and updates the bar of that bookie."""
     if json or not sys.stderr.isatty():
         yield lambda at, status: None
         return

@@ -30,7 +30,8 @@ SECONDS = ParameterCheck(
 
 
 class SharedRateLimiter:
-    """The base of both RateLimiters, which wait in different ways."""
+    """A token bucket that several threads may share: `rate` permits a second, of which at most `burst` are saved; with
+    `leaky` none. The base of both RateLimiters, which wait in different ways."""
 
     def __init__(
         self, rate: float, *, burst: float | None = None, leaky: bool = False,
