@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -47,11 +48,11 @@ class _LazyFields:
     """Makes the fields of a value known to the functions of `dataclasses` when they are first asked for."""
 
     def __get__(self, _: object, kind: type[msgspec.Struct]) -> Mapping[str, dataclasses.Field[object]]:
-        made = dataclasses.make_dataclass(
+        made: Any = dataclasses.make_dataclass(
             kind.__name__, [(each.name, each.type, _field_of(each)) for each in msgspec.structs.fields(kind)]
         )
-        found: Mapping[str, dataclasses.Field[object]] = made.__dataclass_fields__
-        return found
+        fields: Mapping[str, dataclasses.Field[object]] = made.__dataclass_fields__
+        return fields
 
 
 def _field_of(each: msgspec.structs.FieldInfo) -> object:
