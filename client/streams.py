@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 from ..proto.errors import AlreadyExists
 from ..proto.names import Position
 from ..proto.policies import Policies
+from ..runtime.tasks import Tasks
 from .admin.client import AdminClient
 from .client import Client, parse_topic
 from .common.checks import (
@@ -237,7 +238,8 @@ class App:
         for step in self._steps:
             count = await _prepare_state(admin, step)
             workers += [_Worker(self.name, step, client, at, idle_timeout_ms) for at in (range(count) or (-1,))]
-        running = [asyncio.ensure_future(worker.run()) for worker in workers]
+        tasks = Tasks()
+        running = [tasks.spawn(worker.run(), "step of a stream") for worker in workers]
         try:
             await asyncio.gather(*running)
         finally:

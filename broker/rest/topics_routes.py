@@ -138,12 +138,11 @@ async def schema_metadata(call: RestRequest) -> object:
     "Delivers a delayed message to no subscription: `ledger_id`, `entry_id`, and of a batch perhaps `batch_index`.",
        answer="{cancelled, acknowledged}")  # fmt: skip
 async def cancel_delayed(call: RestRequest) -> object:
-    ledger_id, entry_id, index = (call.query.get(each, "") for each in ("ledger_id", "entry_id", "batch_index"))
-    found = await call.call_local(
-        op.CANCEL_DELAYED, topic=call.topic.full, ledger_id=call.parse_number(ledger_id, "ledger_id"),
-        entry_id=call.parse_number(entry_id, "entry_id"),
-        batch_index=call.parse_number(index, "batch_index", least=-1) if index else -1,
-    )  # fmt: skip
+    place = {  # what is missing is refused by the operation, which knows first whether the caller may ask
+        each: call.parse_number(call.query.get(each) or "-1", each, least=-1)
+        for each in ("ledger_id", "entry_id", "batch_index")
+    }
+    found = await call.call_local(op.CANCEL_DELAYED, topic=call.topic.full, **place)
     return {"cancelled": list(found.cancelled), "acknowledged": list(found.acknowledged)}
 
 

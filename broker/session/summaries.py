@@ -541,6 +541,8 @@ ENDS = {
     Blocked.FAILED: "The failed message has to be acknowledged; a dead-letter policy would move it away after some "
     "deliveries.",
     Blocked.KEYS_BUSY: "The consumers that hold messages of these keys have to acknowledge them, or to disconnect.",
+    Blocked.KEY_LIMITS: "It goes on when messages of these keys are acknowledged, or their rates allow; or raise "
+    "fair.max-in-flight-per-key or fair.rate-per-key of the subscription.",
     Blocked.HOLES: "The oldest messages have to be acknowledged: those after them cannot be remembered.",
     Blocked.THROTTLED: "It goes on by itself; or raise the dispatch rate of the subscription, the topic or the broker.",
     Blocked.MOVING: "It goes on by itself, as soon as bookies have stored the new place.",

@@ -530,7 +530,7 @@ class Consumer(ClosedAfterAsyncWith):
             "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
             "filtered_messages": sum(each.deliveries.filtered for each in self.partitions),
             "hook_failures": self.hooks.failures if self.hooks is not None else 0,
-            **({"superseded_messages": sum(each.superseded for each in held)} if held else {}),
+            "superseded_messages": sum(each.superseded for each in held),
         }
 
     # ------------------------------------------------------------------------------ receiving

@@ -123,8 +123,9 @@ class DeliveredEntries:
         self._folded: deque[tuple[bytes, Position, int, Sequence[int], float | None]] = deque()
         self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
         self._taken: deque[int] = deque()  # … less these, which it took
-        self._permits_of_each = bool(settings.unacked_messages_timeout_ms) or not settings.durable
-        self._permits_of_each = bool(settings.unacked_messages_timeout_ms or settings.debounce)
+        self._permits_of_each = (
+            bool(settings.unacked_messages_timeout_ms or settings.debounce) or not settings.durable
+        )
         in_order = settings.redelivery_order == "key"
         self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
         """Entry → the messages of a batch, as bits, that were moved to the dead-letter topic, one after the other."""

@@ -19,17 +19,13 @@ from tests import layout
 
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover", "recover-topics",
-    "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
-    "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed", "slow-bookie",
-    "broker-killed", "rolling", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared",
-    "fan-out", "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup",
-    "filter", "connect", "cost", "calls", "control", "memory", "tracing",
-    "fan-out", "stuck-key", "fair",
-    "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup",
-    "connect", "cost", "calls", "control", "memory", "tracing",
-    "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python",
-    "rest", "scrape", "status", "page", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none",
-    "txn-aborts", "process", "find",
+    "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add", "store-latency",
+    "store-read", "store-read-small", "store-gc", "bookie-killed", "slow-bookie", "broker-killed", "rolling",
+    "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out", "stuck-key", "compact",
+    "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup", "filter", "connect", "cost",
+    "calls", "control", "memory", "tracing", "fair", "secure-cluster", "abuse", "pulsar-java-produce",
+    "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python", "rest", "scrape", "status", "page",
+    "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none", "txn-aborts", "process", "find",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 

@@ -13,6 +13,7 @@ import pytest
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FileHeader, decode_file_header, encode_file_header
 from magnetar.broker.log import compaction_core as compacted
+from magnetar.broker.log import key_index_core as key_indexes
 from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription import delays
 from magnetar.broker.subscription.core.cursor_state import CursorChunkKey, CursorChunkKind
@@ -113,6 +114,14 @@ def _delays() -> object:
     return delays.decode_directory(head + struct.pack(">I", crc32c(head)), 0)
 
 
+def _key_index() -> object:
+    builder = key_indexes.KeyIndexBuilder(7, 0, 1, with_properties=False)
+    *_, directory = builder.finish()
+    entry = bytearray(directory)
+    entry[2] += 1
+    return key_indexes.decode_directory(bytes(entry), 7)
+
+
 def _compacted() -> object:
     entry = bytearray(compacted.encode_survivor(Position(5, 7), b"hi"))
     entry[2] += 1
@@ -142,7 +151,7 @@ READERS: dict[versions.Format, Callable[[], object]] = {
     versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
     versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
     versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
-    versions.PEER: _peer,
+    versions.PEER: _peer, versions.KEY_INDEX: _key_index,
 }  # fmt: skip
 RAISED: dict[versions.Format, type[Exception]] = {
     versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongEnvelopeMagic,

@@ -43,7 +43,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
     assert longest < STEP_S * slowness(), f"{longest:.3f} s of {steps.all:.3f} s in one step"
     if shown == "all":
         lines = [each for each in text.splitlines() if each.startswith(("magnetar_topic_", "magnetar_subscription_"))]
-        assert len(lines) == TOPICS * 20, "eleven of a topic and nine of a subscription"
+        assert len(lines) == TOPICS * 21, "eleven of a topic and ten of a subscription"
         whose = '{subscription="s",topic="persistent://public/n2/topic-42"}'
         assert f"magnetar_subscription_unacked_messages{whose} 42\n" in text
     assert page.shown["magnetar_broker_degraded_ledgers", ()] == 1

@@ -88,7 +88,7 @@ def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> N
     inbox, consumer, seed = ReceiverQueue(), Handler(), Random(7)
     messages = [Letter(b"%d" % i) for i in range(400_000)]
     for message in messages:
-        message.permits, message.entry = 1, SimpleNamespace(consumer=consumer)
+        message.permits, message.entry = 1, SimpleNamespace(consumer=consumer, broker_clock_ms=None)
     inbox.put(messages)  # type: ignore[arg-type]
     got, interrupts, armed = [None] * len(messages), 0, False
 
