@@ -164,7 +164,7 @@ class ConnectStream:
     def send(self, frame: wire.ServerFrame | Pieces) -> None:
         try:
             self.stream.send_nowait(frame)
-        except ConnectionLost:
+        except MagnetarError:  # lost, or its credentials have expired
             return  # the reader of the stream gets it too, and ends
 
     def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
@@ -174,7 +174,7 @@ class ConnectStream:
         for item in items:
             try:
                 stream.send_nowait(item)
-            except ConnectionLost:
+            except MagnetarError:  # as in `send`
                 break  # the reader of the stream gets it too, and ends
             size = sum(map(len, item))
             sent.append((stream.sent_bytes + stream.queued_bytes, size))

@@ -475,14 +475,23 @@ class SubscriptionDeliveryPump:
             of_each.setdefault(each.member.id, []).append(each)
         for id_, own in of_each.items():
             consumer = self._subscription.consumers[id_]
-            if consumer.outlet.deliver(own):
-                self._pause(consumer)
+            try:
+                if consumer.outlet.deliver(own):
+                    self._pause(consumer)
+            except Exception as error:  # a fault of the broker at one connection: the other consumers get theirs
+                _LOG.exception("%s: a consumer that cannot be sent anything is disconnected", self._title)
+                consumer.member.paused = True
+                self._tasks.spawn(self._disconnect(consumer, error), "end of a consumer that cannot be sent anything")
             if consumer.member.blocked or self._dispatcher.full:
                 positions = find_oversized_entries(consumer.member, self._dispatcher.limits)
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         if self._buffer is not None:
             self._buffer.discard_delivered_entries(deliveries)
+
+    async def _disconnect(self, consumer: Consumer, error: Exception) -> None:
+        if self._subscription.consumers.get(consumer.member.id) is consumer:
+            self._subscription.disconnect(consumer, InternalError(f"it cannot be sent anything: {error!r}"))
 
     async def _judge(self, positions: Sequence[Position]) -> None:
         """Acknowledges those of the entries that are malformed (`is_malformed_entry`), because no consumer can read

@@ -4,7 +4,7 @@ import asyncio
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, MagnetarError
-from tests.broker.node.test_giving_back import Deployment
+from tests.broker.node.test_giving_back import ENTRIES, Deployment
 
 
 async def _fails() -> None:
@@ -22,3 +22,20 @@ async def test_a_consumer_whose_full_queue_fails_unforeseen_is_told_and_leaves()
     await asyncio.wait((waiting,))
     assert [type(each) for each in told] == [InternalError]
     assert not deployment.subscription.consumers
+
+
+async def test_what_fails_at_one_consumer_keeps_nothing_from_the_others_and_what_it_was_to_get_comes_to_them() -> None:
+    deployment = Deployment(wire.Subscribe.SHARED)
+    told: list[MagnetarError] = []
+
+    def deliver(deliveries: object) -> bool:
+        raise ValueError("unforeseen")
+
+    _, failing = deployment.join(1, 500)
+    failing.deliver, failing.on_closed = deliver, told.append  # type: ignore[method-assign, attr-defined]
+    _, other = deployment.join(2)
+    await deployment.quiet()
+    await asyncio.sleep(0)
+    await deployment.quiet()
+    assert [type(each) for each in told] == [InternalError]
+    assert sorted(other.came) == list(range(ENTRIES))
