@@ -279,15 +279,16 @@ class PartitionConsumer:
         return shown, dropped
 
     def _without_superseded(self, debounce: Debounce[Message], messages: list[Message]) -> tuple[list[Message], int]:
-        """Returns the messages that the application may have now, and the permits of those that are superseded, which
-        are acknowledged."""
+        """Returns the messages that the application may have now, and the permits of those that it never gets:
+        superseded ones, which are acknowledged, and copies of those that are held."""
         ready, superseded = debounce.add(map(_keyed, messages), self._now())
         dropped = 0
         for message in superseded:
+            self.acknowledge(message)
+        for message in (*superseded, *debounce.take_copies()):
             dropped += message.permits
             if message.entry.unfolded:
                 self.deliveries.on_large_entry_dequeued(message.entry)
-            self.acknowledge(message)
         self._debounce_timer.move_to_earlier(debounce.next_due)
         return ready, dropped
 

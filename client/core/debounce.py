@@ -2,6 +2,7 @@
 
     ready, superseded = debounce.add(messages, now)    # these go to the application; these are acknowledged
     ready = debounce.take_due(now)                     # at `next_due`
+    copies = debounce.take_copies()                    # neither: the same messages are held still
     held = debounce.clear()                            # the broker delivers them again
 
 The rule is a function of the log alone: a message is superseded if a later message of its partition has its key and
@@ -59,6 +60,7 @@ class Debounce(Generic[T]):
         self.superseded = 0  # messages
         self._window_ms = max(1, round(window_s * 1000))
         self._idle_s = min(window_s, IDLE_S)
+        self._copies: list[T] = []
         self._held: dict[str, _Held[T]] = {}
         self._ends: list[tuple[int, int, str]] = []  # a heap: end of the window, number, key
         self._numbers = 0
@@ -88,6 +90,10 @@ class Debounce(Generic[T]):
 
     def _add(self, new: KeyedMessage[T], key: str, now: float, ready: list[T], gone: list[T]) -> None:
         end_ms, held = self.find_window_end_ms(key, new.published_ms), self._held.get(key)
+        if held is not None and held.given.place == new.place:  # another message of its batch was given back
+            self._copies.append(held.given.message)
+            self._held[key] = held._replace(given=new)
+            return
         if held is not None and held.end_ms == end_ms:
             older, newer = sorted((held.given, new), key=lambda each: each.place)
             gone.append(older.message)
@@ -101,6 +107,12 @@ class Debounce(Generic[T]):
         self._held[key] = _Held(new, end_ms, now + (end_ms - new.published_ms) / 1000)
         self._numbers += 1
         heappush(self._ends, (end_ms, self._numbers, key))
+
+    def take_copies(self) -> list[T]:
+        """Removes and returns the messages that came again while they were held: the later copies are held in their
+        place, so these are neither delivered nor acknowledged."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def _take_ended(self, ready: list[T]) -> None:
         """Moves the messages to `ready` whose windows are over, because a later message was published after them."""

@@ -117,6 +117,23 @@ async def test_after_a_seek_everything_is_debounced_anew(running: Cluster) -> No
             again = await mine.receive(10_000)
 
 
+async def test_what_is_held_is_not_acknowledged_when_another_message_of_its_batch_was_given_back(
+    running: Cluster,
+) -> None:
+    async with Client(url_of(running)) as client:
+        mine = await subscribed(client, negative_ack_redelivery_delay_ms=10)
+        producer = await client.create_producer(TOPIC, batching_enabled=True, batching_max_publish_delay_ms=5000)
+        producer.send_nowait(b"held", lambda *_: None, partition_key="k")
+        producer.send_nowait(b"free", lambda *_: None)
+        await producer.flush()
+        await mine.negative_acknowledge(await mine.receive(10_000))
+        await mine.acknowledge(await mine.receive(10_000))
+        assert mine.statistics()["superseded_messages"] == 0
+        await mine.close()
+        again = await subscribed(client, debounce=None)
+        assert (await again.receive(10_000)).data() == b"held"
+
+
 async def test_what_would_lose_messages_is_refused(running: Cluster) -> None:
     async with Client(url_of(running)) as client:
         with pytest.raises(magnetar.InvalidConfiguration, match="debounce needs an Exclusive"):

@@ -60,6 +60,16 @@ def test_a_redelivery_supersedes_nothing_newer_and_is_superseded_in_its_own_wind
     assert debounce.held == ["k.5"]
 
 
+def test_a_copy_of_a_held_message_supersedes_nothing() -> None:
+    debounce = Debounce[str](1.0)
+    start_ms = in_window(debounce, "k", 0)
+    debounce.add([given(0, "k", start_ms)], 1.0)
+    assert debounce.add([given(0, "k", start_ms)._replace(message="again")], 1.1) == ([], [])
+    assert (debounce.take_copies(), debounce.take_copies()) == (["k.0"], [])
+    assert (debounce.held, debounce.superseded) == (["again"], 0)
+    debounce.check()
+
+
 def test_what_is_given_up_is_held_again_when_it_comes_again() -> None:
     debounce = Debounce[str](1.0)
     start_ms = in_window(debounce, "k", 0)
