@@ -6,6 +6,7 @@ real processes, or with Spark.
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from tests.pairs.scene import (
     FAILS,
     KEYS,
     LATER,
+    OVER_MS,
     WAVE,
     Compacted,
     Late,
@@ -33,6 +35,8 @@ FILLER = 1000
 """The first number of those that fill a quota."""
 FILLERS = 500
 """At most so many."""
+OVER, UNWANTED = 0, (1, 7)
+"""Of each wave: what has expired, and what a filter does not want."""
 KEPT = {"retention_minutes": -1, "retention_mib": -1}
 """Policies of a topic that keeps what was acknowledged."""
 
@@ -250,6 +254,23 @@ def fair(scene: Scene) -> None:
     scene.consume |= {"fair_by_key": True, "max_in_flight_per_key": 2, "rate_per_key": 100}
 
 
+def wanted(scene: Scene) -> None:
+    """A filter of the application's subscription."""
+    unwanted = {wave * WAVE + at for wave in range(2) for at in UNWANTED}
+    scene.consume["filter"] = f"n NOT IN ({', '.join(repr(str(each)) for each in sorted(unwanted))})"
+    scene.main.lacks |= unwanted
+    scene.main.never |= unwanted
+
+
+def expiry(scene: Scene) -> None:
+    """Of each wave one message has expired, and one has not. A batch of Pulsar's client is delivered with both."""
+    for wave in range(2):
+        scene.ends[wave * WAVE + OVER] = OVER_MS
+        scene.ends[wave * WAVE + LATER] = int(time.time() * 1000) + 600_000
+        scene.main.lacks.add(wave * WAVE + OVER)
+    scene.main.never.add(OVER)
+
+
 def reader(scene: Scene) -> None:
     scene.extra.append(Reading("reader"))
 
@@ -403,6 +424,9 @@ FEATURES = {
         Feature("Key_Shared", "one key is received in its order", key_shared),
         Feature("fair", "what waits for the limits of its key is received", fair, {
             "Key_Shared": "keys take turns on Shared subscriptions: fair_by_key needs a Shared consumer"}),
+        Feature("filter", "what is wanted is received, and nothing else", wanted, {
+            "subscription anew": "an operator makes it without a filter: a consumer with one is refused by ConsumerBusy"}),
+        Feature("expiry", "what has expired is not received, what has not is", expiry),
         Feature("seek", "from there on everything is received again", seek),
         Feature("TTL", "what is too old may be missing, nothing else", ttl),
         Feature("quota", "a sender is refused past it, and what was refused is not there", quota),

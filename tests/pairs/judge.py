@@ -8,6 +8,7 @@ A message has a number, and each *view* (a consumer, a reader, a table, a query)
 | torn | what came is not what was sent: other bytes, another key, other properties |
 | phantom | it was never sent, or its sender was told that it is not stored |
 | doubled | it came again where once is promised |
+| shown | it came to a consumer that must not get it: its filter does not want it, or its time is over |
 | disorder | of one key what was sent later came before what was sent earlier, each at its first time |
 | not dead | it had to be a dead letter and is none; or it is one and should not be |
 | stale | a table has another value of a key than its newest |
@@ -54,13 +55,14 @@ class Got:
 @dataclass(slots=True)
 class View:
     """`times`: how often each number has to come at least (1, if it is not named). `lacks`: numbers that may be
-    missing. `newest`: the newest of each key has to be there, and others may."""
+    missing; `never`: that must not come. `newest`: the newest of each key has to be there, and others may."""
 
     name: str
     once: bool = True
     ordered: bool = True
     times: dict[int, int] = field(default_factory=dict)
     lacks: set[int] = field(default_factory=set)
+    never: set[int] = field(default_factory=set)
     newest: bool = False
     got: list[Got] = field(default_factory=list)
 
@@ -105,6 +107,8 @@ def judge(
 def _of_view(known: Mapping[int, Sent], view: View, letters: Collection[int]) -> list[str]:
     faults = [f"lost: {view.name} lacks {each}" for each in sorted(view.missing(known.values()))]
     faults += [fault for got in view.got for fault in _whole(known, view, got)]
+    faults += [f"shown: {view.name} got {each.number}, which it must not" for each in view.got
+               if each.number in view.never]  # fmt: skip
     if view.once:
         often = Counter(each.number for each in view.got)
         faults += [

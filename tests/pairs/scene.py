@@ -27,6 +27,7 @@ from typing import Any
 import magnetar
 from magnetar.asyncio import Client, CompressionType, ConsumerType, InitialPosition
 from magnetar.client.admin import AdminClient
+from magnetar.proto.expiry import EXPIRES_AT
 from magnetar.proto.policies import Policies
 from magnetar.schema import AvroSchema
 from tests.pairs.clients import (
@@ -47,6 +48,8 @@ KEYS = ("a", "b", "ключ")
 DEADLINE_S = 30.0
 QUIET_S = 0.15
 """How long a view receives on when it has all: for what comes twice, or should not come at all."""
+OVER_MS = 1
+"""A time that is over, in ms since the epoch: a message that expires then is delivered to no subscription."""
 LARGE = 70_000
 ENTRY_BYTES = 32 << 10
 """What the servers of scenes take as one entry (max_message_bytes)."""
@@ -94,6 +97,7 @@ class Scene:
         self.large: tuple[int, ...] = ()  # of each wave
         self.letters: set[int] = set()  # numbers that have to be dead letters
         self.again: set[int] = set()  # numbers that the application sends again later
+        self.ends: dict[int, int] = {}  # numbers that expire, and when, in ms since the epoch
         self.failures: dict[int, int] = {}  # how often the application fails of a number; -1: always
         self.body: type[Body] = Body
         self.typed = self.encrypted = self.pattern = self.named = self.acks_in_transactions = False
@@ -162,6 +166,8 @@ class Scene:
             consumer = await self.subscribe("dead", topic=self.dead_topic, consumer_type=ConsumerType.Exclusive)
             self.tasks.append(asyncio.create_task(self._follow(consumer, self.dead)))
         for each in self.extra:
+            if each.view is not None and each.is_durable:
+                each.view.lacks |= {number for number, at_ms in self.ends.items() if at_ms == OVER_MS}
             await each.open(self)
 
     async def join(self) -> None:
@@ -264,7 +270,10 @@ class Scene:
             text = "" if at == 2 else None if at == 6 else text
             if at in self.large and text:
                 text += random.Random(first + at).randbytes(LARGE // 2).hex()
-            made.append(Sent(first + at, text, KEYS[at % 3], {"n": str(first + at), "größe": "ü", "empty": ""}))
+            properties = {"n": str(first + at), "größe": "ü", "empty": ""}
+            if first + at in self.ends:
+                properties[EXPIRES_AT] = str(self.ends[first + at])
+            made.append(Sent(first + at, text, KEYS[at % 3], properties))
         return made
 
     def shape(self, message: Sent) -> str:
@@ -439,7 +448,7 @@ class Scene:
     def missing_of_main(self) -> set[int]:
         """Of what was sent, also where it may be missing in the end."""
         found = {each.number for each in self.main.got}
-        return {each.number for each in self.sent if _stored(each)} - found
+        return {each.number for each in self.sent if _stored(each)} - found - self.main.never
 
     def views(self) -> list[View]:
         return [self.main, *(each.view for each in self.extra if each.view is not None)]
@@ -482,6 +491,7 @@ class Extra:
     """Another one who receives the topic, beside the application."""
 
     at_the_end = False  # it receives nothing before
+    is_durable = True  # it is a subscription: what has expired does not come
 
     def __init__(self, name: str, **promise: Any) -> None:
         self.view: View | None = View(name, **promise)
@@ -500,6 +510,8 @@ class Extra:
 
 class Reading(Extra):
     """A reader that is open all the time."""
+
+    is_durable = False
 
     async def open(self, scene: Scene) -> None:
         self.reader = await scene.client.create_reader(
