@@ -446,6 +446,8 @@ class SubscriptionDeliveryPump:
                 if not judged:
                     return  # a long entry: a thread judges it
                 handed_out += judged - len(entries)
+                if isinstance(want, Read):
+                    policy.on_entries_passed_over(judged - len(entries))
                 if not entries:
                     continue
             entries = entries[: count_entries_within_rates(rates, entries, now)] if rates else entries

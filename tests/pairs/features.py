@@ -425,7 +425,7 @@ FEATURES = {
         Feature("fair", "what waits for the limits of its key is received", fair, {
             "Key_Shared": "keys take turns on Shared subscriptions: fair_by_key needs a Shared consumer"}),
         Feature("filter", "what is wanted is received, and nothing else", wanted, {
-            "subscription anew": "an operator makes it without a filter: a consumer with one is refused by ConsumerBusy"}),
+            "subscription anew": "an operator makes it without a filter: ConsumerBusy for a consumer with one"}),
         Feature("expiry", "what has expired is not received, what has not is", expiry),
         Feature("seek", "from there on everything is received again", seek),
         Feature("TTL", "what is too old may be missing, nothing else", ttl),

@@ -17,9 +17,10 @@ Messages without a key share slot 0. An entry counts as a whole for the key of i
   batch may pass the limit by its own length.
 - **Rate**: `rate` messages a second, at most one second's worth at once; an entry is never divided.
 - **Window**: new entries are read, and wait here, before one that waits is delivered, while fewer than WINDOW_ENTRIES
-  wait, or as many as fit into `key_shared_waiting_bytes` by their mean size. What is beyond the window is not seen yet:
-  a key whose messages are all there waits for it. While no key in the window may go, reading goes on until what is
-  known of the waiting entries takes `key_shared_waiting_bytes`: they are bitmaps, 170 KB for a million of one key.
+  wait, or as many as fit into `key_shared_waiting_bytes` by their mean size. Entries that a filter passes over count
+  as if they waited, so that what it wants does not wait for the end of the log. What is beyond the window is not seen
+  yet: a key whose messages are all there waits for it. While no key in the window may go, reading goes on until what
+  is known of the waiting entries takes `key_shared_waiting_bytes`: they are bitmaps, 170 KB for a million of one key.
 - **Chunks** of large messages are delivered as without the property: a consumer that holds some has to get the others.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) is read first.
 A crash, or a new owner of the topic, knows of nothing in flight: the limits begin anew, and no message is lost by them.
@@ -377,6 +378,7 @@ class FairShared(Shared):
         self.paced = limits.rate > 0
         self._waiting_bytes_max = options.config.key_shared_waiting_bytes
         self._size = 0.0  # mean bytes of an entry that waits
+        self._passed_over = 0.0  # entries that no consumer gets, among those that wait
 
     def on_entries_released(self, positions: Sequence[Position]) -> None:
         self.turns.release(positions)
@@ -402,10 +404,15 @@ class FairShared(Shared):
         permits = sum([member.permits for member in self.candidates if member.may_receive])
         return self.turns.choose(min(count, max(1, permits)))
 
+    def on_entries_passed_over(self, count: int) -> None:
+        if self.turns.entries:
+            self._passed_over += count
+
     @property
     def is_looking_ahead(self) -> bool:  # type: ignore[override]
         fitting = self._waiting_bytes_max / self._size if self._size else WINDOW_ENTRIES
-        return self.turns.entries < min(WINDOW_ENTRIES, fitting)
+        waiting = self.turns.entries
+        return waiting < fitting and waiting + self._passed_over < WINDOW_ENTRIES
 
     @property
     def is_full(self) -> bool:  # type: ignore[override]
@@ -426,6 +433,7 @@ class FairShared(Shared):
         choice = super().pick(entry, False)
         if type(choice) is Member:
             turns.occupy(position, slot, entry.count)
+            self._passed_over *= 1 - 1 / turns.entries  # none when nothing waits any more
             turns.take(position, slot)
         return choice
 

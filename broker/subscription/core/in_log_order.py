@@ -90,6 +90,9 @@ class LogOrderPolicy:
     def next_release_s(self) -> float:
         return 0.0
 
+    def on_entries_passed_over(self, count: int) -> None:
+        pass
+
     def clear(self) -> None:
         self.waiting.clear()
         self._failed = NOTHING

@@ -287,6 +287,9 @@ class KeyShared:
     def next_release_s(self) -> float:
         return 0.0
 
+    def on_entries_passed_over(self, count: int) -> None:
+        pass
+
     def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         return ()
 

@@ -349,6 +349,11 @@ class Policy(Protocol):
         """Returns the seconds until time alone makes waiting entries deliverable; 0: none waits for that."""
         ...
 
+    def on_entries_passed_over(self, count: int) -> None:
+        """Called when `count` new entries were read that no consumer gets, because the filter of the subscription does
+        not want them."""
+        ...
+
     def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
         """Returns who has become the active consumer, and who no longer is, since the last call. The caller notifies
         these consumers."""

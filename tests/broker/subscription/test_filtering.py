@@ -13,6 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from magnetar.broker.log import unfolding
 from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.subscription import filtering
+from magnetar.broker.subscription.core import fair_shared
+from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
+from magnetar.broker.subscription.read_ahead import CHUNK_ENTRIES
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
@@ -105,6 +108,24 @@ def some(*regions: str) -> list[tuple[str, dict[str, str]]]:
 
 
 # ---------------------------------------------------------------------------------------------- what is delivered
+async def test_with_keys_that_take_turns_what_is_wanted_does_not_wait_for_the_end_of_the_log(
+    at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_shared, "WINDOW_ENTRIES", 40)
+    await at.send(*some("us", "eu", *["us"] * 600), partition_key="k")
+    judged, deliver = list[int](), SubscriptionDeliveryPump._deliver
+
+    def record(pump: Any, deliveries: Any) -> None:
+        judged.extend(at.filtering.judged for _ in deliveries)
+        deliver(pump, deliveries)
+
+    monkeypatch.setattr(SubscriptionDeliveryPump, "_deliver", record)
+    consumer = await at.consumer(fair_by_key=True)
+    assert texts(await take(consumer, 1)) == ["1"]
+    assert len(judged) == 1
+    assert judged[0] <= 40 + 2 * CHUNK_ENTRIES
+
+
 @pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
 @pytest.mark.parametrize("type_", EVERY, ids=[each.name for each in EVERY])
 async def test_consumers_get_what_is_wanted_and_the_rest_is_acknowledged(

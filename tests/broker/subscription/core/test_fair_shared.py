@@ -86,6 +86,24 @@ def test_a_key_with_one_message_goes_next_however_many_of_another_key_are_before
     assert keys_of(desk.pump()) == [QUIET]
 
 
+def test_entries_that_a_filter_passes_over_count_for_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_shared, "WINDOW_ENTRIES", 100)
+    desk = Desk(entries(*[NOISY] * 10))
+    desk.join(1)
+    for at in range(10):
+        desk.policy.turns.add_to_key(Position(9, at), QUIET)
+    desk.policy.on_entries_passed_over(89)
+    assert desk.policy.is_looking_ahead
+    desk.policy.on_entries_passed_over(1)
+    assert not desk.policy.is_looking_ahead
+    for at in range(10):
+        assert isinstance(desk.policy.pick(Item(Position(9, at), 1, 100, (QUIET,)), True), Member)
+        desk.policy.on_entries_released((Position(9, at),))
+        assert desk.policy.is_looking_ahead, "the window moves on with each that goes out"
+    desk.policy.on_entries_passed_over(1000)
+    assert desk.policy.is_looking_ahead, "nothing waits for them"
+
+
 def test_keys_get_equal_shares_of_the_messages_whatever_their_number_and_batches() -> None:
     rng = random.Random(3)
     some = [Item(Position(10, at), rng.choice([1, 1, 8]), 100, (rng.choice([1] * 12 + [2, 3]),)) for at in range(4000)]
