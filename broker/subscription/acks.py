@@ -207,8 +207,8 @@ class SubscriptionAcks:
             self._dispatcher.add_released_entries(cursor.deliverable_entries_up_to(mark))  # batches of unknown size
 
     def ack_unwanted(self, entries: Mapping[int, BitMap], parts: Iterable[UnwantedMessages]) -> int:
-        """Acknowledges what a filter does not want, before it is assigned to a consumer: the `entries` of each ledger,
-        and the messages `parts` of batches. What is pending in a transaction stays pending. Returns how many of the
+        """Acknowledges what a filter does not want, or what has expired, before it is assigned to a consumer: the
+        `entries` of each ledger, and the messages `parts` of batches. What is pending in a transaction stays pending. Returns how many of the
         entries were not acknowledged before."""
         cursor, dispatcher, acked = self._cursor, self._dispatcher, 0
         for ledger_id, each in entries.items():

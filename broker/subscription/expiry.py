@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...proto.names import Position
+from pyroaring import BitMap
+
 from ..log.cache import StoredEntry
 
 if TYPE_CHECKING:
@@ -42,22 +43,23 @@ class ExpiredMessages:
     def acknowledge(self, entries: Sequence[StoredEntry], now_ms: int) -> None:
         """Acknowledges those messages of `entries` that have expired at `now_ms` (ms since the epoch, of the broker),
         if their entry is neither outstanding nor held back."""
-        whole, parts = list[Position](), 0
+        whole, parts, acks = dict[int, list[int]](), 0, self._subscription.acks
         for entry in entries:
             if entry.expiry is None:
                 continue
             entry.expiry.told_ms = now_ms
             bits = self._find_expired_bits(entry, now_ms)
             if bits:
-                if self._covers_rest(entry, bits):
-                    whole.append(entry.position)
+                if bits.bit_count() == entry.count:
+                    whole.setdefault(entry.position[0], []).append(entry.position[1])
                 else:
-                    self._subscription.acks.ack_messages(entry.position, bits, entry.count)
+                    acks.ack_messages(entry.position, bits, entry.count)
                     parts += 1
                 self.count += bits.bit_count()
         if whole or parts:
+            acks.ack_unwanted({ledger_id: BitMap(each) for ledger_id, each in whole.items()}, ())
             self._subscription.activity.expired_ms = now_ms
-            self._subscription.skip_entries(whole, parts=bool(parts))
+            self._subscription.skip_entries((), parts=True)
 
     def _find_expired_bits(self, entry: StoredEntry, now_ms: int) -> int:
         """Returns the messages of the entry that must be acknowledged, as bits."""

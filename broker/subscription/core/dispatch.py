@@ -398,7 +398,8 @@ class Dispatcher:
             left -= len(done)
             if not left:
                 return
-        self.policy.discard_entries_of_ledger(ledger_id, entries)
+        if entries and _tuple(Position, (ledger_id, entries.min())) < self.read_position:  # what waits was read
+            self.policy.discard_entries_of_ledger(ledger_id, entries)
         for position in select_positions(self.held, ledger_id, entries):
             self.held.drop(position)
 

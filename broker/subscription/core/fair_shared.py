@@ -149,7 +149,7 @@ class KeyTurns:
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
         """Removes those of the `entries` of one ledger that wait, because they are acknowledged."""
         self.entries -= len(self.unread.discard_entries_of_ledger(ledger_id, entries))
-        for slot in [number for number, queue in self.of.items() if queue.waiting]:
+        for slot in [number for number, queue in self.of.items() if queue.waiting.has_some_of(ledger_id, entries)]:
             self._remove(slot, lambda waiting: waiting.discard_entries_of_ledger(ledger_id, entries))
 
     def discard_up_to(self, mark: Position) -> None:

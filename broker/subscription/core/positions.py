@@ -140,6 +140,13 @@ class PositionSet:
                 break
         return found
 
+    def has_some_of(self, ledger_id: int, entries: BitMap) -> bool:
+        """Returns True if the set contains one of these entries of a ledger."""
+        if self._few:
+            return any(each[0] == ledger_id and each[1] in entries for each in self._few)
+        held = self._maps.get(ledger_id)
+        return held is not None and held.intersect(entries)
+
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> BitMap:
         """Removes these entries of a ledger from the set. Returns those that the set contained."""
         held = self._maps.get(ledger_id)

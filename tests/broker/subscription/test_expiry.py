@@ -9,13 +9,14 @@ import pytest
 
 from magnetar.broker.session import summaries
 from magnetar.broker.subscription.core.cursor_state import TxnAcks
+from magnetar.broker.subscription.core.fair_shared import KeyTurns
 from magnetar.broker.subscription.expiry import ExpiredMessages
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.expiry import EXPIRED_AT, EXPIRES_AT
-from magnetar.proto.names import Position
+from magnetar.proto.names import FAIR_BY_KEY, Position
 from magnetar.proto.states import TxnId
 from tests.broker.topic.test_maintenance import TOPIC, Deployment
 from tests.broker.topic.test_maintenance import at as at
@@ -64,6 +65,20 @@ async def test_what_has_expired_is_acknowledged_counted_and_not_delivered(type_:
     stats = await summaries.collect_subscription_stats(at.topic, at.topic.find_subscription("s"))
     assert stats.expired == 2
     assert at.topic.find_subscription("s").activity.expired_ms > 0
+
+
+async def test_what_expires_while_keys_take_turns_is_acknowledged_at_once_and_not_entry_by_entry(
+    at: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeyTurns, "discard", lambda *_: pytest.fail("it looks at all keys for each entry"))
+    mine = await at.consumer(type=SHARED, permits=1, subscription_properties={FAIR_BY_KEY: "true"})
+    await expiring(at, (0, 10, 10, 10, 0), batching_enabled=False)
+    assert await mine.receive_payloads(1) == [b"0"]
+    at.clock.ahead_s += 11
+    mine.permits(10)
+    assert await mine.receive_payloads(1) == [b"4"]
+    assert await mine.quiet()
+    assert (expired(at), await at.backlog("s")) == (3, 2)
 
 
 @pytest.mark.parametrize("type_", TYPES)
