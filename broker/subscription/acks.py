@@ -208,8 +208,8 @@ class SubscriptionAcks:
 
     def ack_unwanted(self, entries: Mapping[int, BitMap], parts: Iterable[UnwantedMessages]) -> int:
         """Acknowledges what a filter does not want, or what has expired, before it is assigned to a consumer: the
-        `entries` of each ledger, and the messages `parts` of batches. What is pending in a transaction stays pending. Returns how many of the
-        entries were not acknowledged before."""
+        `entries` of each ledger, and the messages `parts` of batches. What is pending in a transaction stays pending.
+        Returns how many of the entries were not acknowledged before."""
         cursor, dispatcher, acked = self._cursor, self._dispatcher, 0
         for ledger_id, each in entries.items():
             new = cursor.ack_set(ledger_id, each)

@@ -423,6 +423,8 @@ class PartitionConsumer:
     def _drop_lost(self) -> int:
         """Drops what waits for the application, which the next connection delivers again."""
         repeats = self.core.repeats
+        if self._resumes:
+            self._resume_at_first_waiting()
         if repeats is None:
             return self._drop_waiting()
         waited: list[Message] = []
@@ -438,6 +440,22 @@ class PartitionConsumer:
             repeats.on_messages_unseen(place_of(waited[0]))
         repeats.on_lost()
         return freed
+
+    def _resume_at_first_waiting(self) -> None:
+        """Has a consumer of a subscription that is not durable continue with the first message that waits, if later
+        ones were taken before it: a listener takes them by their keys, and debounce holds some back. Those that were
+        taken after it come again."""
+        taken, waiting = self.core.last_taken, self._waiting_messages()
+        first = min(waiting, key=place_of, default=None)
+        if taken is not None and first is not None:
+            ledger_id, entry_id = taken.position()
+            if place_of(first) < (ledger_id, entry_id, taken.batch_index()):
+                self.on_put_back(first)
+
+    def _waiting_messages(self) -> list[Message]:
+        """Returns the messages that the application has not received: in the receiver queue, and held by debounce."""
+        held = self.debounce.held if self.debounce is not None else ()
+        return [each for each in (*self._inbox.waiting_messages(), *held) if each.entry.consumer is self]
 
     def _drop_after(self, failed: Collection[Position]) -> None:
         follows = self.deliveries.make_blocked_filter(failed)
@@ -478,10 +496,9 @@ class PartitionConsumer:
         not counted."""
         found: EntrySets = {}
         places = self.core.chunks.incomplete_chunk_positions()
-        held = self.debounce.held if self.debounce is not None else ()
-        for message in (*self._inbox.waiting_messages(), *held):
+        for message in self._waiting_messages():
             entry = message.entry
-            if entry.consumer is self and message.batch_index == entry.first_index:
+            if message.batch_index == entry.first_index:
                 places += entry.chunks or (entry.position,)
         places += self.deliveries.compressed_positions()
         for ledger_id, entry_id in places:

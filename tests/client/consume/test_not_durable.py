@@ -188,3 +188,41 @@ async def test_wrong_starts_are_refused_before_anything_is_sent(tmp_path: Path) 
                 await client.subscribe("t", "s", **options)  # type: ignore[arg-type]
         with pytest.raises(InvalidConfiguration, match="of one topic"):
             await client.subscribe(["t", "u"], "s", partitions=[0])
+
+
+async def test_what_waits_for_its_key_is_handled_after_a_reconnect_though_later_messages_were_taken(
+    tmp_path: Path,
+) -> None:
+    async with (
+        cluster(tmp_path) as running, aio.Client(url_of(running)) as client, AdminClient(url_of(running)) as admin,
+    ):  # fmt: skip
+        consumer = await client.subscribe("t", "s", durable=False, initial_position=EARLIEST)
+        begun, may_end = list[bytes](), asyncio.Event()
+
+        async def handle(message: aio.Message) -> None:
+            begun.append(message.data())
+            await may_end.wait()
+
+        async with consumer.listen(handle), await client.create_producer("t") as producer:
+            for text, key in ((b"0", "a"), (b"1", "a"), (b"2", "b")):
+                await producer.send(text, partition_key=key)
+            await until(lambda: begun == [b"0", b"2"])
+            await admin.unload_topic("t")
+            await producer.send(b"3", partition_key="b")
+            may_end.set()
+            await until(lambda: {b"1", b"3"} <= {*begun})
+
+
+async def test_what_debounce_holds_comes_after_a_reconnect_though_later_messages_were_taken(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running, aio.Client(url_of(running)) as client, AdminClient(url_of(running)) as admin,
+    ):  # fmt: skip
+        consumer = await client.subscribe("t", "s", durable=False, initial_position=EARLIEST, debounce=3.0)
+        async with await client.create_producer("t") as producer:
+            await producer.send(b"0", partition_key="a")
+            await producer.send(b"1")
+            assert await take(consumer, 1) == [1]
+            await admin.unload_topic("t")
+            found = set[int]()
+            while 0 not in found:
+                found |= {*await take(consumer, 1)}
