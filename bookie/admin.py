@@ -50,7 +50,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from itertools import islice
 from typing import TypeVar
 
@@ -467,6 +467,7 @@ class RepairAdmin:
             "auditorSinceMs": None if auditor is None else auditor[0].since_ms,
             "underReplicated": len(ids),
             "reasons": dict(Counter(reason for each in found for reason in each.bookies.values())),
+            "departing": sorted(await marks.list_departing_bookies(store)),
             "stuck": dict(Counter(each.stuck for each in found if each.stuck)),
             "bytesLeft": left,
             "bytesPerSecond": rate,
@@ -538,12 +539,19 @@ class RepairAdmin:
         marked = {*await marks.list_ledgers(store, paths.UNDER_REPLICATED)}
         still = [record for record in on_it if record.ledger_id in marked]
         stuck = [each for each in await self._marks([record.ledger_id for record in still][:SAMPLE]) if each.stuck]
+        departing = await marks.list_departing_bookies(store)
+        takers = {
+            name for name, each in (await marks.list_registered_bookies(store)).items()
+            if not each.read_only and not each.limbo and name not in departing and name != bookie
+        }  # fmt: skip
         return {
             "bookie": bookie,
             "ledgers": len(on_it),
             "marked": len(still),
             "open": sum(record.state != CLOSED for record in on_it),
             "bytesLeft": sum(_share(record, {bookie}) for record in on_it),
+            "takers": len(takers),
+            "nowhere": sum(_lacks_taker(record, bookie, takers) for record in on_it),
             "stuck": dict(Counter(each.stuck for each in stuck)),
             "known": await store.get(paths.cookie(bookie)) is not None,
             "registered": await store.get(paths.bookie(bookie)) is not None,
@@ -598,6 +606,12 @@ def _short(record: LedgerRecord) -> Json:
         "bookies": list(list_bookies_of_ledger(record)),
         "owner": record.properties.get("topic", ""),
     }
+
+
+def _lacks_taker(record: LedgerRecord, bookie: str, takers: Set[str]) -> bool:
+    """Returns whether a fragment of the ledger on `bookie` is on all of `takers` already: none of them can take its
+    copy."""
+    return any(bookie in each.bookies and takers <= set(each.bookies) for each in record.fragments)
 
 
 def _mark(mark: UnderReplicatedRecord, now_ms: int) -> Json:

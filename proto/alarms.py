@@ -187,12 +187,23 @@ def find_repair_alarms(
         text = f"No bookie says how repair gets on{f': {why}' if why else ''}."
         return [*found, Alarm(text, "magnetar bookies list", code="D05")]
     if count := repair["underReplicated"]:
-        text = f"{format_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
-        found.append(Alarm(text, "magnetar ledgers under-replicated", code="D05"))
+        found.append(_make_missing_copies_alarm(count, repair))
     if not repair["enabled"]:
         text = "Auto-recovery is disabled: copies of lost bookies are not made again."
         found.append(Alarm(text, "magnetar repair enable", code="D05"))
     return found
+
+
+def _make_missing_copies_alarm(count: int, repair: Mapping[str, Any]) -> Alarm:
+    """Returns the alarm that copies of `count` ledgers are missing; a remark if all of them move off a departing
+    bookie, as an operator has ordered, and none is stuck. An older bookie says neither reasons nor what is stuck."""
+    stuck, helps = repair.get("stuck") or {}, "magnetar ledgers under-replicated"
+    if not stuck and set(repair.get("reasons") or ()) == {"departing"}:
+        text = f"{format_count(count, 'ledger')} still move{'s' if count == 1 else ''} off departing bookies."
+        return Alarm(text, helps, needed=False, code="D05")
+    why = ", ".join(f"{number}: {what}" for what, number in stuck.items())
+    text = f"{format_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies{f' ({why})' if why else ''}."
+    return Alarm(text, helps, code="D05")
 
 
 def format_age(seconds: float) -> str:

@@ -165,6 +165,9 @@ STEPS = 3
 """Times that `ask_bookie_states` waits for bookies, each for its share of the time-out."""
 
 
+REPAIR_FIELDS = ("enabled", "auditor", "underReplicated", "reasons", "stuck", "secondsToGo")
+
+
 def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesReport:
     """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
     bookies, and those that only the metadata of ledgers names. If the metadata does not answer in time, no bookie is
@@ -208,7 +211,7 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
             unlisted = str(error)  # what is registered is shown
         try:
             said = ask_any_bookie(session, "repair-status", answered)
-            repair = {name: said[name] for name in ("enabled", "auditor", "underReplicated", "secondsToGo")}
+            repair = {name: said[name] for name in REPAIR_FIELDS}
         except (MagnetarError, Failure) as error:
             errors = [error]
     for each in known.values():

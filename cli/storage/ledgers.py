@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...proto.alarms import format_count
 from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.lazy import LazyCommand, LazyGroup
@@ -273,6 +274,11 @@ def find_full_bookie_id(session: Session, beginning: str) -> str:
 
 def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
     left = ask_any_bookie(session, "departure", bookie=bookie)
+    if nowhere := left.get("nowhere", 0):  # an older bookie does not say it
+        click.echo(
+            f"no other bookie can take the copies of {format_count(nowhere, 'ledger')}: {left['takers']} take writes "
+            "besides it, and have copies of the same entries already; add a bookie", err=True
+        )  # fmt: skip
     if not wait:
         session.out.print_result_text(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
         return

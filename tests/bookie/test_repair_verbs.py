@@ -91,8 +91,12 @@ async def test_who_departs_may_be_told_to_stay(deployment: Deployment, /) -> Non
         read_only = deployment.bookies["b1"].disk_monitor.is_read_only
         return bool(rows[bookie]["state"] == wanted) and read_only is (wanted != "writable")
 
+    await deployment.a_ledger(1)
     await say(deployment, "depart", bookie=bookie)
+    left = await say(deployment, "departure", bookie=bookie)
+    assert (left["ledgers"], left["takers"], left["nowhere"]) == (1, 2, 1), "the two others have their copies"
     await deployment.until(lambda: state("departing"))
+    assert (await say(deployment, "repair-status"))["departing"] == [bookie]
     await say(deployment, "depart", bookie=bookie, cancel=True)
     await deployment.until(lambda: state("writable"))
 

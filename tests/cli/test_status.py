@@ -22,7 +22,7 @@ from magnetar.proto.statistics import BookieInfo, ClusterSummary
 from tests.support.processes import Cluster, run_cli, run_here
 
 NOW_MS = 1_000_000_000_000
-GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "secondsToGo": None}
+GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "reasons": {}, "stuck": {}, "secondsToGo": None}
 
 
 def broker(**changed: Any) -> dict[str, Any]:
@@ -44,6 +44,12 @@ def alarms(
     return [(each.text, each.needed) for each in found]
 
 
+def test_copies_that_move_off_a_departing_bookie_are_a_remark() -> None:
+    departing = GOOD | {"underReplicated": 2, "reasons": {"departing": 2}, "stuck": {}}
+    found = alarms(bookies=[bookie(), bookie(state="departing")], repair=departing)
+    assert found == [("2 ledgers still move off departing bookies.", False)]
+
+
 def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
     assert alarms() == []
 
@@ -61,6 +67,10 @@ def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
          "Bookie 12345678 is not registered, and ledgers name it."),
         (alarms(bookies=[bookie(freeBytes=14)]), "The disk of bookie 12345678 has 14% left; at 5 % it is read-only."),
         (alarms(repair=GOOD | {"underReplicated": 2}), "2 ledgers miss copies."),
+        (alarms(repair=GOOD | {"underReplicated": 2, "reasons": {"departing": 1, "lost": 1}}),
+         "2 ledgers miss copies."),
+        (alarms(repair=GOOD | {"underReplicated": 2, "reasons": {"departing": 2}, "stuck": {"no target": 1}}),
+         "2 ledgers miss copies (1: no target)."),
         (alarms(repair=GOOD | {"enabled": False}),
          "Auto-recovery is disabled: copies of lost bookies are not made again."),
         (alarms(repair=None), "No bookie says how repair gets on."),

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -390,7 +390,9 @@ class Settings:
 async def overview(call: RestRequest) -> Overview:
     summary = await call.call_local(op.BROKER_SUMMARIES)
     unread = summary.metadata_away_ms or summary.metadata_late
-    repair = () if unread else find_repair_alarms(await _repair_status(call))
+    status = None if unread else await _repair_status(call)
+    repair = () if unread else find_repair_alarms(status)
+    departing = frozenset((status or {}).get("departing", ()))
     totals = [each.total for each in summary.brokers]
     by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
     by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
@@ -402,7 +404,7 @@ async def overview(call: RestRequest) -> Overview:
         throughput_out=sum(each.throughput_out for each in totals),
         storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
         connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
-        bookies=summary.bookies, alarms=(*_alarms(summary, call.broker.world.clock.wall_ms()), *repair),
+        bookies=summary.bookies, alarms=(*_alarms(summary, call.broker.world.clock.wall_ms(), departing), *repair),
         worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
         busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
     )  # fmt: skip
@@ -435,7 +437,12 @@ async def _repair_status(call: RestRequest) -> dict[str, Any] | None:
         return None  # which is an alarm
 
 
-def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
+def _bookie_state(bookie: BookieInfo, departing: Collection[str]) -> str:
+    """Returns the state as `magnetar bookies list` names it. A departing bookie is read-only too, as was ordered."""
+    return "departing" if bookie.id in departing else "read-only" if bookie.read_only else "writable"
+
+
+def _alarms(found: ClusterSummary, now_ms: int, departing: Collection[str]) -> list[Alarm]:
     oldest = [
         {"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age if row.oldest_ms
     ]
@@ -453,7 +460,7 @@ def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
         found.silent,
         [
             {
-                "bookie": each.id, "state": "read-only" if each.read_only else "writable",
+                "bookie": each.id, "state": _bookie_state(each, departing),
                 "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
             }
             for each in found.bookies

@@ -12,7 +12,7 @@ from magnetar.asyncio import Client
 from magnetar.broker.rest.page import messages, topic_views
 from magnetar.broker.session import finding
 from magnetar.metadata import paths
-from magnetar.metadata.records import UnderReplicatedRecord
+from magnetar.metadata.records import BookieRecord, DepartingRecord, UnderReplicatedRecord
 from magnetar.metadata.store import ABSENT, put_record
 from tests.broker.rest.http import V2, Http, T, serving
 from tests.broker.rest.test_access import ALICE, NS, SUPER, guarded, lines
@@ -203,6 +203,22 @@ async def test_security_names_the_caller_and_who_was_refused(tmp_path: Path) -> 
         found = Elements(await http.ask("GET", "/ui/security", **SUPER)).texts
         assert "client:root" in found
         assert "client:alice" in found
+
+
+async def test_a_bookie_that_departs_is_no_alarm_and_one_that_is_read_only_by_itself_is(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _):
+        store, name = broker.topic_manager.metadata, "ffffffff-0000-4000-8000-000000000000"
+        leaving = BookieRecord(bookie=name, endpoint="127.0.0.1:1", read_only=True, free_bytes=72, total_bytes=100)
+        await put_record(store, paths.bookie(name), leaving, ABSENT)
+
+        async def alarms() -> list[str]:
+            found = (await http.get("/ui?format=json"))["alarms"]
+            return [text for text, _, _, code in found if code == "D03"]
+
+        (text,) = await alarms()
+        assert text == "Bookie ffffffff is read-only, with 72% of its disk free (disk_full_share says when)."
+        await put_record(store, paths.departing(name), DepartingRecord(bookie=name, since_ms=1), ABSENT)
+        assert await alarms() == []
 
 
 async def test_repair_shows_what_bookies_say_of_it(monkeypatch: pytest.MonkeyPatch, http: Http) -> None:
