@@ -194,8 +194,8 @@ class SubscriptionAdministration:
         durable. May be repeated: what was acknowledged before is named in the answer.
 
         Raises NotFound if the topic has no such message, or its transaction has not committed; NotAllowed if it is not
-        delayed any more, or a subscription has got it. Nothing is changed then. If it raises another error, some
-        subscriptions may not get the message, and the caller repeats the request.
+        delayed any more, a subscription has got it, or the topic has no durable subscription. Nothing is changed then.
+        If it raises another error, some subscriptions may not get the message, and the caller repeats the request.
         """
         from ...proto.statistics import CancelledMessage  # somebody asks, so it is loaded
 
@@ -214,6 +214,11 @@ class SubscriptionAdministration:
             places = found.places
         bits = 1 << batch_index if batch_index >= 0 and entry.count > 1 else (1 << entry.count) - 1
         every = self._named("")
+        if not every:
+            raise NotAllowed(
+                f"message {position} of {topic.name} is not cancelled: the topic has no durable subscription for which "
+                "it could be, and one that is made later may get it"
+            )
         for each in every:
             for place in places:
                 if (got := _why_delivered(each, place, bits)) is not None:

@@ -81,6 +81,15 @@ async def test_it_is_refused_when_one_subscription_has_got_it_and_the_others_sti
         await cancel(at, position)
 
 
+async def test_without_a_durable_subscription_there_is_nothing_to_cancel_it_for(at: Deployment) -> None:
+    position = await delayed(at, b"x")
+    with pytest.raises(NotAllowed, match="no durable subscription"):
+        await cancel(at, position)
+    await at.consumer("reader", durable=False)
+    with pytest.raises(NotAllowed, match="no durable subscription"):
+        await cancel(at, position)
+
+
 async def test_what_failed_or_is_pending_in_a_transaction_has_been_delivered(at: Deployment) -> None:
     exclusive = await at.consumer("s")
     position = await delayed(at, b"x")
