@@ -152,7 +152,7 @@ class CommandOutput:
             return
         width = max(map(len, record), default=0)
         for name, value in record.items():
-            print(f"{name:<{width}}  {format_cell(value)}")
+            print(f"{name:<{width}}  {format_field(name, value)}")
 
     def print_result_text(self, text: str, **record: Value) -> None:
         """Prints the sentence `text` that says what a command did, for a command that has no other result. `record`:
@@ -218,7 +218,7 @@ class CommandOutput:
             numeric = all(isinstance(row.get(column), int | float) for row in rows)
             table.add_column(column, justify="right" if numeric else "left")
         for row in rows:
-            table.add_row(*(format_cell(row.get(column)) for column in columns))
+            table.add_row(*(format_field(column, row.get(column)) for column in columns))
         console = Console(highlight=False)
         with console.capture() as captured:  # rich would end the process when the reader of a pipe has closed it
             console.print(table)
@@ -290,7 +290,7 @@ ROWS_WRAPPED = 500
 
 def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Prints a table without limiting the length of its lines, for output to a pipe."""
-    cells = [[format_cell(row.get(column)).replace("\n", " ") for column in columns] for row in rows]
+    cells = [[format_field(column, row.get(column)).replace("\n", " ") for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [all(isinstance(row.get(column), (int, float)) for row in rows) for column in columns]
     form = "   ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, numeric, strict=True))
@@ -312,7 +312,7 @@ def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str)
     if not first:
         print(f"({empty})")
         return
-    widths = [max(len(column), *(len(format_cell(row.get(column))) for row in first)) for column in columns]
+    widths = [max(len(column), *(len(format_field(column, row.get(column))) for row in first)) for column in columns]
     numeric = [all(isinstance(row.get(column), int | float | None) for row in first) for column in columns]
 
     def line(cells: Iterable[str]) -> str:
@@ -322,7 +322,20 @@ def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str)
     print(line(columns))
     print("  ".join("─" * width for width in widths))
     for row in chain(first, rows):
-        print(line(format_cell(row.get(column)) for column in columns))
+        print(line(format_field(column, row.get(column)) for column in columns))
+
+
+MOMENTS = frozenset(("createdMs", "earliestMsgPublishTimeInBacklog", "expires_ms", "sinceMs", "tokenEndsMs"))
+"""Fields with a time in ms since the epoch (0: none), which a table shows as a time in UTC."""
+
+
+def format_field(name: str, value: Value) -> str:
+    """Returns the value of the field `name` as text for a cell of a table."""
+    if name not in MOMENTS or not isinstance(value, int):
+        return format_cell(value)
+    from ...proto.pulsar_json import time_to_json
+
+    return time_to_json(value) if value else "-"
 
 
 def format_cell(value: Value) -> str:

@@ -53,6 +53,21 @@ def test_rows_are_the_same_records_in_every_kind(method: str, capsys: pytest.Cap
     assert "more" not in _printed(capsys, "table", method, ROWS, COLUMNS)
 
 
+@pytest.mark.parametrize("kind", ["table", "json"])
+@pytest.mark.parametrize("method", ["print_rows", "print_row_stream", "print_record"])
+def test_a_table_shows_a_time_that_is_a_number_elsewhere(
+    method: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"expires_ms": 1_798_574_323_000, "createdMs": 0}
+    given = (row,) if method == "print_record" else ([row], tuple(row))
+    printed = _printed(capsys, kind, method, *given)
+    if kind == "json":
+        assert json.loads(printed) in (row, [row])
+    else:
+        assert "2026-12-29T19:58:43.000Z" in printed
+        assert printed.split()[-1] == "-"
+
+
 @pytest.mark.parametrize("method", ["print_rows", "print_row_stream"])
 def test_no_rows_are_an_empty_document(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = {kind: _printed(capsys, kind, method, [], COLUMNS, empty="no topics") for kind in KINDS}
