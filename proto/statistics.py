@@ -395,8 +395,8 @@ class FilterTrial(Value, frozen=True):
 
 
 class MessageState(Value, frozen=True):
-    """The one state that a message has in a subscription: acknowledged, pending, delivered, held back, delayed, waiting
-    or redelivery."""
+    """The one state that a message has in a subscription: acknowledged, filtered (acknowledged, and its filter does not
+    want it), pending, delivered, held back, delayed, waiting or redelivery."""
 
     subscription: str
     state: str

@@ -126,7 +126,7 @@ class MessageAdminService:
 
     async def trace_message(self, request: wire.TraceMessageRequest, context: CallContext) -> MessageTrace:
         position = Position(request.ledger_id, request.entry_id)
-        return trace_message(await self._topic(request.topic), position, request.batch_index)
+        return await trace_message(await self._topic(request.topic), position, request.batch_index)
 
     async def cancel_delayed(self, request: wire.CancelDelayedRequest, context: CallContext) -> CancelledMessage:
         position, backlogs = Position(request.ledger_id, request.entry_id), await self._backlogs(request.topic)

@@ -651,9 +651,10 @@ def _describe_waiting_for_transaction(topic: Topic) -> str:
     return f"{_count(waiting, 'message')} wait{'' if waiting > 1 else 's'} for {which}."
 
 
-def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:
+async def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:
     """Returns what has become of a message: whether the topic has it, and its one state in each subscription.
-    `batch_index`: its place in its batch; -1: the whole entry."""
+    `batch_index`: its place in its batch; -1: the whole entry. Reads the entry if a subscription with a filter has
+    acknowledged it, and raises the errors of that."""
     shape = topic.log.shape
     if not shape.has_entry(position):
         if position > shape.last_confirmed:
@@ -669,8 +670,31 @@ def trace_message(topic: Topic, position: Position, batch_index: int) -> Message
                 "them.", (),
             )  # fmt: skip
         return MessageTrace("The message is of a transaction that was aborted: no consumer gets it.", ())
+    filters = await _find_refusing_filters(topic, position, batch_index)
     states = [_state_of_message(topic, each, position, batch_index) for each in topic.subscriptions.values()]
+    states = [
+        MessageState(each.subscription, "filtered", f"The filter does not want it: {filters[each.subscription]}")
+        if each.state == "acknowledged" and each.subscription in filters else each
+        for each in states
+    ]  # fmt: skip
     return MessageTrace("The topic has the message.", tuple(sorted(states, key=lambda each: each.subscription)))
+
+
+async def _find_refusing_filters(topic: Topic, position: Position, batch_index: int) -> dict[str, str]:
+    """Returns the filters that do not want the message, by the subscription. Judges for those subscriptions alone that
+    have acknowledged the message or a part of its entry."""
+    asked = [
+        (each.name, each.filtering) for each in topic.subscriptions.values()
+        if each.filtering is not None and (each.cursor.is_acked(position) or each.cursor.acked_indexes(position))
+    ]  # fmt: skip
+    if not asked:
+        return {}
+    entry = await topic.log.reader.read_entry(position)
+    wanted, found = (1 << entry.count) - 1 if batch_index < 0 else 1 << min(batch_index, BATCH_INDEXES_MAX), {}
+    for name, filtering in asked:
+        if wanted & ~await filtering.judge_again(entry, topic.world) == 0:
+            found[name] = filtering.filter.text
+    return found
 
 
 def _state_of_message(topic: Topic, subscription: Subscription, position: Position, batch_index: int) -> MessageState:

@@ -169,10 +169,8 @@ class SubscriptionFilter:
 
     async def _judge_aside(self, entry: StoredEntry, world: World) -> None:
         asked, unwanted = self._judge, 0
-        judge = EntryFilter(asked.filter, keeps_tombstones=asked.keeps_tombstones)
-        data = entry.frames[-1]
         try:
-            unwanted = await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
+            unwanted = await self.judge_again(entry, world)
         except Exception:
             _LOG.exception("entry %s cannot be judged: consumers get all of it", entry.position)
         finally:
@@ -180,6 +178,13 @@ class SubscriptionFilter:
             if asked is self._judge:
                 self._found_aside = entry.position, unwanted
             self._wake()
+
+    async def judge_again(self, entry: StoredEntry, world: World) -> int:
+        """Returns which messages of the entry are not wanted, as bits, and changes nothing. A thread judges it. Raises
+        CorruptEntry if its head cannot be read."""
+        judge = EntryFilter(self.filter, keeps_tombstones=self._judge.keeps_tombstones)
+        data = entry.frames[-1]
+        return await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
 
     def stop(self) -> None:
         """Cancels the judging of a long entry."""

@@ -276,6 +276,21 @@ async def test_what_is_aborted_is_not_judged_and_what_is_open_is_judged_when_it_
     assert at.filtering.judged == 2
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
+async def test_trace_says_that_the_filter_does_not_want_a_message(at: At, batched: bool) -> None:
+    consumer = await at.consumer()
+    ids = await at.send(*some("us", "eu"), batched=batched)
+    (message,) = await take(consumer, 1)
+    await consumer.acknowledge(message)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    async with AdminClient(f"magnetar://{at.running.brokers[0].endpoint}") as admin:
+        for id_, state in zip(ids, ("filtered", "acknowledged"), strict=True):
+            place = {"ledger_id": id_.ledger_id(), "entry_id": id_.entry_id(), "batch_index": id_.batch_index()}
+            (found,) = (await admin.trace_message(TOPIC, **place)).subscriptions
+            assert found.state == state
+            assert (WANTED in found.detail) == (state == "filtered")
+
+
 async def test_after_a_reset_filtered_messages_are_judged_again(at: At) -> None:
     consumer = await at.consumer(ConsumerType.Exclusive)
     await at.send(*some("us", "eu", "us"))
