@@ -276,6 +276,8 @@ def _make_origin_filter(wanted: MessageId, subscription: str) -> str:
 
 GROUPS = {"error": ERROR, "consumer": ERROR_CONSUMER, "subscription": REAL_SUBSCRIPTION, "topic": REAL_TOPIC}
 """What letters are grouped by: the name of the option's value → the property of a letter."""
+REDRIVEN_MAX = 10_000
+"""Letters of which `letters` asks whether they went back, one request each; it asks only where a redrive has run."""
 GROUPS_MAX = 1000
 """Groups that are counted by themselves; the letters of others are counted together."""
 
@@ -285,6 +287,7 @@ class _LetterGroup:
     group: str
     where: str
     letters: int = 0
+    went_back: int = 0
     oldest_ms: int = 0
     newest_ms: int = 0
     sample: str = ""
@@ -300,7 +303,9 @@ class _LetterGroup:
 
     def as_row(self) -> dict[str, Any]:
         times = {"oldest": self.oldest_ms, "newest": self.newest_ms}
-        return asdict(self) | {
+        row = asdict(self)
+        row["wentBack"] = row.pop("went_back")
+        return row | {
             name: datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") for name, ms in times.items()
         }
 
@@ -311,7 +316,8 @@ class _LetterGroup:
 )
 def letters(session: Session, topic: str, group_by: str, where: str) -> None:
     """Count the letters of a dead-letter topic by the class of their last error: how many, since when, until when, and
-    the id and text of the newest. Letters whose consumer told no error are one group. It takes none of them.
+    the id and text of the newest. Letters whose consumer told no error are one group. It takes none of them. The column
+    "wentBack" counts those of them that 'topics redrive' has sent back already.
 
     The column "where" is the filter that takes just this group: for 'topics find' and 'topics redrive'.
 
@@ -320,20 +326,32 @@ def letters(session: Session, topic: str, group_by: str, where: str) -> None:
       magnetar topics letters orders-billing-DLQ --group-by error
       magnetar topics redrive orders-billing-DLQ --where "ERROR = 'TimeoutError'" --dry-run
     """
-    name, groups, unread = GROUPS[group_by], dict[str | None, _LetterGroup](), 0
+    from ...client.redrive import SUBSCRIPTION
+
+    name, groups, unread, unasked = GROUPS[group_by], dict[str | None, _LetterGroup](), 0, 0
+    asks = REDRIVEN_MAX
     with show_progress("letters", None) as progress:
         for part in session.admin.parts(topic):
-            below = None
+            below, is_redriven = None, SUBSCRIPTION in session.admin.subscriptions(part)
             while below is None or below:
                 found = session.admin.find_messages(part, where=where, before_index=below or 0, limit=FOUND)
                 below, unread = found.before_index, unread + found.unread
                 for letter in found.messages:
-                    _group_of(groups, name, letter.properties.get(name)).add(letter)
+                    group = _group_of(groups, name, letter.properties.get(name))
+                    group.add(letter)
+                    if is_redriven and asks:
+                        asks -= 1
+                        group.went_back += _is_redriven(session, part, letter.message_id)
+                    elif is_redriven:
+                        unasked += 1
                 progress(sum(each.letters for each in groups.values()))
     rows = [each.as_row() for each in sorted(groups.values(), key=lambda each: -each.letters)]
-    session.out.print_rows(rows, ("group", "letters", "oldest", "newest", "sample", "where"), empty="no letters")
+    columns = ("group", "letters", "wentBack", "oldest", "newest", "sample", "where")
+    session.out.print_rows(rows, columns, empty="no letters")
     if unread:
         click.echo(f"not looked into: {unread:,} that are encrypted, chunks or too large", err=True)
+    if unasked:
+        click.echo(f"not looked at: whether {unasked:,} older ones went back", err=True)
 
 
 def _group_of(groups: dict[str | None, _LetterGroup], name: str, value: str | None) -> _LetterGroup:

@@ -200,8 +200,13 @@ def test_trace_says_which_letter_a_message_became(cli: Cli, cli_json: Callable[.
             if kind == "RETRY":
                 taken[b"bad"] = consumer.receive(5000)
         assert not row["letter"]["redriven"]
+        cli("topics", "create-subscription", "failing-billing-DLQ", "-s", "redrive", "-m", "earliest")
+        (group,) = cli_json("topics", "letters", "failing-billing-DLQ")
+        assert (group["letters"], group["wentBack"]) == (1, 0)
         (gone,) = cli_json("topics", "redrive", "failing-billing-DLQ", "--yes")
         assert (gone["letters"], gone["where"], gone["complete"]) == (1, f"{full}-billing-RETRY", True)
+        (group,) = cli_json("topics", "letters", "failing-billing-DLQ")
+        assert (group["letters"], group["wentBack"]) == (1, 1)
         (row,) = cli_json("topics", "trace", "failing", bad)["subscriptions"]
         assert row["letter"]["redriven"]
         (row,) = cli_json("topics", "trace", "failing", good)["subscriptions"]
