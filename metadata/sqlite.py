@@ -174,7 +174,10 @@ class SqliteStore:
             raise InvalidRequest("this metadata is in memory alone")
         name = name or f"metadata-{self.history.revision}.backup"
         if _NAME.fullmatch(name) is None:
-            raise InvalidRequest(f"{name!r} is not the name of a file: letters, digits, '.', '_' and '-'")
+            raise InvalidRequest(
+                f"{name!r} is not the name of a file (letters, digits, '.', '_' and '-'): the metadata service writes "
+                "the copy into its own folder, beside its file"
+            )
         path = str(PurePath(self._tree.path).parent / name)
         revision, size = await self._ask(partial(self._tree.back_up, path))
         self.last_backup_ms = self._clock.wall_ms()

@@ -327,9 +327,9 @@ class _Publishing:
 
 class _Known(msgspec.Struct, eq=False):
     """A schedule, as this broker knows it. `look_s`: when it is looked at next, on the monotonic clock; `mine`: whether
-    this broker owned its topic at the last look; `seen`: the topic that was loaded here then; `absent`: the loaded
-    topic in whose log none of the intended times is, because it was searched, or a publish through it has failed for
-    certain."""
+    this broker owned its topic at the last look; `seen`: the topic that was loaded here then; `problem`: why it does
+    not fire, as it was logged last; `absent`: the loaded topic in whose log none of the intended times is, because it
+    was searched, or a publish through it has failed for certain."""
 
     topic: TopicName
     schedule: Schedule
@@ -338,6 +338,7 @@ class _Known(msgspec.Struct, eq=False):
     next_ms: int | None = None
     target: str = ""
     seen: Topic | None = None
+    problem: str = ""
     absent: Topic | None = None
 
 
@@ -421,13 +422,16 @@ class ScheduleRunner:
     async def _look(self, key: tuple[str, str], known: _Known) -> None:
         try:
             await self._fire_due(known)
+            known.problem = ""
         except BadVersion:
             known.look_s, known.mine = 0.0, False  # another broker runs it, or did until now
         except NotOwner:
             known.look_s, known.mine = self._in(RETRY_S), False
         except MagnetarError as error:
             known.look_s, known.mine = self._in(RETRY_S), False
-            _LOG.warning("%s: schedule %r does not fire: %s", known.topic, known.schedule.name, error)
+            if known.problem != error.message:  # it is tried again each RETRY_S
+                _LOG.warning("%s: schedule %r does not fire: %s", known.topic, known.schedule.name, error)
+            known.problem = error.message
             with suppress(MagnetarError):
                 await self._note_problem(known, error)
         finally:

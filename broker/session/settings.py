@@ -15,6 +15,7 @@ Guarding tests: tests/broker/rest/test_configuration.py, tests/broker/session/te
 from __future__ import annotations
 
 import asyncio
+import re
 from types import CoroutineType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -55,6 +56,9 @@ CHANGING = (*DYNAMIC, *RUNTIME)
 """Our names of all settings that change while brokers run."""
 _OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name in CHANGING}
 _LISTS = ("dead_letter_backoff_s", "subscription_types")
+UNITS = {"s": "seconds", "minutes": "minutes", "mib": "MiB", "bytes": "bytes"}
+"""The last word of a setting's name → the unit of its value."""
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 SHOWN = tuple(PULSAR.get(name, name) for name in CHANGING)
 PAGE_BYTES_MAX = 4 << 20
 """Most bytes of metrics in an answer. The rest is left out, and a line says so."""
@@ -83,8 +87,10 @@ def parse_setting_value(name: str, text: str) -> dict[str, Any]:
     try:
         found = msgspec.convert({ours: value}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        words = _words_of(get_type_hints(kind)[ours])
+        words, unit = _words_of(get_type_hints(kind)[ours]), UNITS.get(ours.rpartition("_")[2], "")
         reason = f"{name} is one of {', '.join(words)}, not {text[:100]!r}" if words else str(error)
+        if unit and _NUMBER.fullmatch(text) is None and ours not in _LISTS:
+            reason = f"{name} is a number of {unit}, such as 60, not {text[:100]!r}"
         raise InvalidRequest(reason) from error
     if getattr(found, ours) is None:
         raise InvalidRequest(f"{name} has no value: to remove it, magnetar brokers delete-dynamic-config --config …")

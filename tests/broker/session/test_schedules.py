@@ -319,6 +319,19 @@ async def test_a_schedule_that_cannot_fire_says_why_and_fires_when_it_can(at: De
     assert [each.status for each in await catalog(at).list_stats(NAME)] == ["waits"]
 
 
+async def test_why_a_schedule_does_not_fire_is_logged_once_for_each_reason(
+    at: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    await catalog(at).create(NAME, schedule())
+    await at.consumer()
+    await at.topic.log.terminate()
+    for _ in range(3):
+        await later(at, 61)
+    logged = [each.getMessage() for each in caplog.records if "does not fire" in each.getMessage()]
+    assert len(logged) == 1
+    assert "terminated" in logged[0]
+
+
 async def test_of_a_partitioned_topic_a_schedule_has_the_partition_of_its_key(at: Deployment) -> None:
     parted = TopicName.parse(f"{TOPIC}-parted")
     await at.broker.topic_manager.catalog.create_topic(parted, 3)

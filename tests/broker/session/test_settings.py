@@ -177,7 +177,7 @@ async def test_each_setting_has_its_source_and_what_is_changed_is_dynamic(
     [
         ("listen", "h:1", "does not change while brokers run"), ("nonsense", "1", "does not change"),
         ("log_level", "loud", "log_level is one of debug, info, warning, error, not 'loud'"),
-        ("message_ttl_s", "soon", "Expected `int"),
+        ("message_ttl_s", "7d", "message_ttl_s is a number of seconds, such as 60, not '7d'"),
         ("log_level", "null", "has no value: to remove it"), ("message_ttl_s", "null", "has no value"),
         ("metrics_topics", "some", "metrics_topics is one of auto, all, namespace, none, not 'some'"),
     ],
