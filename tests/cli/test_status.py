@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from magnetar.cli.admin.cluster import ask_bookie_states, make_topic_row
-from magnetar.cli.common.output import format_cell
+from magnetar.cli.common.output import CommandOutput, format_cell
 from magnetar.cli.common.processes import Processes
+from magnetar.cli.storage import ledgers
 from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
 from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_metadata_disk_alarms, find_repair_alarms
 from magnetar.proto.errors import TimedOut
@@ -48,6 +49,19 @@ def test_copies_that_move_off_a_departing_bookie_are_a_remark() -> None:
     departing = GOOD | {"underReplicated": 2, "reasons": {"departing": 2}, "stuck": {}}
     found = alarms(bookies=[bookie(), bookie(state="departing")], repair=departing)
     assert found == [("2 ledgers still move off departing bookies.", False)]
+
+
+@pytest.mark.parametrize("nowhere", [0, 402])
+def test_a_decommission_says_of_how_many_ledgers_no_bookie_can_take_the_copies(
+    nowhere: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = {"ledgers": 402, "nowhere": nowhere, "takers": 2}
+    monkeypatch.setattr(ledgers, "ask_any_bookie", lambda *_, **__: left)
+    session: Any = SimpleNamespace(out=CommandOutput("table"))
+    ledgers._show_progress(session, "b", False, None, "empty")
+    printed = capsys.readouterr()
+    assert printed.out == "402 ledgers move off bookie b\n"
+    assert printed.err.startswith("no other bookie can take the copies of 402 ledgers: 2 take writes") == bool(nowhere)
 
 
 def test_a_cluster_where_all_is_well_has_no_alarm() -> None:

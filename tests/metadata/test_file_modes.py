@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.metadata.backup import read_backup_contents, restore_backup
 from magnetar.metadata.sqlite import SqliteStore
+from magnetar.proto.errors import InvalidRequest
 from magnetar.runtime.process import make_system_world
 
 
@@ -26,6 +27,8 @@ async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path
     file, backup = tmp_path / "metadata.sqlite", tmp_path / "copy.backup"
     store = await SqliteStore.open(make_system_world(1), str(file))
     await store.new_session().put("/a", b"secret")
+    with pytest.raises(InvalidRequest, match="into its own folder"):
+        await store.back_up(str(backup))
     path, _, _ = await store.back_up("copy.backup")
     assert path == str(backup)
     assert set(modes(tmp_path)) >= {"metadata.sqlite", "metadata.sqlite-wal", "copy.backup"}
