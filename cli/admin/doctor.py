@@ -324,7 +324,10 @@ CHECKS = (
     DoctorCheck("D02", "no event loop is busy most of its time", _alarms("D02"), False),
     DoctorCheck("D03", "bookies take writes; none is read-only, in limbo, or away", _alarms("D03")),
     DoctorCheck("D04", "space on the disks of bookies", _alarms("D04")),
-    DoctorCheck("D05", "each ledger has its copies, and auto-recovery is enabled", _alarms("D05")),
+    DoctorCheck(
+        "D05", "each ledger has its copies, or they move off a departing bookie; auto-recovery is enabled",
+        _alarms("D05"),
+    ),
     DoctorCheck("D06", "how long a sync of each journal takes (p99 since the start)", _syncs),
     DoctorCheck("D07", "clocks of servers differ little from this machine's", _clocks),
     DoctorCheck("D08", "servers may have enough files open", _files),
