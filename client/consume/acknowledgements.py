@@ -204,7 +204,7 @@ def make_consumer_options(
         redeliveries_max=dead_after,
         chunks_pending_max=settings.max_pending_chunked_message,
         chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
-        ordered=settings.consumer_type is ConsumerType.KeyShared or settings.consumer_type in LOG_ORDER,
+        ordered=settings.consumer_type == ConsumerType.KeyShared or settings.consumer_type in LOG_ORDER,
         log_order=settings.consumer_type in LOG_ORDER,
         failure_blocks=settings.redelivery_order == "key",
         ends_with_topic=alone,

@@ -129,7 +129,7 @@ class DeliveredEntries:
         in_order = settings.redelivery_order == "key"
         self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
         """Entry → the messages of a batch, as bits, that were moved to the dead-letter topic, one after the other."""
-        by_keys = in_order and settings.consumer_type is ConsumerType.KeyShared
+        by_keys = in_order and settings.consumer_type == ConsumerType.KeyShared
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 

@@ -84,7 +84,7 @@ class PartitionConsumer:
         self.was_of: object = None  # the consumer that it left when its topic was deleted
         self.on_anew: Callable[[PartitionConsumer], None] | None = None
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
-        self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
+        self.active = settings.consumer_type != ConsumerType.Failover  # until the broker says so
         self.received_permits = 0  # of all that the broker delivered: it grows with each entry
         self.on_active: Callable[[int, bool], None] | None = None
         self._on_gone = on_gone
@@ -538,7 +538,7 @@ class PartitionConsumer:
         self._attachment.open()
         await self.requests.wait_state_changed()
         if self.core.error is not None:
-            raise translate_error(self.core.error, by_slots=self._settings.consumer_type is ConsumerType.KeyShared)
+            raise translate_error(self.core.error, by_slots=self._settings.consumer_type == ConsumerType.KeyShared)
 
     def on_opening_done(self, error: MagnetarError | None) -> None:
         if error is not None:

@@ -393,7 +393,7 @@ class ConsumerSettings:
         if timeout is not None and timeout != 0 and timeout < 10000:
             raise WrongValue("unacked_messages_timeout_ms is at least 10000, or None")
         ordered = self.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover)
-        keyed = self.consumer_type is ConsumerType.KeyShared and (
+        keyed = self.consumer_type == ConsumerType.KeyShared and (
             self.key_shared_policy is None or not self.key_shared_policy.allow_out_of_order_delivery
         )
         _require(
@@ -410,7 +410,7 @@ class ConsumerSettings:
             "debounce needs an Exclusive, a Failover or a KeyShared consumer, in order, without redelivery_order",
         )
         _require(
-            not self.fair_by_key or self.consumer_type is ConsumerType.Shared, "fair_by_key needs a Shared consumer"
+            not self.fair_by_key or self.consumer_type == ConsumerType.Shared, "fair_by_key needs a Shared consumer"
         )
         _require(
             self.fair_by_key or self.max_in_flight_per_key is self.rate_per_key is None,

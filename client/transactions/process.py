@@ -257,7 +257,7 @@ class ProcessLoop:
         self._apply = apply
         self._options = options
         self._statistics = options.statistics
-        self._in_order = consumer.settings.consumer_type is not ConsumerType.Shared
+        self._in_order = consumer.settings.consumer_type != ConsumerType.Shared
         self._home = Transactions.of_client(consumer.connections)
         self._backoff = consumer.connections.backoff()
         self._under_way: deque[TransactionBatch] = deque()
