@@ -75,8 +75,9 @@ TYPES = [ConsumerType.Exclusive, ConsumerType.Failover, ConsumerType.KeyShared]
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize(("batch", "by_key"), [(False, False), (True, False), (True, True)])
 async def test_a_program_that_fails_gets_each_key_in_order(
-    tmp_path: Path, type_: ConsumerType, batch: bool, by_key: bool
+    tmp_path: Path, type_: ConsumerType, batch: bool, by_key: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.1, 0.2))
     async with cluster(tmp_path) as running:
         client = await fill(running, batch=batch, by_key=by_key)
         consumer = await client.subscribe(
