@@ -118,7 +118,10 @@ EACH_IN_ITS_TURN = [b"0"] * 3 + [b"1"] + [b"2"] * 3 + [b"3"]
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_what_was_held_back_is_no_dead_letter_before_the_program_had_it(tmp_path: Path, batch: bool) -> None:
+async def test_what_was_held_back_is_no_dead_letter_before_the_program_had_it(
+    tmp_path: Path, batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.1, 0.2))
     async with cluster(tmp_path) as running:
         client = Client(f"magnetar://{running.brokers[0].endpoint}")
         letters = await client.subscribe("letters", "s", initial_position=InitialPosition.Earliest)
@@ -133,7 +136,10 @@ async def test_what_was_held_back_is_no_dead_letter_before_the_program_had_it(tm
 
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("batch", [False, True])
-async def test_nor_does_the_broker_make_it_one(tmp_path: Path, type_: ConsumerType, batch: bool) -> None:
+async def test_nor_does_the_broker_make_it_one(
+    tmp_path: Path, type_: ConsumerType, batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.1, 0.2))
     async with cluster(tmp_path, dead_letter_max_redeliver_count=2) as running:
         client = Client(f"magnetar://{running.brokers[0].endpoint}")
         letters = await client.subscribe(f"{TOPIC}-s-DLQ", "s", initial_position=InitialPosition.Earliest)
@@ -177,8 +183,9 @@ async def test_what_keeps_no_order_is_refused_before_anything_is_sent(options: d
 
 @pytest.mark.parametrize("type_", TYPES)
 async def test_a_message_in_chunks_that_fails_comes_again_whole_and_before_what_follows(
-    tmp_path: Path, type_: ConsumerType
+    tmp_path: Path, type_: ConsumerType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.1, 0.2))
     async with cluster(tmp_path, max_message_bytes=20_000) as running:
         client = Client(f"magnetar://{running.brokers[0].endpoint}")
         consumer = await client.subscribe(
