@@ -41,7 +41,7 @@ from ..log.log import ReadableLog
 from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, Read
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, Read, ReadForRedelivery
 from .core.policy import Member
 from .dead_letters import HeldBackEntries
 from .read_ahead import ReadAheadBuffer
@@ -408,7 +408,7 @@ class SubscriptionDeliveryPump:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
             now_ms = self._delayed.release_due_entries(self._dispatcher)
-        handed_out, filtering = 0, self._subscription.filtering
+        handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates: Sequence[RateLimit] = ()
             for rate in self.rates:
@@ -434,22 +434,13 @@ class SubscriptionDeliveryPump:
                     self._notify_end()
                 return
             self.blocked = None
-            entries = self._at_hand.get_requested_entries(want, end)
-            if not entries and policy.is_looking_ahead and isinstance(want, Read):  # they go out during the read
-                if (again := self._dispatcher.choose_waiting_entries()) is None:
-                    return
-                want, entries = again, self._at_hand.get_requested_entries(again, end)
-            if not entries:
+            found = self._find_entries(want, end)
+            if found is None:
                 return
-            if filtering is not None:
-                judged, entries = filtering.take_wanted(entries, self._log.world, end, new=isinstance(want, Read))
-                if not judged:
-                    return  # a long entry: a thread judges it
-                handed_out += judged - len(entries)
-                if isinstance(want, Read):
-                    policy.on_entries_passed_over(judged - len(entries))
-                if not entries:
-                    continue
+            passed_over, entries = found
+            handed_out += passed_over
+            if not entries:
+                continue
             entries = entries[: count_entries_within_rates(rates, entries, now)] if rates else entries
             before = self._dispatcher.progress
             for entry in entries:
@@ -470,6 +461,26 @@ class SubscriptionDeliveryPump:
                 self.blocked = self._dispatcher.why_blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
+
+    def _find_entries(self, want: Read | ReadForRedelivery, end: float) -> tuple[int, Sequence[StoredEntry]] | None:
+        """Returns how many of the entries `want` the filter has acknowledged, and the others, which may be assigned;
+        None if nothing can be done before a read, or a thread that judges a long entry, is done."""
+        policy, filtering = self._dispatcher.policy, self._subscription.filtering
+        entries = self._at_hand.get_requested_entries(want, end)
+        if not entries and policy.is_looking_ahead and isinstance(want, Read):  # they go out during the read
+            if (again := self._dispatcher.choose_waiting_entries()) is None:
+                return None
+            want, entries = again, self._at_hand.get_requested_entries(again, end)
+        if not entries:
+            return None
+        if filtering is None:
+            return 0, entries
+        judged, wanted = filtering.take_wanted(entries, self._log.world, end, new=isinstance(want, Read))
+        if not judged:
+            return None
+        if isinstance(want, Read):
+            policy.on_entries_passed_over(judged - len(wanted))
+        return judged - len(wanted), wanted
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         of_each: dict[int, list[Delivery]] = {}

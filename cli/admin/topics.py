@@ -50,7 +50,7 @@ topics = LazyGroup(
         "find": LazyCommand(".admin.messages", "find", "Show the messages with a key, a property, a text."),
         "trace": LazyCommand(".admin.messages", "trace", "What has become of a message, in each subscription."),
         "letters": LazyCommand(".admin.messages", "letters", "Count dead letters by what they failed of."),
-        "cancel-delayed": LazyCommand(".admin.messages", "cancel_delayed", "Deliver a delayed message to nobody."),
+        "cancel-delayed": LazyCommand(".admin.messages", "cancel_delayed", "Cancel a delayed message."),
         "redrive": LazyCommand(".admin.messages", "redrive", "Send dead letters back to where they came from."),
         "get-message-by-id": LazyCommand(".admin.subscriptions", "get_message", "Show the messages of an entry."),
         "get-message-id": LazyCommand(

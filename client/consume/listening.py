@@ -388,7 +388,7 @@ class Listening:
                 self._counted.slow += 1
                 _LOG.warning(
                     "%s: the handler of %r has run for %d s; %d messages wait for it, those of its key",
-                    self._consumer.title(), call.messages[0], now - call.began, self._queues.count_behind(call.key),
+                    self._consumer.title(), call.messages[0], now - call.began, self._queues.count_following(call.key),
                 )  # fmt: skip
         if following < inf:
             self._look_later(following)

@@ -39,7 +39,7 @@ class KeyQueues(Generic[T]):
         self.concurrency = concurrency
         self._number = 0
         self._ready: deque[QueuedItem[T]] = deque()  # may begin: nothing of their keys is before them
-        self._behind: dict[Hashable, deque[QueuedItem[T]]] = {}  # busy key → what follows what is ready or begun
+        self._following: dict[Hashable, deque[QueuedItem[T]]] = {}  # busy key → what follows what is ready or begun
         self._begun: dict[Hashable, QueuedItem[T]] = {}  # by place
         self._places: set[Hashable] = set()  # of all items
 
@@ -69,10 +69,10 @@ class KeyQueues(Generic[T]):
     def _enqueue(self, item: QueuedItem[T]) -> None:
         if item.key is None:
             self._ready.append(item)
-        elif (behind := self._behind.get(item.key)) is not None:
-            behind.append(item)
+        elif (following := self._following.get(item.key)) is not None:
+            following.append(item)
         else:
-            self._behind[item.key] = deque()
+            self._following[item.key] = deque()
             self._ready.append(item)
 
     def begin_next(self) -> QueuedItem[T] | None:
@@ -88,29 +88,29 @@ class KeyQueues(Generic[T]):
         item = self._begun.pop(place)
         self._places.discard(place)
         if item.key is not None:
-            behind = self._behind[item.key]
-            if behind:
-                self._ready.append(behind.popleft())
+            following = self._following[item.key]
+            if following:
+                self._ready.append(following.popleft())
             else:
-                del self._behind[item.key]
+                del self._following[item.key]
 
-    def count_behind(self, key: Hashable | None) -> int:
+    def count_following(self, key: Hashable | None) -> int:
         """Returns how many items wait for the end of the one of this key that has begun."""
-        return len(self._behind.get(key, ()))
+        return len(self._following.get(key, ()))
 
     def waiting(self) -> list[T]:
         """Returns what waits, in the order in which it was added."""
         return [item.value for item in self._waiting()]
 
     def _waiting(self) -> list[QueuedItem[T]]:
-        return sorted([*self._ready, *(item for behind in self._behind.values() for item in behind)])
+        return sorted([*self._ready, *(item for following in self._following.values() for item in following)])
 
     def discard(self, unwanted: Callable[[T], bool]) -> list[T]:
         """Removes the waiting items for which `unwanted` returns True; returns them in the order in which they were
         added."""
         gone = list[T]()
         items, self._ready = self._waiting(), deque()
-        self._behind = {item.key: deque() for item in self._begun.values() if item.key is not None}
+        self._following = {item.key: deque() for item in self._begun.values() if item.key is not None}
         for item in items:
             if unwanted(item.value):
                 gone.append(item.value)
@@ -131,4 +131,4 @@ class KeyQueues(Generic[T]):
         assert len(self._places) == len(waiting) + len(self._begun), "an item is there twice"
         heads = [item.key for item in (*self._ready, *self._begun.values()) if item.key is not None]
         assert len(heads) == len(set(heads)), "two items of one key may be handled at a time"
-        assert set(heads) == set(self._behind), "a key is busy with nothing, or waits for nothing"
+        assert set(heads) == set(self._following), "a key is busy with nothing, or waits for nothing"
