@@ -76,7 +76,7 @@ async def test_each_view_is_a_page_and_its_value_as_json(http: Http) -> None:
 def test_what_needs_somebody_is_what_status_says() -> None:
     full = BookieInfo("12345678-90", "h:1", read_only=False, rack="/r", free_bytes=14, total_bytes=100)
     died = DiedBroker("three", "h:3", 1_000)
-    found = topic_views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,), died=(died,)), 61_000)
+    found = topic_views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,), died=(died,)), 61_000, ())
     assert [(each.text, each.code) for each in found] == [
         ("Broker two is registered and does not answer.", "D01"),
         ("Broker three (h:3) is not seen since 1970-01-01 00:00:01 UTC (1 min ago): it died, or closed while the "
