@@ -251,7 +251,8 @@ class TransactionAborted(MagnetarError):
 
 
 class TransactionConflict(MagnetarError):
-    """The message is acknowledged already, or in another transaction: this transaction can only abort."""
+    """The message is acknowledged already, or in another transaction: this transaction can only abort. Without a
+    transaction: repeat it when the other one has ended."""
 
     code = 71
     definite = True

@@ -323,10 +323,10 @@ async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]])
 # The long-lived tasks of a part: each failure is logged, counted and followed by a restart.
 #
 #     background = Supervisor()
-#     background.supervise("bookie-upkeep", upkeep.run)  runs it; when it fails it is logged, counted, and run again
-#     background.failure_reasons                        name → why, of those that failed and have not run for SOUND_S
-#                                                       since
-#     await background.close()                          cancels all of them, and waits
+#     background.start_supervised("bookie-upkeep", upkeep.run)  runs it; when it fails: logged, counted, and run again
+#     background.failure_reasons                               name → why, of those that failed and have not run for
+#                                                              SOUND_S since
+#     await background.close()                                 cancels all of them, and waits
 #
 # A task *fails* when it raises, and also when something other than `close` cancels it: a cancelled future that it
 # awaited looks the same. It is run again, from its beginning, after `RETRY_MIN_S`, then twice as long each time, up to

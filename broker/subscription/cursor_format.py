@@ -73,7 +73,7 @@ _ROW = struct.Struct(">BqIQqII")
 _PARTIAL = struct.Struct(">qII")
 _REDELIVERED = struct.Struct(">qIQ")
 _TXN = struct.Struct(">HQqq")
-VERSIONS = {CursorChunkKind.PENDING: 2, CursorChunkKind.NOTE: CURSOR.version}
+VERSIONS = {CursorChunkKind.PENDING: 2, CursorChunkKind.NOTE: 3}
 """Kind → the version of its chunks, and of a marker that names one."""
 OLDEST = 1
 """The version of all else, which every Magnetar reads."""

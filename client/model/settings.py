@@ -217,7 +217,7 @@ class ProducerSettings:
     initial_subscription_name: str | None = None  # made with the topic, at its first message; holds data until it acks
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     batching_type: BatchingType = BatchingType.Default  # KeyBased: one batch is open per key
-    access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/topic/dedup_core.py)
+    access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (docs/sdk.md, "Who may produce")
     message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
     encryption_keys: tuple[str, ...] = ()  # readers to encrypt messages for; costs 2 us a KiB, 300 bytes an entry
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows their public keys

@@ -66,6 +66,8 @@ def _routes() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for route in ROUTES:
         path = route.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
+        if route.path.endswith("/offload"):  # does nothing, with the rights of a compaction
+            continue
         names = _named(route.handler)
         row = _row_of(route.handler)
         for each in OPERATIONS.values():

@@ -11,7 +11,7 @@ from magnetar.client.common.errors import NotAllowedError
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest, NotAllowed, NotFound
-from magnetar.proto.names import Position, TopicName
+from magnetar.proto.names import LATEST, MessageId, Position, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.proto.states import TxnId
 from tests.broker.subscription.test_delays import restarted, sealed
@@ -150,3 +150,22 @@ async def test_through_the_sdk_a_message_in_chunks_and_one_of_a_partition_are_ca
             with pytest.raises(NotAllowedError, match="no delivery time"):
                 await producer.cancel(due)
     assert await at.backlog("s") == 1
+
+
+async def test_a_reset_gives_what_was_cancelled_back_at_its_time_and_passes_over_what_is_delayed(
+    at: Deployment,
+) -> None:
+    await at.consumer("a", type=SHARED)
+    subscriptions = SubscriptionAdministration(at.topic)
+    position = await delayed(at, b"x")
+    await cancel(at, position)
+    await subscriptions.reset("a", MessageId(*position), None)
+    consumer = await at.consumer("a", type=SHARED)
+    assert await consumer.quiet(), "what is not due is held again"
+    await moved_on(at, 61)
+    assert await consumer.receive_payloads(1) == [b"x"]
+    await delayed(at, b"y")
+    await subscriptions.reset("a", MessageId(*LATEST), None)
+    consumer = await at.consumer("a", type=SHARED)
+    await moved_on(at, 61)
+    assert await consumer.quiet()

@@ -145,3 +145,21 @@ async def test_a_range_is_of_one_incarnation(tmp_path: Path) -> None:
         async for entries in on.client.read_range(TOPIC, 0, 9):
             count += len(entries)
         assert count == 9
+
+
+async def test_an_id_of_a_deleted_topic_acknowledges_nothing_of_its_successor(tmp_path: Path) -> None:
+    async with bench(tmp_path) as on:
+        await on.send(("a", b"old"))
+        options: dict[str, Any] = {"initial_position": InitialPosition.Earliest, "ack_receipt_enabled": True}
+        consumer = await on.client.subscribe(TOPIC, "s", **options)
+        old = await consumer.receive(20_000)
+        await consumer.close()
+        await anew(on)
+        await on.send(("a", b"new"))
+        consumer = await on.client.subscribe(TOPIC, "s", **options)
+        new = await consumer.receive(20_000)
+        await consumer.acknowledge(old.message_id())
+        await consumer.acknowledge_cumulative(old.message_id())
+        await consumer.close()
+        consumer = await on.client.subscribe(TOPIC, "s", **options)
+        assert (await consumer.receive(20_000)).message_id() == new.message_id()
