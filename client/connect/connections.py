@@ -153,7 +153,7 @@ class FirstConnectAttempts:
 
 def why_unreachable(error: MagnetarError) -> str | None:
     """Returns the reason why no connection was made, taken from `error`: "refused" or "silent"
-    (runtime/grpc/errors.py). Returns None if a server answered."""
+    (runtime/grpc/stream.py). Returns None if a server answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 

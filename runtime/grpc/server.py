@@ -48,10 +48,9 @@ from ..tcp.http2_frames import (
 )
 from ..tcp.listening import Listening, UnauthenticatedConnections, listen
 from ..tcp.share import UnauthenticatedLoopShare
-from .errors import Status, make_error_trailers, make_status_trailers
 from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
 from .messages import MessageStream, find_bytes_field_tags, prefix
-from .stream import GrpcStream
+from .stream import GrpcStream, Status, make_error_trailers, make_status_trailers
 
 HANDLERS_TIMEOUT_S = 1.0
 """Seconds that a server which closes lets handlers end by themselves after their callers were disconnected."""
