@@ -65,8 +65,7 @@ from ....runtime.network import CallContext
 from ...access.authorizer import may_call_every_operation
 from ...node.topic_manager import TopicManager
 from ..call import HttpError, RestRequest, error_response
-from .messages import messages, parse_form_time
-from .resending import ResendResult, plan_resend, publish_again
+from .messages import ResendResult, messages, parse_form_time, plan_resend, publish_again
 from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
 HEADERS = {
