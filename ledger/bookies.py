@@ -40,8 +40,7 @@ from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, 
 from ..metadata.store import ABSENT, MetadataStore, WatchReset, get_record, put_record
 from ..proto.errors import BackPressure, BadVersion, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
-from ..runtime.network import AnswerListener, Endpoint, Peer, PeerReply, World
-from ..runtime.peer.keys import PeerClientKeys
+from ..runtime.network import AnswerListener, Endpoint, Peer, PeerClientKeys, PeerReply, World
 from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
 from .config import LedgerConfig
 from .memory import AppendMemory

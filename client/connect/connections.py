@@ -36,11 +36,15 @@ from ...runtime.clock import SystemClock
 from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
+    CLEAR,
     ByteService,
     ByteStream,
     Channel,
     Endpoint,
+    KeyPair,
     Peer,
+    PeerClientKeys,
+    PeerServerKeys,
     PeerService,
     RunningByteServer,
     RunningPeerServer,
@@ -48,7 +52,6 @@ from ...runtime.network import (
     World,
     rpc,
 )
-from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_connection_holder
 from ..common.errors import InvalidMessage

@@ -28,10 +28,9 @@ from ...proto.errors import Busy
 from ..access import LOCAL, Principal
 from ..descriptors import PROCESS
 from ..files import Buffer
-from ..network import SLOW_S, Endpoint, PeerService
+from ..network import SLOW_S, Endpoint, PeerServerKeys, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal_envelope
 from .inside import SendQueue, message_bytes
-from .keys import PeerServerKeys
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, WatchedZmqSocket, format_zmq_address
 
 if TYPE_CHECKING:
