@@ -56,10 +56,9 @@ if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
-    from ...runtime.child import ParentLink
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World
-    from ...runtime.parent import ProcessSpec
+    from ...runtime.parent import ParentLink, ProcessSpec
 
 
 PROCESSES_MAX = 64

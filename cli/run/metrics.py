@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from ...metadata.session import MetadataResponsiveness
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
-    from ...runtime.child import ParentLink
     from ...runtime.clock import Clock
     from ...runtime.memory_shares import MemoryPlan
     from ...runtime.metrics import MetricsPage, MetricsQuery
+    from ...runtime.parent import ParentLink
 
 # -------------------------------------------------------------------------------------------------------- memory
 # The memory of a process in `--metrics`: what each share may take, and what it takes where that is known.
