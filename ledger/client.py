@@ -47,8 +47,7 @@ from ..proto.errors import AlreadyExists, BadVersion
 from ..runtime.network import World
 from . import lost as records
 from . import recovery
-from .bookies import Bookies
-from .config import LedgerConfig
+from .bookies import Bookies, LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
 from .lost import LostEntriesSearch
 from .metadata_core import RecordToStore, decide_creation, make_ledger_record, striping

@@ -48,8 +48,7 @@ from ..proto.errors import (
 )
 from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
-from .bookies import Bookies
-from .config import LedgerConfig
+from .bookies import Bookies, LedgerConfig
 from .lost import store_record_transition
 from .metadata_core import (
     LedgerTransitionRefused,

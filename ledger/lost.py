@@ -26,8 +26,7 @@ from ..metadata.records import CLOSED, LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, VersionedValue, get_record, update_node
 from ..proto.errors import LedgerNotFound, Unavailable
 from . import metadata_core as transitions
-from .bookies import Bookies
-from .config import LedgerConfig
+from .bookies import Bookies, LedgerConfig
 from .metadata_core import (
     LedgerTransitionRefused,
     RecordAlreadyStored,

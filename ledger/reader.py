@@ -22,8 +22,7 @@ from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.files import Buffer
 from ..runtime.tasks import run_and_clean_up
 from . import lost as records
-from .bookies import Bookies
-from .config import LedgerConfig
+from .bookies import Bookies, LedgerConfig
 from .lost import LostEntriesSearch
 from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from .placement_core import BookieFaultKind

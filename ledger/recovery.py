@@ -23,8 +23,7 @@ from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
 from . import metadata_core as transitions
-from .bookies import Bookies
-from .config import LedgerConfig
+from .bookies import Bookies, LedgerConfig
 from .lost import store_record_transition
 from .peer_format import (
     BookieAnswerHead,

@@ -27,7 +27,7 @@ from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
 from magnetar.cli.run.metrics_transactions import PULSAR
 from magnetar.cli.run.servers import STANDALONE_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
-from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.bookies import LedgerConfig
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
