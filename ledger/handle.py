@@ -49,7 +49,6 @@ from ..proto.errors import (
 from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies, LedgerConfig
-from .lost import store_record_transition
 from .metadata_core import (
     LedgerTransitionRefused,
     decide_close_by_writer,
@@ -58,6 +57,7 @@ from .metadata_core import (
 )
 from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
 from .reader_core import PayloadTailChecksum, PendingAppend
+from .recovery import store_record_transition
 from .sender import AddSender, LateBookieAnswer, PendingAppendWithFuture
 from .writer_core import (
     AddsAcked,
