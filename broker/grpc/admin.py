@@ -63,8 +63,7 @@ from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.statistics import estimate_backlog
 from ..topic.topic import Topic
 from . import translate
-from .halves import HalfMessageAdminService
-from .transactions import TransactionAdminService
+from .transactions import HalfMessageAdminService, TransactionAdminService
 
 # ------------------------------------------------------------------------------------------------------- examine
 # The part of the Admin service that inspects the messages of a topic and removes them: translates and calls.
