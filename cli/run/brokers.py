@@ -54,7 +54,7 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
-    from ...metadata.address import Address
+    from ...metadata.session import Address
     from ...metadata.store import MetadataStore
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World

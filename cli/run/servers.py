@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
-    from ...metadata.address import Address
+    from ...metadata.session import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
@@ -201,7 +201,7 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
     """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper]
     contains the credentials for ZooKeeper. Raises UsageError if the value is invalid."""
-    from ...metadata.address import parse
+    from ...metadata.session import parse
 
     try:
         found = parse(text)
@@ -219,7 +219,7 @@ def _add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> A
     """Returns the ZooKeeper address with the credentials of the settings' `section`; any other address unchanged.
     Raises InvalidConfiguration if the credentials cannot be read, are not USER:PASSWORD, or if other users may read the
     key."""
-    from ...metadata.address import ZookeeperAccess, ZookeeperAddress
+    from ...metadata.session import ZookeeperAccess, ZookeeperAddress
     from ...security.settings import read_private_file
 
     if not isinstance(address, ZookeeperAddress):
