@@ -28,7 +28,7 @@ from ..metadata.store import MetadataStore, ensure_id_counter
 from ..proto import health_pb2, reflection_pb2
 from ..proto.errors import InvalidConfiguration, MagnetarError, NotFound, SessionExpired
 from ..runtime.access import CallerLimits, ListenerAccess
-from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
+from ..runtime.config import MIB, NO_LIMIT, MemoryShare
 from ..runtime.network import HEALTH, REFLECTION, CallContext, Endpoint, RunningByteServer, RunningServer, World
 from ..runtime.tasks import Supervisor
 from .cluster.ownership import MEMBERS_S
@@ -358,7 +358,7 @@ class Broker:
 
 
 # -------------------------------------------------------------------------------------------------------- memory
-# The parts of a broker that use memory, and the share of `memory_bytes` that each gets (runtime/memory_shares.py).
+# The parts of a broker that use memory, and the share of `memory_bytes` that each gets (runtime/config.py).
 
 
 SHARES = (

@@ -47,7 +47,7 @@ from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
-from ...runtime.memory_shares import measure_machine_memory
+from ...runtime.config import measure_machine_memory
 from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together

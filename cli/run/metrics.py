@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
     from ...runtime.clock import Clock
-    from ...runtime.memory_shares import MemoryPlan
+    from ...runtime.config import MemoryPlan
     from ...runtime.metrics import MetricsPage, MetricsQuery
     from ...runtime.parent import ParentLink
 

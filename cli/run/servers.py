@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
+    from ...runtime.config import MemoryPlan, MemoryShare
     from ...runtime.health import Readiness
-    from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
     from ...security.settings import MembersSection, ZookeeperSection
@@ -548,7 +548,7 @@ def metadata(
 # The memory of a process: `memory_bytes` is shared out to what runs in it, before that starts.
 #
 #     plan = make_memory_plan(config, option, broker=settings)    raises InvalidConfiguration if memory is too small
-#     settings = plan.apply_to_config(settings, "broker")         see runtime/memory_shares.py
+#     settings = plan.apply_to_config(settings, "broker")         see runtime/config.py
 
 
 STANDALONE_BYTES = 256 << 20
@@ -565,8 +565,13 @@ def make_memory_plan(
     """Returns the memory plan of a process that runs these parts, according to the settings in `file` and the
     environment. `processes` processes get equal shares of the memory."""
     from ...runtime import process
-    from ...runtime.config import find_explicit_settings, get_setting_value
-    from ...runtime.memory_shares import NO_LIMIT, compute_process_memory, plan_memory
+    from ...runtime.config import (
+        NO_LIMIT,
+        compute_process_memory,
+        find_explicit_settings,
+        get_setting_value,
+        plan_memory,
+    )
 
     shares: list[MemoryShare] = []
     given: dict[str, int] = {}
