@@ -55,7 +55,7 @@ from ...runtime.network import (
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_connection_holder
 from ..common.errors import InvalidMessage
-from ..common.memory_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
+from ..common.rate_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
