@@ -11,14 +11,14 @@ while nothing listens at the address of the metadata's only process: then no oth
 `new_session` topics are dropped at once.
 
 Also in this file, each below its heading: the parts of a broker that use memory, and the share of `memory_bytes` that
-each gets (memory); the health and reflection services of gRPC (probes).
+each gets (memory); the health and reflection services of gRPC (probes); the service of an HTTP listener (rest).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pool
@@ -29,7 +29,17 @@ from ..proto import health_pb2, reflection_pb2
 from ..proto.errors import InvalidConfiguration, MagnetarError, NotFound, SessionExpired
 from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.config import MIB, NO_LIMIT, MemoryShare
-from ..runtime.network import HEALTH, REFLECTION, CallContext, Endpoint, RunningByteServer, RunningServer, World
+from ..runtime.metrics import Measure, write_empty_metrics
+from ..runtime.network import (
+    HEALTH,
+    REFLECTION,
+    ByteStream,
+    CallContext,
+    Endpoint,
+    RunningByteServer,
+    RunningServer,
+    World,
+)
 from ..runtime.tasks import Supervisor
 from .cluster.ownership import MEMBERS_S
 from .common.config import BrokerConfig
@@ -40,13 +50,14 @@ from .grpc.connection import BrokerService
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
-from .rest.protocol import RestProtocol
 from .session.schedules import ScheduleRunner
 from .subscription.core.subscription_types import ENTRY_POINTS, load_installed_types
 from .topic.topic import Topic
 
 if TYPE_CHECKING:
+    from .grpc.checked import AuthorizedService
     from .node.topic_manager import BrokerReadinessCheck
+    from .rest.connection import HttpListener
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -511,3 +522,51 @@ def make_probe_services(readiness: BrokerReadinessCheck, services: tuple[str, ..
     names = (*services, HEALTH, *REFLECTION)
     reflection = ReflectionService(names)
     return [(HEALTH, HealthService(readiness, names)), *((name, reflection) for name in REFLECTION)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- rest
+# The service of an HTTP listener: administration by Pulsar's REST v2, look-ups, metrics, health.
+#
+#     rest = RestProtocol(broker, services)
+#     serving = await world.network.serve_bytes(endpoint, rest.serve, access)
+#     rest.shut_down()                                      idle connections end, the others after their answer
+#
+# starlette and uvicorn are imported at the first connection, so an unused listener does not hold them in memory.
+# A request is authenticated by its own header (or the connection's certificate), and then calls the broker's services
+# (broker/grpc/checked.py): the same rights and the same audit log as over gRPC.
+# Guarding tests: tests/broker/rest/.
+
+class RestProtocol:
+    """Serves the connections of an HTTP listener. `services`: the services "Admin" and "Broker", which check the
+    caller's rights. `measure`: the function that writes the metrics page for `GET /metrics`."""
+
+    def __init__(self, broker: TopicManager, services: Mapping[str, AuthorizedService]) -> None:
+        self._broker = broker
+        self._services = services
+        self._connections: HttpListener | None = None
+        self._loading = asyncio.Lock()
+        self._shut_down = False
+        self.measure: Measure = write_empty_metrics
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Serves one connection until the client or the broker ends it. Raises ConnectionLost if the connection was
+        lost."""
+        async with self._loading:
+            if self._connections is None:
+                rest = f"{__package__}.rest"
+                await self._broker.world.workers.load(f"{rest}.application", f"{rest}.connection")
+                self._connections = self._open(stream)
+        if not self._shut_down:
+            await self._connections.serve(stream)
+
+    def _open(self, stream: ByteStream) -> HttpListener:
+        from .rest.application import Application
+        from .rest.connection import HttpListener
+
+        application = Application(self._broker, self._services, stream.guard, lambda: self.measure)
+        return HttpListener(application, self._broker.world.clock, self._broker.config.first_frame_s)
+
+    def shut_down(self) -> None:
+        self._shut_down = True
+        if self._connections is not None:
+            self._connections.shut_down()
