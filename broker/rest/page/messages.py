@@ -1,4 +1,4 @@
-"""The messages of one topic on the page: shows them, searches them, and shows the newest as they arrive. resending.py
+"""The messages of one topic on the page: shows them, searches them, and shows the newest as they arrive;
 publishes one of them again.
 
     messages(call)      the messages with an id, at a time or of a backlog; or a search by key, property or text
@@ -59,7 +59,7 @@ NESTED_MAX = 50
 WAYS = ("", "text", "json", "hex")
 ONE = "open one of them"
 RESEND, REDRIVE = "resend", "redrive"
-"""What resending.py does with a message: publishes it again, or sends a dead letter back."""
+"""What an operator does with a message: publishes it again, or sends a dead letter back."""
 
 FOUND_MAX = 50
 """Messages on one page of a search."""
