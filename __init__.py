@@ -28,9 +28,17 @@ if TYPE_CHECKING:
     from .client import admin, functions, streams
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import client as tableview
-    from .client.blocking.client import Client, Consumer, Producer, PullConsumer, Reader, TableView, Transaction
+    from .client.blocking.client import (
+        Client,
+        Consumer,
+        Producer,
+        PullConsumer,
+        Reader,
+        TableView,
+        Transaction,
+        process,
+    )
     from .client.blocking.consumer import Listening
-    from .client.blocking.process import process
     from .client.blocking.producer import Half
     from .client.common import errors as exceptions
     from .client.common.errors import (
@@ -315,6 +323,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
 _PLACES = {
     "client.blocking.client": (
         "Client", "Producer", "Consumer", "PullConsumer", "Reader", "TableView", "Transaction",
+        "process",
     ),
     "client.consume.assignment_core": ("assign_range", "assign_round_robin", "assign_sticky"),
     "client.consume.consumer": ("PartitionProgress",),
@@ -322,7 +331,6 @@ _PLACES = {
         "FileOffsetStore", "MemoryOffsetStore", "OffsetKey", "OffsetStore", "PullResult", "PullStatus",
         "SubscriptionOffsetStore",
     ),
-    "client.blocking.process": ("process",),
     "client.core.transaction": ("TransactionState",),
     "client.transactions.halves": ("Decision", "HalfCheck", "HalfContent"),
     "client.transactions.process": ("Output", "ProcessStatistics"),

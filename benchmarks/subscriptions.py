@@ -247,8 +247,8 @@ def _keyed_consumer(client: Any, topic: str, name: str) -> Any:
 
 def _key_that_moves(first: str, second: str) -> str:
     """A key that is the first consumer's until the second one comes."""
+    from magnetar.broker.subscription.core.in_log_order import HashRingSlotOwners
     from magnetar.broker.subscription.core.policy import Member
-    from magnetar.broker.subscription.core.slot_owners import HashRingSlotOwners
     from magnetar.proto.names import compute_key_slot
 
     ring, newcomer = HashRingSlotOwners(), Member(2, second)

@@ -21,7 +21,7 @@ ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `
 without a record was deleted, and its grace period runs. An option of a wrong type or an unknown verb is
 InvalidRequest; a request that is no JSON is BAD_REQUEST.
 
-Who may ask: with keys (runtime/peer/keys.py `PeerServerKeys`) operators and brokers, from any machine, and no bookie.
+Who may ask: with keys (runtime/network.py `PeerServerKeys`) operators and brokers, from any machine, and no bookie.
 Without keys every client that reaches the bookie's port; then a verb of `CHANGES` (it starts work, gives data up or
 moves copies) is Unauthorized from another machine. No verb shows a key or an entry.
 Guarded by tests/bookie/test_admin.py.
@@ -72,7 +72,7 @@ from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, MagnetarError, 
 from ..proto.versions import PRODUCT
 from ..runtime.access import LOCAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
-from ..runtime.descriptors import PROCESS
+from ..runtime.files import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from .maintenance import marks

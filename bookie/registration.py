@@ -50,8 +50,7 @@ from ..metadata import paths, records
 from ..metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, MetadataStore, PutNode, get_record
 from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..runtime.clock import Clock
-from ..runtime.network import Endpoint, World
-from ..runtime.peer.keys import PeerClientKeys
+from ..runtime.network import Endpoint, PeerClientKeys, World
 from .store import identity
 from .store.disk import NoSpace
 from .store.identity import BookieIdentity

@@ -26,7 +26,7 @@ from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
 from ..proto.versions import PRODUCT
 from ..runtime.access import Principal
-from ..runtime.memory_shares import MIB, MemoryShare
+from ..runtime.config import MIB, MemoryShare
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, RunningPeerServer, World
 from ..runtime.tasks import Supervisor, run_to_end
@@ -405,7 +405,7 @@ class Bookie:
 
 
 # -------------------------------------------------------------------------------------------------------- memory
-# The parts of a bookie that may take memory, and how much of `memory_bytes` each gets (runtime/memory_shares.py).
+# The parts of a bookie that may take memory, and how much of `memory_bytes` each gets (runtime/config.py).
 
 
 SHARES = (

@@ -10,21 +10,36 @@ dropped, because by then another broker serves them and their consumers should c
 while nothing listens at the address of the metadata's only process: then no other broker has a session either. Without
 `new_session` topics are dropped at once.
 
-Also in this file, below its heading: the parts of a broker that use memory, and the share of `memory_bytes` that each
-gets (memory).
+Also in this file, each below its heading: the parts of a broker that use memory, and the share of `memory_bytes` that
+each gets (memory); the health and reflection services of gRPC (probes); the service of an HTTP listener (rest).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
 
 from ..metadata.store import MetadataStore, ensure_id_counter
-from ..proto.errors import InvalidConfiguration, MagnetarError, SessionExpired
+from ..proto import health_pb2, reflection_pb2
+from ..proto.errors import InvalidConfiguration, MagnetarError, NotFound, SessionExpired
 from ..runtime.access import CallerLimits, ListenerAccess
-from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
-from ..runtime.network import Endpoint, RunningByteServer, RunningServer, World
+from ..runtime.config import MIB, NO_LIMIT, MemoryShare
+from ..runtime.metrics import Measure, write_empty_metrics
+from ..runtime.network import (
+    HEALTH,
+    REFLECTION,
+    ByteStream,
+    CallContext,
+    Endpoint,
+    RunningByteServer,
+    RunningServer,
+    World,
+)
 from ..runtime.tasks import Supervisor
 from .cluster.ownership import MEMBERS_S
 from .common.config import BrokerConfig
@@ -32,14 +47,17 @@ from .common.retry import LogThrottle
 from .grpc import checked as later
 from .grpc.checked import AuthorizedService
 from .grpc.connection import BrokerService
-from .grpc.probes import make_probe_services
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
-from .rest.protocol import RestProtocol
 from .session.schedules import ScheduleRunner
 from .subscription.core.subscription_types import ENTRY_POINTS, load_installed_types
 from .topic.topic import Topic
+
+if TYPE_CHECKING:
+    from .grpc.checked import AuthorizedService
+    from .node.topic_manager import BrokerReadinessCheck
+    from .rest.connection import HttpListener
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -351,7 +369,7 @@ class Broker:
 
 
 # -------------------------------------------------------------------------------------------------------- memory
-# The parts of a broker that use memory, and the share of `memory_bytes` that each gets (runtime/memory_shares.py).
+# The parts of a broker that use memory, and the share of `memory_bytes` that each gets (runtime/config.py).
 
 
 SHARES = (
@@ -384,3 +402,171 @@ def find_installed_policies(name: str) -> list[object]:
         return [each.load() for each in entry_points(group=ENTRY_POINTS, name=name)]
     except Exception as error:  # of the package: the operator must hear of it
         raise InvalidConfiguration(f"subscription_policies: {name!r} cannot be imported: {error!r}") from error
+
+
+# --------------------------------------------------------------------------------------------------------------- probes
+# gRPC's own services at a broker's port: health and server reflection, for its probes and tools.
+#
+#     grpc.health.v1.Health                     Check, which needs no credentials, and Watch
+#     grpc.reflection.v1.ServerReflection       and v1alpha: the services of this port and their messages
+#
+# `CheckNodeVersion` answers as `GET /readyz` and says no more. Watch and reflection are calls like others: on a secured
+# listener their caller is authenticated (runtime/grpc/server.py). Guarding tests: tests/broker/grpc/test_probes.py.
+
+WATCH_S = 1.0
+"""Seconds between two looks for a caller of Watch, which is told of changes alone."""
+_NOT_FOUND, _UNIMPLEMENTED = 5, 12
+_Status = health_pb2.HealthCheckResponse
+
+
+class HealthService:
+    """Implements gRPC's health service: the status is SERVING while the broker is ready. `services`: the full names of
+    the services whose status may be requested, in addition to "" (the whole server)."""
+
+    def __init__(self, readiness: BrokerReadinessCheck, services: tuple[str, ...]) -> None:
+        self._readiness = readiness
+        self._services = services
+
+    async def check(self, request: Any, context: CallContext) -> Any:
+        """Answers the rpc Check with the current status. Raises NotFound if this server does not have the requested
+        service."""
+        if request.service and request.service not in self._services:
+            raise NotFound("this server has no service of that name")
+        return await self._answer()
+
+    async def watch(self, stream: Any, context: CallContext) -> None:
+        """Serves the rpc Watch: sends the status, and then each change of the status, until the caller disconnects. For
+        a service that this server does not have, sends SERVICE_UNKNOWN."""
+        request = await stream.receive()
+        known = not request.service or request.service in self._services
+        last = None
+        while stream.is_open:
+            found = await self._answer() if known else _Status(status=_Status.SERVICE_UNKNOWN)
+            if found != last:
+                await stream.send(found)
+                last = found
+            await asyncio.sleep(WATCH_S)
+        await stream.receive()  # raises why it ended
+
+    async def _answer(self) -> Any:
+        why = await self._readiness.why_not_ready()
+        return _Status(status=_Status.NOT_SERVING if why else _Status.SERVING)
+
+
+class ReflectionService:
+    """Implements gRPC's server reflection. `services`: the full names of the services that it lists."""
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services = services
+
+    async def server_reflection_info(self, stream: Any, context: CallContext) -> None:
+        """Answers each request of the stream until the caller ends the stream, and then raises EndOfStream."""
+        while True:
+            request = await stream.receive()
+            answer = reflection_pb2.ServerReflectionResponse(valid_host=request.host, original_request=request)
+            self._fill(answer, request)
+            await stream.send(answer)
+
+    def _fill(self, answer: Any, request: Any) -> None:
+        pool = descriptor_pool.Default()
+        kind = request.WhichOneof("message_request")
+        try:
+            if kind == "list_services":
+                for name in self._services:
+                    answer.list_services_response.service.add(name=name)
+            elif kind == "file_by_filename":
+                _add_files(answer, pool.FindFileByName(request.file_by_filename))
+            elif kind == "file_containing_symbol":
+                _add_files(answer, _file_of(request.file_containing_symbol))
+            elif kind == "all_extension_numbers_of_type":
+                pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+                answer.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
+            elif kind == "file_containing_extension":
+                raise KeyError("there are no extensions")
+            else:
+                answer.error_response.error_code = _UNIMPLEMENTED
+                answer.error_response.error_message = "the request asks for nothing that is known here"
+        except KeyError as error:
+            answer.error_response.error_code = _NOT_FOUND
+            answer.error_response.error_message = str(error.args[0])
+
+
+def _file_of(symbol: str) -> FileDescriptor:
+    """Returns the file that declares a message, a service or a method. Raises KeyError."""
+    pool = descriptor_pool.Default()
+    service, _, method = symbol.rpartition(".")
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:
+        found = pool.FindServiceByName(service)  # the pool knows no method by its name
+        if method not in found.methods_by_name:
+            raise
+        return found.file
+
+
+def _add_files(answer: Any, file: FileDescriptor) -> None:
+    """Adds the file and all that it imports, each once."""
+    found: dict[str, bytes] = {}
+    waiting = [file]
+    while waiting:
+        one = waiting.pop()
+        if one.name not in found:
+            found[one.name] = one.serialized_pb
+            waiting += one.dependencies
+    answer.file_descriptor_response.file_descriptor_proto.extend(found.values())
+
+
+def make_probe_services(readiness: BrokerReadinessCheck, services: tuple[str, ...]) -> list[tuple[str, object]]:
+    """Returns the services for health checks and reflection, by their full names. `services`: the full names of the
+    other services at the same port."""
+    names = (*services, HEALTH, *REFLECTION)
+    reflection = ReflectionService(names)
+    return [(HEALTH, HealthService(readiness, names)), *((name, reflection) for name in REFLECTION)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- rest
+# The service of an HTTP listener: administration by Pulsar's REST v2, look-ups, metrics, health.
+#
+#     rest = RestProtocol(broker, services)
+#     serving = await world.network.serve_bytes(endpoint, rest.serve, access)
+#     rest.shut_down()                                      idle connections end, the others after their answer
+#
+# starlette and uvicorn are imported at the first connection, so an unused listener does not hold them in memory.
+# A request is authenticated by its own header (or the connection's certificate), and then calls the broker's services
+# (broker/grpc/checked.py): the same rights and the same audit log as over gRPC.
+# Guarding tests: tests/broker/rest/.
+
+class RestProtocol:
+    """Serves the connections of an HTTP listener. `services`: the services "Admin" and "Broker", which check the
+    caller's rights. `measure`: the function that writes the metrics page for `GET /metrics`."""
+
+    def __init__(self, broker: TopicManager, services: Mapping[str, AuthorizedService]) -> None:
+        self._broker = broker
+        self._services = services
+        self._connections: HttpListener | None = None
+        self._loading = asyncio.Lock()
+        self._shut_down = False
+        self.measure: Measure = write_empty_metrics
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Serves one connection until the client or the broker ends it. Raises ConnectionLost if the connection was
+        lost."""
+        async with self._loading:
+            if self._connections is None:
+                rest = f"{__package__}.rest"
+                await self._broker.world.workers.load(f"{rest}.application", f"{rest}.connection")
+                self._connections = self._open(stream)
+        if not self._shut_down:
+            await self._connections.serve(stream)
+
+    def _open(self, stream: ByteStream) -> HttpListener:
+        from .rest.application import Application
+        from .rest.connection import HttpListener
+
+        application = Application(self._broker, self._services, stream.guard, lambda: self.measure)
+        return HttpListener(application, self._broker.world.clock, self._broker.config.first_frame_s)
+
+    def shut_down(self) -> None:
+        self._shut_down = True
+        if self._connections is not None:
+            self._connections.shut_down()

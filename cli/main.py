@@ -29,7 +29,7 @@ COMMANDS = {
     "support-bundle": LazyCommand(
         ".admin.support_bundle", "support_bundle", "Collect what support asks for, without secrets and messages."
     ),
-    "plan": LazyCommand(".plan", "plan", "What a load needs: disk, network and memory of brokers and bookies."),
+    "plan": LazyCommand(".bench", "plan", "What a load needs: disk, network and memory of brokers and bookies."),
     "check": LazyCommand(".check", "check", "Probes: publish and receive a message of a topic."),
     "tenants": LazyCommand(".admin.namespaces", "tenants", "Tenants: list, create, delete, stats."),
     "namespaces": LazyCommand(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),

@@ -16,15 +16,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .bookies import LedgerConfig as LedgerConfig
     from .client import LedgerClient as LedgerClient
-    from .config import LedgerConfig as LedgerConfig
     from .handle import LedgerEnd as LedgerEnd
     from .handle import LedgerWriter as LedgerWriter
     from .reader import LedgerEntry as LedgerEntry
     from .reader import LedgerReader as LedgerReader
 
 _PLACE_OF = {
-    "LedgerClient": "client", "LedgerConfig": "config", "LedgerEnd": "handle", "LedgerEntry": "reader",
+    "LedgerClient": "client", "LedgerConfig": "bookies", "LedgerEnd": "handle", "LedgerEntry": "reader",
     "LedgerReader": "reader", "LedgerWriter": "handle",
 }  # fmt: skip
 

@@ -45,16 +45,15 @@ from ..metadata.store import (
 )
 from ..proto.errors import AlreadyExists, BadVersion
 from ..runtime.network import World
-from . import lost as records
 from . import recovery
-from .bookies import Bookies
-from .config import LedgerConfig
+from . import recovery as records
+from .bookies import Bookies, LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
-from .lost import LostEntriesSearch
 from .metadata_core import RecordToStore, decide_creation, make_ledger_record, striping
 from .peer_format import KEY_BYTES
 from .placement_core import StripingReduction, reduce_striping
 from .reader import LedgerReader
+from .recovery import LostEntriesSearch
 from .writer_core import Striping
 
 # ----------------------------------------------------------------------------------------------------- deletions
@@ -352,7 +351,7 @@ class LedgerClient:
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
     def make_lost_entries_search(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:
-        """Returns a search for the entries of the ledger that are certainly lost (lost.py). Sends no request yet.
+        """Returns a search for the entries of the ledger that are certainly lost (recovery.py). Sends no request yet.
         `force`: treats bookies that do not answer as if an operator had deleted them."""
         return LostEntriesSearch(record, self._bookies, self._metadata, self._config, force=force)
 

@@ -48,9 +48,7 @@ from ..proto.errors import (
 )
 from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
-from .bookies import Bookies
-from .config import LedgerConfig
-from .lost import store_record_transition
+from .bookies import Bookies, LedgerConfig
 from .metadata_core import (
     LedgerTransitionRefused,
     decide_close_by_writer,
@@ -59,6 +57,7 @@ from .metadata_core import (
 )
 from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead
 from .reader_core import PayloadTailChecksum, PendingAppend
+from .recovery import store_record_transition
 from .sender import AddSender, LateBookieAnswer, PendingAppendWithFuture
 from .writer_core import (
     AddsAcked,

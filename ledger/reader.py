@@ -21,10 +21,8 @@ from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.files import Buffer
 from ..runtime.tasks import run_and_clean_up
-from . import lost as records
-from .bookies import Bookies
-from .config import LedgerConfig
-from .lost import LostEntriesSearch
+from . import recovery as records
+from .bookies import Bookies, LedgerConfig
 from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from .placement_core import BookieFaultKind
 from .reader_core import (
@@ -42,6 +40,7 @@ from .reader_core import (
     SpeculativeReadDue,
     StoredCopy,
 )
+from .recovery import LostEntriesSearch
 
 _LOG = logging.getLogger("magnetar.ledger")
 

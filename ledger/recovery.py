@@ -8,6 +8,9 @@ what was confirmed, and any client may finish. Bytes that are not the entry are 
 With `joined` the caller closes the record, in one commit with other changes: it gets the `RecoveryResult.end` to put
 into that commit. Until it is committed nothing is decided, and another recoverer may store another end.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
+
+Also in this file, below its heading: the entries that are certainly lost (lost); ledger records in the metadata tree
+(records).
 """
 
 from __future__ import annotations
@@ -19,19 +22,27 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue
+from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue, get_record, update_node
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
 from . import metadata_core as transitions
-from .bookies import Bookies
-from .config import LedgerConfig
-from .lost import store_record_transition
+from .bookies import Bookies, LedgerConfig
+from .metadata_core import (
+    LedgerTransitionRefused,
+    RecordAlreadyStored,
+    RecordToStore,
+    Transition,
+    find_fragment_of_entry,
+    get_striping_of_record,
+)
 from .peer_format import (
+    ENTRIES_MAX,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestFlags,
     BookieRequestHead,
     Status,
+    decode_stored_runs,
     encode_add_request,
 )
 from .reader_core import StoredCopy, encode_header, verify_entry
@@ -256,3 +267,238 @@ def _error(effect: ReportRecoveryFailure, ledger_id: int) -> MagnetarError:
     cls = NotEnoughBookies if effect.why is RecoveryFailure.NOT_STORED else Unavailable
     return cls(f"{where}: {effect.why.value}; it stays in recovery", ledger=ledger_id, entry=effect.entry,
                reason=effect.why.name)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------- lost
+# The entries of a ledger that are certainly lost; and the end of a ledger that recovery cannot end because of them.
+#
+# A replica is certain that it lacks an entry when it answers so, with all that it has in order (NO_SUCH_ENTRY,
+# NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator deleted its cookie (`magnetar bookies forget`), and a
+# bookie that starts there again is another one. An entry is **lost** when each replica of its write set is certain. No
+# answer, limbo and damage are unknown, and unknown is not lost.
+#
+# `close_ledger` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py): every bookie of
+# the fragment was forgotten, or answers to the fence. The ledger ends after the last entry that one of these has; later
+# ones are lost, and it is not known how many. With `force` bookies that do not answer count as forgotten: entries that
+# only they have are given up, and a writer that still reaches them gets confirmations until it needs the metadata.
+# Guards: tests/broker/log/test_skip_lost.py.
+
+# ------------------------------------------------------------------------------------------------------- records
+# Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
+#
+# `store_record_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer
+# is `RecordAlreadyStored` or `LedgerTransitionRefused`. After a write of unknown outcome it reads again, and the
+# transition recognises its own write (metadata/store.py, which also bounds and paces the attempts).
+
+
+Decide = Callable[[LedgerRecord | None], Transition]
+
+
+async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
+    """Reads the record of a ledger in the metadata and returns it. Raises LedgerNotFound."""
+    found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
+    if found is None:
+        raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
+    return found[0]
+
+
+async def store_record_transition(
+    store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
+) -> RecordAlreadyStored | LedgerTransitionRefused:
+    """Changes a ledger's record: calls `decide` with the stored record and stores the record that it returns; repeats
+    that if another process changes the record meanwhile. Returns the outcome: the stored record, or why the change was
+    refused. Raises the metadata's errors: then it is unknown whether the change was stored."""
+    path = paths.ledger(ledger_id)
+    answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
+
+    def transform(node: VersionedValue | None) -> bytes | None:
+        nonlocal answer
+        answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
+        return encode(answer.record, path) if isinstance(answer, RecordToStore) else None
+
+    await update_node(store, path, transform, deadline_s=timeout_s)
+    assert answer is not None, "an update that returns has asked"
+    return answer if isinstance(answer, LedgerTransitionRefused) else RecordAlreadyStored(answer.record)
+
+
+# ---------------------------------------------------------------------------------------------------------- lost
+
+
+_LOST_CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
+_AT_ONCE = 32
+"""The number of entries that are requested at a time, each by a request of its own."""
+
+Run = tuple[int, int]
+"""A run of entries: (first entry, last entry)."""
+
+
+class LostEntriesReport(NamedTuple):
+    """The entries of a closed ledger that no bookie is known to have: the entries in `lost` are certainly lost, those
+    in `unknown` may still exist. `silent` are the bookies that did not answer, or whose answer was not certain."""
+
+    lost: list[Run]
+    unknown: list[Run]
+    silent: list[str]
+
+
+class LostEntriesSearch:
+    """Searches for the entries of one ledger that are certainly lost: every bookie that should have them lacks them, or
+    was deleted by an operator (`magnetar bookies forget`). `force`: treats bookies that do not answer as deleted."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *,
+        force: bool = False,
+    ) -> None:  # fmt: skip
+        self.record = record
+        self.forced: set[str] = set()  # bookies that counted as forgotten because they did not answer
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._force = force
+        self._forgotten: set[str] = set()
+        self._silent: set[str] = set()
+        self._empty: set[str] = set()  # bookies that have nothing of the ledger
+
+    async def _learn(self, bookies: Iterable[str] = ()) -> None:
+        """Reads from the metadata which of these bookies (none given: of all bookies of the ledger) were deleted by an
+        operator."""
+        await self._bookies.wait_bookies_listed()
+        every = {each for fragment in self.record.fragments for each in fragment.bookies}
+        for bookie in bookies or every:
+            if await self._metadata.get(paths.cookie(bookie)) is None:
+                self._forgotten.add(bookie)
+
+    def _lacks(self, bookie: str) -> bool | None:
+        """Decides about a bookie that does not answer: returns True if its copies count as lost, None if they may still
+        exist."""
+        if bookie in self._forgotten:
+            return True
+        if self._force:
+            self.forced.add(bookie)
+            return True
+        self._silent.add(bookie)
+        return None
+
+    def _head(
+        self, op: BookieOperation, entry: int, count: int, flags: BookieRequestFlags = BookieRequestFlags.NONE
+    ) -> bytes:
+        return BookieRequestHead(op, flags, self.record.ledger_id, entry, count, 1, self.record.key).encode()
+
+    # ------------------------------------------------------------------------------ a closed one
+    async def find_lost_entries(self) -> LostEntriesReport:
+        """Asks the bookies for all entries of the ledger, which must be CLOSED, and returns the lost and the unknown
+        ones. Bookies that do not answer cause no error: the report names them in `silent`."""
+        assert self.record.state == CLOSED, "entries of an open ledger are not lost"
+        await self._learn()
+        lost: list[Run] = []
+        unknown: list[Run] = []
+        for first in range(0, self.record.last_entry + 1, ENTRIES_MAX):
+            last = min(self.record.last_entry, first + ENTRIES_MAX - 1)
+            doubtful = await self._not_held(first, last)
+            for at in range(0, len(doubtful), _AT_ONCE):
+                some = doubtful[at : at + _AT_ONCE]
+                for entry, verdict in zip(some, await asyncio.gather(*map(self._is_lost, some)), strict=True):
+                    if verdict is not False:
+                        _extend(lost if verdict else unknown, entry)
+        return LostEntriesReport(lost, unknown, sorted(self._silent))
+
+    async def is_lost(self, entry: int) -> bool:
+        """Returns whether an entry that could not be read is certainly lost. Returns False if the ledger is not CLOSED,
+        or if that is not certain. Raises the metadata's errors."""
+        if self.record.state != CLOSED:
+            return False
+        fragment = find_fragment_of_entry(self.record, entry)[0]
+        await self._learn([fragment.bookies[slot] for slot in get_striping_of_record(self.record).write_set(entry)])
+        return bool(self._forgotten) and await self._is_lost(entry) is True
+
+    async def _not_held(self, first: int, last: int) -> list[int]:
+        """Returns those of the entries `first … last` that no bookie reports to have. They may still exist, so each of
+        them must be requested."""
+        left = set(range(first, last + 1))
+        begins = {first, *(part.first_entry for part in self.record.fragments if first <= part.first_entry <= last)}
+        bookies = {each for entry in begins for each in find_fragment_of_entry(self.record, entry)[0].bookies}
+        for bookie in sorted(bookies):
+            head = self._head(BookieOperation.HELD, first, last - first + 1)
+            answer = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
+            if answer is not None:
+                if answer[0].status is Status.NO_SUCH_LEDGER:
+                    self._empty.add(bookie)
+                elif answer[0].status is Status.OK:
+                    for low, high in decode_stored_runs(*answer, first, last):
+                        left.difference_update(range(low, high + 1))
+        return sorted(left)
+
+    async def _is_lost(self, entry: int) -> bool | None:
+        """Returns True if the entry is lost, False if a bookie has it, None if that cannot be decided."""
+        fragment = find_fragment_of_entry(self.record, entry)[0]
+        slots = get_striping_of_record(self.record).write_set(entry)
+        verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
+
+    async def _lacks_entry(self, bookie: str, entry: int) -> bool | None:
+        if bookie in self._empty:
+            return True
+        head = self._head(BookieOperation.READ, entry, 1)
+        found = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
+        if found is None:
+            return self._lacks(bookie)
+        if found[0].status in _LOST_CERTAIN:
+            return True
+        if (
+            found[0].status is Status.OK
+            and found[1]
+            and verify_entry(found[1][0], self.record.ledger_id, entry) is not None
+        ):
+            return False
+        self._silent.add(bookie)  # it answers that it does not know: this stays unknown also with `force`
+        return None
+
+    # ------------------------------------------------------------------------------ one that cannot be recovered
+    async def is_beyond_recovery(self) -> bool:
+        """Returns whether the ledger can never be recovered, because operators have deleted too many bookies of its
+        last fragment to fence it."""
+        bookies = self.record.fragments[-1].bookies
+        await self._learn(bookies)
+        gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
+        return self.record.state != CLOSED and not get_striping_of_record(self.record).is_fence_complete(gone)
+
+    async def close_ledger(self) -> LedgerRecord:
+        """Closes a ledger that is IN_RECOVERY and cannot be recovered (see the module's docstring). Returns its record.
+        Raises LedgerNotFound, and Unavailable if a bookie that does not answer may have more entries."""
+        await self._learn()
+        last_fragment = self.record.fragments[-1]
+        known = last_fragment.first_entry - 1
+        for bookie in dict.fromkeys(last_fragment.bookies):
+            head = self._head(BookieOperation.READ_LAC, -1, 1, BookieRequestFlags.FENCE)
+            found = await self._bookies.ask(bookie, head, timeout_s=self._config.fence_timeout_s)
+            if found is not None and found[0].status is Status.OK:
+                known = max(known, found[0].lac, found[0].entry)
+            elif found is not None and found[0].status not in _LOST_CERTAIN:
+                self._silent.add(bookie)  # in limbo: it lost data, and may get it back from others
+            elif found is None:
+                self._lacks(bookie)
+        if self._silent:
+            raise Unavailable(
+                f"ledger {self.record.ledger_id}: {', '.join(sorted(self._silent))} may have what the others lost, and "
+                "cannot say now. Start it; or, if it is gone for good, forget it (`magnetar bookies forget`)",
+                ledger=self.record.ledger_id,
+            )  # fmt: skip
+        decide = partial(
+            transitions.close_recovered_ledger, snapshot=self.record.fragments, fragments=self.record.fragments,
+            last_entry=known, length=0,
+        )  # fmt: skip
+        outcome = await store_record_transition(
+            self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s
+        )
+        if isinstance(outcome, transitions.LedgerTransitionRefused):
+            raise LedgerNotFound(f"ledger {self.record.ledger_id}: {outcome.reason.value}")
+        return outcome.record
+
+
+def _extend(runs: list[Run], entry: int) -> None:
+    if runs and runs[-1][1] == entry - 1:
+        runs[-1] = (runs[-1][0], entry)
+    else:
+        runs.append((entry, entry))

@@ -26,8 +26,7 @@ from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
 from ..runtime.files import Buffer
 from ..runtime.peer.inside import InProcessRequest
-from .bookies import Bookies
-from .config import LedgerConfig
+from .bookies import Bookies, LedgerConfig
 from .peer_format import (
     ADDED,
     ADDS_MAX,

@@ -27,8 +27,7 @@ from dataclasses import replace
 
 from ..proto.errors import MagnetarError, Unavailable
 from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
-from ..runtime.network import World
-from ..runtime.peer.keys import PeerServerKeys
+from ..runtime.network import PeerServerKeys, World
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records

@@ -193,7 +193,7 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
     process: str = ""  # random, of the process: another value means that another process uses the same uuid
-    key: str = ""  # public, of its peer service (runtime/peer/keys.py); empty: it speaks in clear
+    key: str = ""  # public, of its peer service (runtime/network.py); empty: it speaks in clear
     version: str = ""  # of its Magnetar
     format: int = 1  # the latest format of a cluster that it understands (CLUSTER_FORMAT)
 

@@ -37,13 +37,13 @@ from ..proto.errors import (
     is_unknown_operation,
 )
 from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream, World, rpc
-from .address import Address
 from .session import (
     CLOSE_TIMEOUT_S,
     PAUSE_S_LAST,
     PAUSE_S_MAX,
     PAUSE_S_MIN,
     WATCH_QUEUE_MAX,
+    Address,
     SessionState,
     SessionStore,
 )

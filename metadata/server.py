@@ -33,7 +33,7 @@ from ..proto.errors import (
 )
 from ..runtime.access import ListenerAccess, Principal, PrincipalKind
 from ..runtime.budget import CallerMemory
-from ..runtime.memory_shares import MIB, MemoryShare
+from ..runtime.config import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, RunningServer, Stream, World
 from ..runtime.peer.server import is_local
 from . import paths
@@ -383,7 +383,7 @@ def _away(what: str) -> Unavailable:
 
 # --------------------------------------------------------------------------------------------------- memory_core
 # The part of a metadata service that may take memory, and how much of `memory_bytes` it gets
-# (runtime/memory_shares.py).
+# (runtime/config.py).
 
 
 SHARES = (

@@ -443,7 +443,7 @@ class AnsweredRevisionFile:
     transaction, before its changes are answered, and a start on a file with an earlier revision is refused. The
     revision is not synced, and costs no time: it is never later than that of the metadata file, and after a power loss
     it may be some seconds older, which proves less and nothing false. A damaged file proves nothing. A restore renames
-    it together with its metadata file (backup.py)."""
+    it together with its metadata file (sqlite.py)."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)

@@ -49,8 +49,15 @@ from ..proto.errors import (
 )
 from ..runtime.network import World
 from . import znodes_core as znodes
-from .address import ZookeeperAddress
-from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
+from .session import (
+    CALL_TIMEOUT_S,
+    CLOSE_TIMEOUT_S,
+    PAUSE_S_MIN,
+    WATCH_QUEUE_MAX,
+    SessionState,
+    SessionStore,
+    ZookeeperAddress,
+)
 from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_at_or_below
 from .zookeeper_connection import (

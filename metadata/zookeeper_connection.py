@@ -57,7 +57,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
 from ..proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
 from ..runtime.clock import Clock
 from . import znodes_core as znodes
-from .address import ZookeeperAccess
+from .session import ZookeeperAccess
 
 # ------------------------------------------------------------------------------------------------------ requests
 # Requests that kazoo lacks, in ZooKeeper's bytes; metadata/zookeeper_connection.py sends them.

@@ -35,14 +35,18 @@ from typing import Any, TypeVar
 from ..proto.errors import InvalidRequest, MagnetarError
 from .access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from .clock import Clock, ServerClock
-from .disk import SystemFiles
+from .files import SystemFiles
 from .grpc import client, server
 from .network import (
+    CLEAR,
     ByteService,
     ByteStream,
     Channel,
     Endpoint,
+    KeyPair,
     Peer,
+    PeerClientKeys,
+    PeerServerKeys,
     PeerService,
     RunningByteServer,
     RunningPeerServer,
@@ -52,7 +56,6 @@ from .network import (
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
-from .peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from .tasks import SystemWorkers
 from .tcp import listening
 

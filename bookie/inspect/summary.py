@@ -25,9 +25,9 @@ from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
 from ..store.index import ExtentLocation
 from ..store.state_log import StateLog
-from . import indexes, journals, logs
-from . import indexes as ledgers
-from .indexes import IndexFile, IndexGroup
+from . import journals, logs
+from . import logs as ledgers
+from .logs import IndexFile, IndexGroup
 from .snapshot import Damage, RemovedFile, Snapshot, open_file
 
 HOLDERS_MAX = 20
@@ -107,7 +107,7 @@ def summarize_entry_log(snapshot: Snapshot, log: int, facts: StateLog) -> EntryL
         if isinstance(absent, RemovedFile):
             return absent
         damages.append(absent)
-    opened = indexes.open_index_file(snapshot, log)
+    opened = logs.open_index_file(snapshot, log)
     if isinstance(opened, RemovedFile):
         return opened
     sums = _Sums(facts)
@@ -204,7 +204,7 @@ def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda 
     with the number of files that are done."""
     seen = ledgers.read_ledger_index_overview(snapshot)
     of_logs: list[EntryLogSummary | RemovedFile] = []
-    for number in indexes.list_entry_log_numbers(snapshot):
+    for number in logs.list_entry_log_numbers(snapshot):
         of_logs.append(summarize_entry_log(snapshot, number, seen.facts))
         advance(len(of_logs))
     of_journals: list[JournalSummary | RemovedFile] = []
@@ -242,8 +242,8 @@ def _other_bytes(snapshot: Snapshot) -> int:
     for name in snapshot.files.list_directory(snapshot.directory):
         if name not in (ENTRIES, JOURNAL, LEDGERS):
             total += _size_of_plain(snapshot, snapshot.path(name))
-    for log in indexes.list_entry_log_numbers(snapshot):
-        total += _size(snapshot, indexes.index_file_path(snapshot, log)) or 0
+    for log in logs.list_entry_log_numbers(snapshot):
+        total += _size(snapshot, logs.index_file_path(snapshot, log)) or 0
     return total
 
 

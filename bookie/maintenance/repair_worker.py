@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ledger import lost as records
+from ...ledger import recovery as records
 from ...ledger.bookies import Bookies
 from ...ledger.client import LedgerClient
 from ...ledger.metadata_core import LedgerTransitionRefused, replace_bookie_in_fragment

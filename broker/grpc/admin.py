@@ -44,7 +44,7 @@ from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
-from ..session import inspection, settings, summaries
+from ..session import inspection, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
 from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
@@ -63,8 +63,7 @@ from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.statistics import estimate_backlog
 from ..topic.topic import Topic
 from . import translate
-from .halves import HalfMessageAdminService
-from .transactions import TransactionAdminService
+from .transactions import HalfMessageAdminService, TransactionAdminService
 
 # ------------------------------------------------------------------------------------------------------- examine
 # The part of the Admin service that inspects the messages of a topic and removes them: translates and calls.
@@ -493,7 +492,7 @@ class AdminService:
     async def describe_broker(
         self, request: wire.DescribeBrokerRequest, context: CallContext
     ) -> values.BrokerDescription:
-        return await settings.describe_broker(self._broker, tasks=request.tasks, metrics=request.metrics)
+        return await inspection.describe_broker(self._broker, tasks=request.tasks, metrics=request.metrics)
 
     async def describe_cursor(self, request: wire.DescribeCursorRequest, context: CallContext) -> values.CursorShape:
         topic = await self._topic(request.topic)
@@ -515,10 +514,10 @@ class AdminService:
         return await inspection.describe_security(self._broker)
 
     async def change_setting(self, request: wire.ChangeSettingRequest, context: CallContext) -> None:
-        await settings.change_setting(self._broker, request.name, request.value)
+        await inspection.change_setting(self._broker, request.name, request.value)
 
     async def remove_setting(self, request: wire.Name, context: CallContext) -> None:
-        await settings.remove_setting(self._broker, request.name)
+        await inspection.remove_setting(self._broker, request.name)
 
     async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:
         return await self._administration.list_brokers()

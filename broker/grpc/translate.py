@@ -46,8 +46,8 @@ from ..session.consumer import ACK_ENTRIES, ConsumerSession, Probed, SubscribeOp
 from ..session.producer import ProducerOptions, ProducerSession, metadata_bytes_max
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of_indexes
 from ..subscription.core.dispatch import Delivery
+from ..subscription.core.in_log_order import KeySharedOptions
 from ..subscription.core.policy import PolicyOptions
-from ..subscription.core.slot_owners import KeySharedOptions
 from ..subscription.core.subscription_types import find_subscription_type
 from ..subscription.dead_letters import FAILURES_MAX, NO_FAILURES
 

@@ -18,8 +18,8 @@ Guarding tests: tests/broker/log/test_topic_log.py.
 Passing over lost entries of a topic on purpose: an operator's act, which nothing does by itself.
 
 Order: the list is read; every ledger that is not closed is recovered, or ended without the entries that are lost
-(ledger/lost.py); each is asked which of its entries every replica is certain to lack; then one compare-and-set commits
-the list, with a claim that no other owner has, and with the ranges (`TopicRecord.lost`). It is the change of a
+(ledger/recovery.py); each is asked which of its entries every replica is certain to lack; then one compare-and-set
+commits the list, with a claim that no other owner has, and with the ranges (`TopicRecord.lost`). It is the change of a
 take-over, so it works on a topic that does not open because of what it lost, and a broker that has it loaded finds out
 as from another owner (TopicFenced). Nothing is deleted before that commit.
 
@@ -45,9 +45,8 @@ import msgspec
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...ledger import client as deletions
 from ...ledger.client import LedgerIdTaken
-from ...ledger.lost import Run
 from ...ledger.placement_core import StripingReduction
-from ...ledger.recovery import ClosedByAnotherRecoverer
+from ...ledger.recovery import ClosedByAnotherRecoverer, Run
 from ...metadata import paths
 from ...metadata.records import (
     CLOSED,

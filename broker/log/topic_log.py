@@ -57,12 +57,11 @@ from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end
 from ..common.config import BrokerConfig, LedgerReplication, Policy
 from ..common.refusals import PublishRefusal
-from .appender import LogAppender, Publish
+from .appender import LogAppender, Publish, SlowPublishLog
 from .cache import TailCache
 from .log_queue_core import LogQueue
 from .log_shape_core import get_allowed_striping_reduction
 from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_extra_claims
-from .slow_publishes import SlowPublishLog
 
 _LOG = logging.getLogger("magnetar.broker.log")
 

@@ -142,8 +142,8 @@ class InternalProducer:
 # Messages of one topic are published in their order, by a producer for this transaction only; different topics at the
 # same time. Producer name, sequence ids, publish time and transaction are set in each entry; the rest stays as the
 # application's producer encoded it. The right to publish was checked when the half was prepared
-# (broker/grpc/halves.py): here a broker publishes. The schema is that of the version in the entries, if all have the
-# same. Guards: tests/client/transactions/test_halves.py.
+# (broker/grpc/transactions.py): here a broker publishes. The schema is that of the version in the entries, if all have
+# the same. Guards: tests/client/transactions/test_halves.py.
 
 
 class CommittedHalfPublisher:

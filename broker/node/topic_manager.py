@@ -47,7 +47,7 @@ from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
-from ...runtime.memory_shares import measure_machine_memory
+from ...runtime.config import measure_machine_memory
 from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
@@ -71,12 +71,12 @@ from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
 from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
 from ..common.token_bucket import EventLoopSlices
+from ..log.appender import SlowPublishLog
 from ..log.cache import TailCache
 from ..log.compaction import CompactedLedger
 from ..log.log_shape_core import get_allowed_striping_reduction
 from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
 from ..log.reader import ReadMemoryBudget
-from ..log.slow_publishes import SlowPublishLog
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
 from ..topic.statistics import BrokerRateLimits

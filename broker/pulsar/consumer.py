@@ -28,11 +28,11 @@ from ..common.refusals import SubscribeRefusal
 from ..log.cache import StoredEntry
 from ..session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
 from ..subscription.core.dispatch import Delivery
-from ..subscription.core.slot_owners import KeySharedOptions
+from ..subscription.core.in_log_order import KeySharedOptions
 from ..subscription.core.subscription_types import find_subscription_type
 from . import translate
 from .frames import NO_REQUEST, encode_frame, encode_message_head
-from .transactions import has_txn, transaction_id_of
+from .producer import has_txn, transaction_id_of
 from .translate import ensure_magnetar_error, find_pulsar_error_number
 
 if TYPE_CHECKING:

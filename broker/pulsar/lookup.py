@@ -1,5 +1,5 @@
 """Requests that are not about a producer: owners, partitions, topics of a namespace, schemas, transactions
-(transactions.py); and the requests of a consumer that are answered later.
+(producer.py); and the requests of a consumer that are answered later.
 
 Each request is answered by its own kind of response, also with an error: in Pulsar's C++ client the ids of look-ups and
 of other requests overlap, so an ERROR could end another request.
@@ -47,7 +47,7 @@ from ..common.token_bucket import EventLoopSlices
 from ..session import summaries
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
-from . import transactions
+from . import producer
 from .consumer import ConsumerHandler
 from .frames import encode_frame
 from .translate import (
@@ -87,7 +87,7 @@ async def answer_command(connection: PulsarConnection, command: Command) -> None
 # ------------------------------------------------------------------ look-ups
 async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
-    coordinator = transactions.coordinator_of(topic)
+    coordinator = producer.coordinator_of(topic)
     if coordinator is not None:
         owner = await broker.transactions.find_owner(coordinator)
     else:
@@ -235,7 +235,7 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[Any,
     "get_topics_of_namespace": (_topics, _failed),
     "get_schema": (_schema, _schema_failed),
     "get_or_create_schema": (_new_schema, _new_schema_failed),
-    **transactions.ANSWERS,
+    **producer.ANSWERS,
 }
 
 

@@ -23,7 +23,7 @@ from ...proto.versions import PRODUCT
 from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import find_topic_bundle_name
-from ..session.settings import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
+from ..session.inspection import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
 from .call import HttpError, RestRequest, make_openapi_document, register_route
 
 # ------------------------------------------------------------------------------------------------------- cluster

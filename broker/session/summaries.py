@@ -54,7 +54,7 @@ from ...proto.statistics import (
     WhyStuck,
 )
 from ...proto.versions import PRODUCT
-from ...runtime.descriptors import PROCESS
+from ...runtime.files import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices

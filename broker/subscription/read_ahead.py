@@ -15,7 +15,7 @@ that has waited longest is dropped first, and read again when it is handed out. 
 `read_memory_bytes` (broker/log/reader.py): reads are shorter when many have something, and what a subscription has
 used least recently is dropped for another one's read.
 
-Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
+Key_Shared gets entries whose slots are known. An entry whose slots take long to find (log/cache.py) delays what follows
 it, as an entry that is being read does.
 
 A read that fails, for whatever reason, is retried after READ_RETRY_S. What was trimmed meanwhile is lost, and the

@@ -44,9 +44,8 @@ from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
-from .core.key_limits import parse_key_limits
 from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
-from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
+from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions, parse_key_limits
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import HeldBackEntries

@@ -27,11 +27,11 @@ from ...runtime.metrics import Histogram
 from ...runtime.network import World
 from ..common.config import BrokerConfig
 from ..common.transactions import Coordinators, ReportedTransaction
+from ..log.appender import SlowPublishLog
 from ..log.cache import TailCache
 from ..log.log import Log
 from ..log.log_shape_core import LogShape
 from ..log.reader import ReadMemoryBudget
-from ..log.slow_publishes import SlowPublishLog
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState

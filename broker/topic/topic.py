@@ -59,7 +59,7 @@ from ..log.log_shape_core import (
     list_reasons_to_keep_ledgers,
 )
 from ..subscription.consumer import Consumer
-from ..subscription.core.key_limits import check_fair_properties
+from ..subscription.core.policy import check_fair_properties
 from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.core.subscription_types import SubscriptionType
 from ..subscription.subscription import Subscription

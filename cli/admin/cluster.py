@@ -375,12 +375,14 @@ bookies = LazyGroup(
     {
         "list": LazyCommand(".admin.cluster", "list_bookies", "Bookies: state, disk, how many ledgers lie on them."),
         "state": LazyCommand(
-            ".storage.gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."
+            ".storage.identity", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."
         ),
         "accept-loss": LazyCommand(
-            ".storage.gc", "accept_loss", "Let one leave limbo with entries that are lost for good."
+            ".storage.identity", "accept_loss", "Let one leave limbo with entries that are lost for good."
         ),
-        "gc": LazyCommand(".storage.gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
+        "gc": LazyCommand(
+            ".storage.identity", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."
+        ),
         "racks": LazyCommand(".storage.identity", "racks", "Where bookies stand, as the metadata says."),
         "set-rack": LazyCommand(".storage.identity", "set_rack", "Say where one stands, above what it says itself."),
         "delete-rack": LazyCommand(".storage.identity", "delete_rack", "… and go back to what it says itself."),

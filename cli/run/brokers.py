@@ -54,12 +54,11 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
-    from ...metadata.address import Address
+    from ...metadata.session import Address
     from ...metadata.store import MetadataStore
-    from ...runtime.child import ParentLink
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World
-    from ...runtime.parent import ProcessSpec
+    from ...runtime.parent import ParentLink, ProcessSpec
 
 
 PROCESSES_MAX = 64
@@ -129,7 +128,7 @@ def lock_folder(folder: str) -> File:
     """Locks the folder for a server: for the parent process and all its children. Returns the lock file. Raises Busy if
     another server has locked the folder."""
     from ...bookie.store.identity import lock_directory
-    from ...runtime.disk import SystemFiles
+    from ...runtime.files import SystemFiles
 
     return _after_the_last_one(lambda: lock_directory(SystemFiles(), folder))
 

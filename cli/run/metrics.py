@@ -37,7 +37,7 @@ from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...proto.versions import PRODUCT
 from ...runtime.clock import SystemClock
-from ...runtime.descriptors import PROCESS
+from ...runtime.files import PROCESS
 from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from ...metadata.session import MetadataResponsiveness
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
-    from ...runtime.child import ParentLink
     from ...runtime.clock import Clock
-    from ...runtime.memory_shares import MemoryPlan
+    from ...runtime.config import MemoryPlan
     from ...runtime.metrics import MetricsPage, MetricsQuery
+    from ...runtime.parent import ParentLink
 
 # -------------------------------------------------------------------------------------------------------- memory
 # The memory of a process in `--metrics`: what each share may take, and what it takes where that is known.

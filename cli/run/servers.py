@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
-    from ...metadata.address import Address
+    from ...metadata.session import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
+    from ...runtime.config import MemoryPlan, MemoryShare
     from ...runtime.health import Readiness
-    from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
     from ...security.settings import MembersSection, ZookeeperSection
@@ -201,7 +201,7 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
     """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper]
     contains the credentials for ZooKeeper. Raises UsageError if the value is invalid."""
-    from ...metadata.address import parse
+    from ...metadata.session import parse
 
     try:
         found = parse(text)
@@ -219,7 +219,7 @@ def _add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> A
     """Returns the ZooKeeper address with the credentials of the settings' `section`; any other address unchanged.
     Raises InvalidConfiguration if the credentials cannot be read, are not USER:PASSWORD, or if other users may read the
     key."""
-    from ...metadata.address import ZookeeperAccess, ZookeeperAddress
+    from ...metadata.session import ZookeeperAccess, ZookeeperAddress
     from ...security.settings import read_private_file
 
     if not isinstance(address, ZookeeperAddress):
@@ -330,7 +330,7 @@ def run_server(
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
-    from ...runtime.descriptors import PROCESS
+    from ...runtime.files import PROCESS
     from ...runtime.health import HEALTH, HEARTBEAT, HealthServer
 
     logs.configure_logging(log_format, log_level, process="" if voice is None else voice.child.name)
@@ -548,7 +548,7 @@ def metadata(
 # The memory of a process: `memory_bytes` is shared out to what runs in it, before that starts.
 #
 #     plan = make_memory_plan(config, option, broker=settings)    raises InvalidConfiguration if memory is too small
-#     settings = plan.apply_to_config(settings, "broker")         see runtime/memory_shares.py
+#     settings = plan.apply_to_config(settings, "broker")         see runtime/config.py
 
 
 STANDALONE_BYTES = 256 << 20
@@ -565,8 +565,13 @@ def make_memory_plan(
     """Returns the memory plan of a process that runs these parts, according to the settings in `file` and the
     environment. `processes` processes get equal shares of the memory."""
     from ...runtime import process
-    from ...runtime.config import find_explicit_settings, get_setting_value
-    from ...runtime.memory_shares import NO_LIMIT, compute_process_memory, plan_memory
+    from ...runtime.config import (
+        NO_LIMIT,
+        compute_process_memory,
+        find_explicit_settings,
+        get_setting_value,
+        plan_memory,
+    )
 
     shares: list[MemoryShare] = []
     given: dict[str, int] = {}

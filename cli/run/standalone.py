@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...metadata.store import MetadataStore
-    from ...runtime.memory_shares import MemoryPlan
+    from ...runtime.config import MemoryPlan
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
     from .metrics import ServerReporter

@@ -24,8 +24,7 @@ from ..run.servers import METADATA_HELP, connect_metadata, parse_metadata_addres
 if TYPE_CHECKING:
     from ...metadata.members import Members
     from ...metadata.store import MetadataStore
-    from ...runtime.network import Peer, World
-    from ...runtime.peer.keys import PeerClientKeys
+    from ...runtime.network import Peer, PeerClientKeys, World
 
 class BookiePeer:
     """The connection of an operator to a registered bookie, over the network of the cluster's members. `ask` must be
@@ -65,7 +64,7 @@ class BookiePeer:
         from ...metadata import paths
         from ...metadata.records import BookieRecord
         from ...proto.errors import NotFound
-        from ...runtime.peer.keys import CLEAR, PeerClientKeys
+        from ...runtime.network import CLEAR, PeerClientKeys
 
         world, self._members = await (self._operator or OperatorOptions()).make_operator_world()
         access = CLEAR
@@ -79,7 +78,7 @@ class BookiePeer:
     def connect_as_member(self, world: World, key: str) -> None:
         """Connects to the bookie process that has the public key `key`, as the member of the cluster that `world`
         belongs to. With it, an operator can ask many bookies without a registration for each."""
-        from ...runtime.peer.keys import PeerClientKeys
+        from ...runtime.network import PeerClientKeys
 
         self._peer = self._reach(world, PeerClientKeys(key))
 

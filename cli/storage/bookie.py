@@ -41,7 +41,7 @@ from ..run.servers import (
 
 if TYPE_CHECKING:
     from ...bookie.server import BookieConfig
-    from ...metadata.address import Address
+    from ...metadata.session import Address
     from ...metadata.store import MetadataStore
     from ...runtime.network import Endpoint, World
 

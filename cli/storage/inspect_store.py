@@ -24,7 +24,7 @@ from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import OUTPUT, CommandOutput, Row, show_progress
 
 if TYPE_CHECKING:
-    from ...bookie.inspect.indexes import IndexedLedger, LedgerIndexOverview
+    from ...bookie.inspect.logs import IndexedLedger, LedgerIndexOverview
     from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
     from ...bookie.inspect.summary import EntryLogSummary, StoreSummary
     from ...bookie.store.index import ExtentLocation
@@ -210,7 +210,7 @@ def make_log_row(log: EntryLogSummary) -> dict[str, object]:
 
 def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     """Yields one row for each entry log in `numbers`. With `verify`, reads and checks all records of the logs."""
-    from ...bookie.inspect.indexes import read_ledger_index_overview
+    from ...bookie.inspect.logs import read_ledger_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import summarize_entry_log
 
@@ -284,7 +284,7 @@ def ledger(
       magnetar bookie inspect ledger magnetar-data/bookie-1
       magnetar bookie inspect ledger magnetar-data/bookie-1 --ledger 5 --entries
     """
-    from ...bookie.inspect.indexes import read_ledger_index_overview
+    from ...bookie.inspect.logs import read_ledger_index_overview
 
     if ledger is None and (entries or entry is not None):
         raise click.UsageError("--entries and --entry are about one ledger: give --ledger as well")
@@ -301,7 +301,7 @@ def ledger(
 
 
 def _ledgers(look: StoreInspection, seen: LedgerIndexOverview, start: int, stop: int | None) -> Iterator[Row]:
-    from ...bookie.inspect.indexes import walk_ledger_records
+    from ...bookie.inspect.logs import walk_ledger_records
 
     for state in walk_ledger_records(look.snapshot, seen, start, None if stop is None else stop + 1):
         yield _row(seen, state.ledger, state)
@@ -322,8 +322,7 @@ def _row(seen: LedgerIndexOverview, ledger: int, state: IndexedLedger | None) ->
 
 
 def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
-    from ...bookie.inspect.indexes import walk_ledger_records
-    from ...bookie.inspect.logs import walk_ledger_extents
+    from ...bookie.inspect.logs import walk_ledger_extents, walk_ledger_records
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     state = next(iter(walk_ledger_records(look.snapshot, seen, ledger, ledger + 1)), None)
@@ -563,9 +562,9 @@ def log(
       magnetar bookie inspect log magnetar-data/bookie-1 --number 3 --records --limit 20
     """
     from ...bookie.format.entry_log import DATA_OFFSET
-    from ...bookie.inspect import indexes
+    from ...bookie.inspect import logs
 
-    chosen = [each for each in indexes.list_entry_log_numbers(look.snapshot) if number in (None, each)]
+    chosen = [each for each in logs.list_entry_log_numbers(look.snapshot) if number in (None, each)]
     if records or ledger is not None or entry is not None or start or stop is not None:
         begin = start or DATA_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
@@ -617,9 +616,9 @@ def index(
       magnetar bookie inspect index magnetar-data/bookie-1
       magnetar bookie inspect index magnetar-data/bookie-1 --ledger 5 --entry 17
     """
-    from ...bookie.inspect import indexes
+    from ...bookie.inspect import logs
 
-    chosen = [each for each in indexes.list_entry_log_numbers(look.snapshot) if number in (None, each)]
+    chosen = [each for each in logs.list_entry_log_numbers(look.snapshot) if number in (None, each)]
     wanted = extents or ledger is not None or entry is not None
     found = (row for each in chosen for row in _groups(look, each, wanted, ledger, entry, start, stop))
     columns: tuple[str, ...] = ("log", "offset", "extents", "bytes", "damage")
@@ -639,10 +638,10 @@ def _groups(
     start: int,
     stop: int | None,
 ) -> Iterator[Row]:
-    from ...bookie.inspect import indexes
+    from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
-    opened = indexes.open_index_file(look.snapshot, number)
+    opened = logs.open_index_file(look.snapshot, number)
     if isinstance(opened, Damage):
         yield make_damage_row(look, "log", number, opened)
         return

@@ -19,10 +19,10 @@ from ..run.servers import get_members_section
 from .admin_port import METADATA, ROLE, SECURITY, OperatorOptions
 
 if TYPE_CHECKING:
-    from ...metadata.backup import BackupContents
     from ...metadata.members import Members
     from ...metadata.records import BookieRecord
     from ...metadata.server import MetadataServer
+    from ...metadata.sqlite import BackupContents
     from ...runtime.network import Endpoint, World
     from .admin_port import BookiePeer
 
@@ -108,7 +108,7 @@ def restore(
 
     Example: magnetar metadata restore monday.backup --data /var/lib/magnetar/metadata
     """
-    from ...metadata import backup as copies
+    from ...metadata import sqlite as copies
 
     found = copies.read_backup_contents(str(copy))
     target = data.absolute() / "metadata.sqlite"
@@ -143,7 +143,7 @@ def _describe_lost_ledgers(topics: dict[str, int]) -> Iterator[str]:
 def _contents(path: Path, known: frozenset[int]) -> BackupContents | None:
     """Returns the contents of a copy of the metadata, with the topics of the ledgers that are not `known`; None if
     there is no file, or it cannot be read at all."""
-    from ...metadata import backup as copies
+    from ...metadata import sqlite as copies
     from ...proto.errors import MagnetarError
 
     try:
@@ -186,11 +186,11 @@ async def serve_metadata_copy(
 ) -> AsyncIterator[MetadataServer]:
     """While the `async with` block runs, serves the metadata in the file `scratch`, a copy of the file `copy`, at
     `endpoint`, and yields the server. Then deletes `scratch`. Raises Busy if the port is taken."""
-    from ...metadata import backup
+    from ...metadata import sqlite
     from ...metadata.server import MembersOnlyService, MetadataServer
 
-    backup.remove_store_files(scratch)
-    backup.restore_backup(copy, scratch, 0, secrets.token_hex(8))
+    sqlite.remove_store_files(scratch)
+    sqlite.restore_backup(copy, scratch, 0, secrets.token_hex(8))
     try:
         server = await MetadataServer.start(world, endpoint, scratch, service=MembersOnlyService)
         try:
@@ -198,7 +198,7 @@ async def serve_metadata_copy(
         finally:
             await server.close()
     finally:
-        backup.remove_store_files(scratch)
+        sqlite.remove_store_files(scratch)
 
 
 class RestoreLocations(NamedTuple):

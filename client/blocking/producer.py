@@ -26,7 +26,7 @@ from ..common.errors import (
     TransactionEnded,
     make_exception_for_result,
 )
-from ..common.memory_limits import SendMemoryLimit
+from ..common.rate_limits import SendMemoryLimit
 from ..core.batcher import Callback
 from ..core.transaction import TransactionState
 from ..model.message_id import MessageId

@@ -36,11 +36,15 @@ from ...runtime.clock import SystemClock
 from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
+    CLEAR,
     ByteService,
     ByteStream,
     Channel,
     Endpoint,
+    KeyPair,
     Peer,
+    PeerClientKeys,
+    PeerServerKeys,
     PeerService,
     RunningByteServer,
     RunningPeerServer,
@@ -48,11 +52,10 @@ from ...runtime.network import (
     World,
     rpc,
 )
-from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_connection_holder
 from ..common.errors import InvalidMessage
-from ..common.memory_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
+from ..common.rate_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
@@ -153,7 +156,7 @@ class FirstConnectAttempts:
 
 def why_unreachable(error: MagnetarError) -> str | None:
     """Returns the reason why no connection was made, taken from `error`: "refused" or "silent"
-    (runtime/grpc/errors.py). Returns None if a server answered."""
+    (runtime/grpc/stream.py). Returns None if a server answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 

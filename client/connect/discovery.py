@@ -10,7 +10,7 @@ the answered port at the host of the URL, which the program can reach, and the a
 If nothing listens at the ports of a `pulsar://` URL, or a server there speaks another protocol, the URL's own endpoints
 are used: they belong to a broker that does not serve Pulsar's clients. Errors: WrongProtocol if a broker of Pulsar
 itself, or another HTTP server, answers; Unauthenticated if the credentials are refused; Unavailable, with its field
-`unreached` (runtime/grpc/errors.py), if no server answers. Guard: tests/client/connect/test_discovery.py.
+`unreached` (runtime/grpc/stream.py), if no server answers. Guard: tests/client/connect/test_discovery.py.
 
 Service URLs: `magnetar://host[:port][,host[:port]…]`, and the `pulsar://` and `http://` URLs of Pulsar's programs.
 

@@ -10,7 +10,7 @@ skipped. If its bytes are damaged the entry is not acknowledged, because another
 those that were published, no reader will ever be able to read it: it is *discarded*, as by Pulsar's clients. That is,
 it is acknowledged, logged and counted (`Consumer.statistics`), so that it does not count as unacknowledged for ever.
 
-A large entry is decompressed when the memory limit has room for it (client/common/memory_limits.py). Until then this
+A large entry is decompressed when the memory limit has room for it (client/common/rate_limits.py). Until then this
 entry and all entries after it wait in compressed form (`_folded`), so that the order is kept. The core counts them as
 in flight. Also the frames to send for a consumer's effects (`make_client_frames`)."""
 
@@ -44,7 +44,7 @@ from ...proto.filters import Filter, parse_filter
 from ...proto.names import Position, compute_key_slot
 from ...proto.states import Failure
 from ..common.errors import CryptoError
-from ..common.memory_limits import LARGE_BYTES, ReceiveMemoryLimit
+from ..common.rate_limits import LARGE_BYTES, ReceiveMemoryLimit
 from ..core.consumer import ConsumerCore
 from ..core.effects import (
     ConsumerEffect,

@@ -24,7 +24,7 @@ from ...proto.names import Position, TopicName
 from ...proto.states import Failure
 from ..common.closing import DueTimer
 from ..common.errors import AlreadyClosed, OperationNotSupported, PulsarException, translate_error
-from ..common.memory_limits import ReceiveMemoryClaim
+from ..common.rate_limits import ReceiveMemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
 from ..connect.connections import Connections, TopicSchemaCache

@@ -36,7 +36,7 @@ from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, TimedOut
 from ...proto.names import Position
-from ..common.memory_limits import SendMemoryLimit
+from ..common.rate_limits import SendMemoryLimit
 from .batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
 from .chunking import (
     CHUNKED_BYTES_MAX,

@@ -4,7 +4,7 @@ A channel has one connection, which is made at its first call, and again after i
 attempt to connect; a call that begins after a failed attempt makes another attempt. A call is sent only after the
 server's settings have arrived: so an error before that is definite, because nothing was sent.
 
-Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`.
+Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/stream.py`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
 from ..tcp.http2_frames import HEADER_BYTES_MAX, Header, HeaderDecoder, Http2ErrorCode, Setting, encode_headers
-from .errors import ERROR_TRAILER, Status, copy_error, make_error_for_status, parse_grpc_message
 from .limits import HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
-from .stream import GrpcStream
+from .stream import ERROR_TRAILER, GrpcStream, Status, copy_error, make_error_for_status, parse_grpc_message
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds that an orderly close of a stream waits for the other side before it cancels."""

@@ -30,7 +30,7 @@ from ...proto.errors import (
 )
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
-from ..descriptors import PROCESS
+from ..files import PROCESS
 from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, list_rpc_names, rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, get_peer_address
@@ -48,10 +48,9 @@ from ..tcp.http2_frames import (
 )
 from ..tcp.listening import Listening, UnauthenticatedConnections, listen
 from ..tcp.share import UnauthenticatedLoopShare
-from .errors import Status, make_error_trailers, make_status_trailers
 from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
 from .messages import MessageStream, find_bytes_field_tags, prefix
-from .stream import GrpcStream
+from .stream import GrpcStream, Status, make_error_trailers, make_status_trailers
 
 HANDLERS_TIMEOUT_S = 1.0
 """Seconds that a server which closes lets handlers end by themselves after their callers were disconnected."""

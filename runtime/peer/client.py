@@ -49,11 +49,10 @@ from ...proto.errors import (
 )
 from ..clock import Clock
 from ..files import Buffer
-from ..network import AnswerListener, Endpoint, PeerReply
+from ..network import CLEAR, AnswerListener, Endpoint, KeyPair, PeerClientKeys, PeerReply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode
 from .inside import FutureAnswerListener, RequestsInFlight, SendQueue, message_bytes
-from .keys import CLEAR, KeyPair, PeerClientKeys
 from .sockets import MULTIPARTS_PER_TURN, Context, WatchedZmqSocket, format_zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting

@@ -38,17 +38,19 @@ from ..alarm import Alarm
 from ..clock import Clock
 from ..files import Buffer
 from ..network import (
+    CLEAR,
     COALESCE_BYTES,
     SLOW_S,
     AnswerListener,
     Endpoint,
     Network,
     Peer,
+    PeerClientKeys,
     PeerReply,
+    PeerServerKeys,
     PeerService,
     RunningPeerServer,
 )
-from .keys import CLEAR, PeerClientKeys, PeerServerKeys
 from .sockets import TURN_BYTES
 
 

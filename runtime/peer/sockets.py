@@ -25,10 +25,24 @@ from typing import TYPE_CHECKING
 from ...proto.errors import InvalidConfiguration, MagnetarError
 from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
 from ..files import Buffer
-from ..network import MESSAGE_BYTES_MAX, Channel, Endpoint, Network, Peer, PeerService, RunningPeerServer, RunningServer
+from ..network import (
+    CLEAR,
+    MESSAGE_BYTES_MAX,
+    NO_KEY,
+    Channel,
+    Endpoint,
+    KeyPair,
+    Network,
+    Peer,
+    PeerClientKeys,
+    PeerGate,
+    PeerServerKeys,
+    PeerService,
+    RunningPeerServer,
+    RunningServer,
+)
 from ..tasks import Tasks
 from .envelope import Envelope, MalformedEnvelope, WrongEnvelopeMagic, decode
-from .keys import CLEAR, NO_KEY, KeyPair, PeerClientKeys, PeerGate, PeerServerKeys
 
 if TYPE_CHECKING:
     import zmq

@@ -32,9 +32,20 @@ from ...proto import errors
 from ...proto.errors import MagnetarError
 from ..access import LOCAL, Principal
 from ..files import Buffer
-from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerReply, PeerService, send_and_notify
+from ..network import (
+    CLEAR,
+    COALESCE_BYTES,
+    SLOW_S,
+    AnswerListener,
+    Endpoint,
+    KeyPair,
+    PeerClientKeys,
+    PeerReply,
+    PeerServerKeys,
+    PeerService,
+    send_and_notify,
+)
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal_envelope
-from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ..tasks import Tasks
 from .wires import ConnectionEnd, SimConnections
 

@@ -35,8 +35,7 @@ from typing import Any, TypeVar
 from ...proto.errors import MagnetarError
 from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ..clock import Clock
-from ..network import ByteService, Endpoint, PeerService, World
-from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
+from ..network import CLEAR, ByteService, Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, PeerService, World
 from . import peers
 from .disk import DeadProcess, SimDisk, SimFiles, SimulatedDeath
 from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop

@@ -4,7 +4,7 @@ import pytest
 
 pandas = pytest.importorskip("pandas")
 
-from magnetar.cli import demo_flights as flights  # noqa: E402
+from magnetar.cli import demo as flights  # noqa: E402
 
 
 @pytest.fixture(scope="module")

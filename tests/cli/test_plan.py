@@ -4,11 +4,17 @@ import json
 
 import pytest
 
-from magnetar.cli.plan import Load, estimate_ledgers, estimate_metadata_nodes, estimate_requirements, format_amount
+from magnetar.cli.bench import (
+    PlannedLoad,
+    estimate_ledgers,
+    estimate_metadata_nodes,
+    estimate_requirements,
+    format_amount,
+)
 from tests.support.processes import run_here
 
 DAY = 86_400
-LOAD = Load(in_bytes_s=50e6, retention_s=7 * DAY, fanout=3, copies=3, topics=1000, subscriptions=3)
+LOAD = PlannedLoad(in_bytes_s=50e6, retention_s=7 * DAY, fanout=3, copies=3, topics=1000, subscriptions=3)
 
 
 def test_disk_and_network_are_those_of_the_formulas() -> None:

@@ -62,7 +62,6 @@ LATER = {
 DATACLASSES = {
     "magnetar.proto.names", "magnetar.proto.states", "magnetar.proto.schema",
     "magnetar.runtime.access", "magnetar.runtime.network", "magnetar.runtime.peer.envelope",
-    "magnetar.runtime.peer.keys",
 }  # fmt: skip
 """Values of clients too, which import no msgspec. A dataclass takes half a millisecond, a struct a fiftieth of it."""
 

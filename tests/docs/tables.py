@@ -27,12 +27,11 @@ from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
 from magnetar.cli.run.metrics_transactions import PULSAR
 from magnetar.cli.run.servers import STANDALONE_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
-from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.bookies import LedgerConfig
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.config import REQUIRED, list_setting_defaults, settings
-from magnetar.runtime.memory_shares import NO_LIMIT, ProcessConfig, plan_memory
+from magnetar.runtime.config import NO_LIMIT, REQUIRED, ProcessConfig, list_setting_defaults, plan_memory, settings
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT, replaced

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.bookies import LedgerConfig
 from magnetar.ledger.memory import AppendMemory
 from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import (

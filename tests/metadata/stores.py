@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
 from magnetar.metadata.server import MetadataServer
+from magnetar.metadata.session import ZookeeperAddress, parse
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
 from magnetar.metadata.store import (
     ANY,

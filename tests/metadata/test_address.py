@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from magnetar.metadata.address import JUTE_MAXBUFFER, ZookeeperAddress, parse
 from magnetar.metadata.remote import connect_address
+from magnetar.metadata.session import JUTE_MAXBUFFER, ZookeeperAddress, parse
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata import backup, paths
+from magnetar.metadata import paths, sqlite
 from magnetar.metadata.records import (
     PLACES,
     BookieRecord,
@@ -63,14 +63,14 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
 ) -> None:
     copy, live = a_copy(tmp_path, encoded)
     target = str(tmp_path / "metadata.sqlite")
-    found = backup.read_backup_contents(copy)
+    found = sqlite.read_backup_contents(copy)
     bookies = [record for record in live.values() if isinstance(record, BookieRecord)]
     ledgers = [record.ledger_id for record in live.values() if isinstance(record, LedgerRecord)]
     assert bookies
     assert ledgers
     assert list(found.bookies) == bookies
     assert found.ledgers == frozenset(ledgers)
-    kept = backup.restore_backup(copy, target, found.highest + 100, "second")
+    kept = sqlite.restore_backup(copy, target, found.highest + 100, "second")
     assert kept == f"{target}.replaced-1"
     tree = MetadataTree(target, "third")
     try:
@@ -87,7 +87,7 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
         assert {type(record) for record in live.values()} >= {ClusterRecord, TopicRecord, CounterRecord}
     finally:
         tree.close()
-    again = backup.read_backup_contents(target)
+    again = sqlite.read_backup_contents(target)
     assert again.ledgers == found.ledgers
     assert again.highest == found.highest + 100
 
@@ -100,6 +100,6 @@ def test_a_bookies_damaged_record_stops_no_restore(tmp_path: Path, encoded: Enco
         damaged = "CAST(substr(value, 1, 12) || x'00' || substr(value, 14) AS BLOB)"
         sql.execute(f"UPDATE node SET value = {damaged} WHERE path = ?", (path,))
     sql.close()
-    (bookie,) = backup.read_backup_contents(copy).bookies
+    (bookie,) = sqlite.read_backup_contents(copy).bookies
     assert (bookie.bookie, bookie.endpoint) == (path.rpartition("/")[2], "")
-    backup.restore_backup(copy, str(tmp_path / "other" / "metadata.sqlite"), 0, "second")
+    sqlite.restore_backup(copy, str(tmp_path / "other" / "metadata.sqlite"), 0, "second")

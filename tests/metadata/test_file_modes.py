@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata.backup import read_backup_contents, restore_backup
-from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.sqlite import SqliteStore, read_backup_contents, restore_backup
 from magnetar.proto.errors import InvalidRequest
 from magnetar.runtime.process import make_system_world
 

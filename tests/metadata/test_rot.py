@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata import backup
+from magnetar.metadata import sqlite
 from magnetar.metadata.store import ANY, Delete, PutNode
 from magnetar.metadata.tree import (
     ENDING,
@@ -88,7 +88,7 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
     for lost in (False, True):
         if lost:
             os.remove(path)
-        backup.restore_backup(copy, path, 0, "restored")
+        sqlite.restore_backup(copy, path, 0, "restored")
         with contextlib.closing(MetadataTree(path, "second")) as restored:
             found = restored.get(PATHS[0])
             assert found is not None

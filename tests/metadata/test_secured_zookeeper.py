@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from magnetar.cli.run.servers import parse_metadata_address
-from magnetar.metadata.address import ZookeeperAccess, ZookeeperAddress, parse
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import SessionState
+from magnetar.metadata.session import SessionState, ZookeeperAccess, ZookeeperAddress, parse
 from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.address import ZookeeperAddress, parse
-from magnetar.metadata.session import SessionState
+from magnetar.metadata.session import SessionState, ZookeeperAddress, parse
 from magnetar.metadata.store import (
     ABSENT,
     CheckNodeVersion,

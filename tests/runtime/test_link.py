@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from magnetar.runtime.child import FRAME_BYTES_MAX, Frame, Kind, LinkFrameDecoder, encode_frame
+from magnetar.runtime.parent import FRAME_BYTES_MAX, Frame, Kind, LinkFrameDecoder, encode_frame
 
 SENT = [Frame(Kind.READY, 0, b'{"url": "x"}'), Frame(Kind.ASK, 7), Frame(Kind.PAGE, 7, b"\n" * 1000)]
 

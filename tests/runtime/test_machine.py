@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime import memory_shares as settings
-from magnetar.runtime.config import load
-from magnetar.runtime.memory_shares import MemoryShare, ProcessConfig, compute_process_memory, measure_machine_memory
+from magnetar.runtime import config as settings
+from magnetar.runtime.config import MemoryShare, ProcessConfig, compute_process_memory, load, measure_machine_memory
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 SHARE = MemoryShare("a", "x.a_bytes", 1, 1, 1000, 1 << 40, "…")

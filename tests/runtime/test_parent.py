@@ -20,7 +20,7 @@ import asyncio, os, signal, sys, time
 from magnetar.runtime import parent as parents
 from magnetar.runtime import schedule_core as schedule
 from magnetar.runtime.parent import ParentProcess, ProcessSpec
-from magnetar.runtime.child import Frame, Kind, encode_frame
+from magnetar.runtime.parent import Frame, Kind, encode_frame
 from magnetar.runtime.process import run
 
 async def text(query):

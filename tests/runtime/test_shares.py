@@ -10,8 +10,14 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.config import get_setting_value, replace_settings
-from magnetar.runtime.memory_shares import MIB, MemoryShare, compute_minimum_bytes, plan_memory
+from magnetar.runtime.config import (
+    MIB,
+    MemoryShare,
+    compute_minimum_bytes,
+    get_setting_value,
+    plan_memory,
+    replace_settings,
+)
 
 ALL = (*OF_BROKER, *OF_BOOKIE)
 A = MemoryShare("a", "x.a_bytes", 1, 1, 10, 1000, "…")

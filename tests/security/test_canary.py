@@ -20,7 +20,7 @@ import magnetar
 from magnetar.cli.common.processes import Processes
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from magnetar.runtime.access import Caller, CallerAccess, Principal, PrincipalKind
-from magnetar.runtime.peer.keys import KeyPair
+from magnetar.runtime.network import KeyPair
 from magnetar.runtime.process import make_system_world
 from magnetar.security.authenticator import SecuredNetwork
 from magnetar.security.settings import BrokerSection, Secret, SecuritySettings, TokenSection

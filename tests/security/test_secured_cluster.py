@@ -18,8 +18,7 @@ from magnetar.ledger.peer_format import (
     encode_ping_request,
 )
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
-from magnetar.runtime.network import Endpoint
-from magnetar.runtime.peer.keys import PeerClientKeys
+from magnetar.runtime.network import Endpoint, PeerClientKeys
 from magnetar.runtime.process import make_system_world
 from tests.support.processes import run_here
 from tests.support.secured import SecuredCluster

@@ -14,17 +14,19 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import (
+    CLEAR,
     AnswerListener,
     Endpoint,
     Peer,
+    PeerClientKeys,
     PeerReply,
+    PeerServerKeys,
     PeerService,
     Request,
     RunningPeerServer,
     World,
 )
 from magnetar.runtime.peer.inside import InProcessNetwork, InProcessRequest
-from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from tests.simulation.verdict.observer import Observer
 
 CONNECTION = -1

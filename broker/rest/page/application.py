@@ -13,7 +13,7 @@ Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S; VIEW_S
 Guarding tests: tests/broker/rest/test_page.py.
 
 What the page changes: the backlog of one subscription of a topic, in two steps; and a topic, by publishing one of its
-messages or dead letters again (resending.py), in the same two.
+messages or dead letters again (messages.py), in the same two.
 
     action = parse_page_action(form)                     what the form asks for; raises HttpError
     sentence = await preview_page_action(call, action)   "This would …", and nothing is changed
@@ -65,8 +65,7 @@ from ....runtime.network import CallContext
 from ...access.authorizer import may_call_every_operation
 from ...node.topic_manager import TopicManager
 from ..call import HttpError, RestRequest, error_response
-from .messages import messages, parse_form_time
-from .resending import ResendResult, plan_resend, publish_again
+from .messages import ResendResult, messages, parse_form_time, plan_resend, publish_again
 from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, View, find_view, moment, number
 
 HEADERS = {

@@ -64,8 +64,7 @@ from ....proto.statistics import (
     WhyStuck,
 )
 from ....runtime.config import REQUIRED, list_setting_defaults, settings
-from ...session.inspection import ask_bookies
-from ...session.settings import format_setting_value
+from ...session.inspection import ask_bookies, format_setting_value
 from ..call import HttpError, RestRequest
 from .messages import ONE, ask_owner, json_text, messages, tail
 

@@ -40,9 +40,8 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import Blocked
 from .in_log_order import why_no_receiver
-from .key_limits import LIMIT_MAX, KeyLimits
 from .key_shared import Shared
-from .policy import Entry, Member, SubscriptionOptions
+from .policy import LIMIT_MAX, Entry, KeyLimits, Member, SubscriptionOptions
 from .positions import ENTRY_BYTES, PositionSet
 
 WINDOW_ENTRIES = 10_000

@@ -1,9 +1,9 @@
 """Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order. After
 it, the policy of Shared.
 
-A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; slot_owners.py assigns each to an owner.
-An entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys. What
-is known of a slot: its holder, how many entries are outstanding in it, and which ones wait for it.
+A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; in_log_order.py assigns each to an
+owner. An entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys.
+What is known of a slot: its holder, how many entries are outstanding in it, and which ones wait for it.
 
 The one rule (invariant 42; Pulsar S5, PIP-379): **a slot changes hands only while nothing is outstanding in it.** From
 it follow:
@@ -37,7 +37,15 @@ from typing import ClassVar
 
 from ....proto.names import Position
 from ....proto.states import Blocked
-from .in_log_order import LogOrderPolicy, why_no_receiver
+from .in_log_order import (
+    HashRingSlotOwners,
+    LogOrderPolicy,
+    SlotOwners,
+    SplitRangeSlotOwners,
+    StickyRangeSlotOwners,
+    to_key_shared_options,
+    why_no_receiver,
+)
 from .key_slots import NOTHING, KeySlotInUse, KeySlotTable
 from .policy import (
     ActiveConsumerChanged,
@@ -48,13 +56,6 @@ from .policy import (
     SlotDistribution,
     SlotInHandover,
     SubscriptionOptions,
-)
-from .slot_owners import (
-    HashRingSlotOwners,
-    SlotOwners,
-    SplitRangeSlotOwners,
-    StickyRangeSlotOwners,
-    to_key_shared_options,
 )
 
 

@@ -19,9 +19,8 @@ from ....proto import states as subscription_types
 from ....proto.errors import InvalidConfiguration, InvalidRequest
 from .fair_shared import FairShared
 from .in_log_order import Exclusive, Failover
-from .key_limits import KeyLimits
 from .key_shared import KeyShared, Shared
-from .policy import Policy, SubscriptionOptions
+from .policy import KeyLimits, Policy, SubscriptionOptions
 
 
 class SubscriptionType(msgspec.Struct, frozen=True):

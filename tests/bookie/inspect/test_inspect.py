@@ -11,7 +11,7 @@ import pytest
 from magnetar.bookie.format.entry_log import DATA_OFFSET
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.mark import Cookie, encode_cookie
-from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
+from magnetar.bookie.inspect import journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.inspect.summary import render_html
 from magnetar.bookie.store import disk
@@ -54,12 +54,12 @@ def look(simulation: Simulation) -> Snapshot:
 def everything(found: Snapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
-    yield from indexes.read_ledger_index_overview(found).damages
+    yield from logs.read_ledger_index_overview(found).damages
     yield from journals.find_missing_journals(found)
     for number in journals.list_journal_numbers(found):
         yield from journals.walk_journal(found, number)
-    for log in indexes.list_entry_log_numbers(found):
-        yield from indexes.walk_log_extents(found, log)
+    for log in logs.list_entry_log_numbers(found):
+        yield from logs.walk_log_extents(found, log)
         yield from logs.walk_entry_log(found, log)
 
 
@@ -93,24 +93,24 @@ def flip(simulation: Simulation, path: str, offset: int) -> None:
 
 def counted(found: Snapshot) -> tuple[int, int, int, int]:
     """(log records, extents, ledgers, journal records) that can be seen."""
-    seen = indexes.read_ledger_index_overview(found)
+    seen = logs.read_ledger_index_overview(found)
     each = list(everything(found))
     return (
         sum(isinstance(one, logs.LoggedEntry) for one in each),
         sum(isinstance(one, ExtentLocation) for one in each),
-        len(list(indexes.walk_ledger_records(found, seen))),
+        len(list(logs.walk_ledger_records(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
     )
 
 
 def first_log(found: Snapshot) -> int:
-    return indexes.list_entry_log_numbers(found)[0]
+    return logs.list_entry_log_numbers(found)[0]
 
 
-def groups_of(found: Snapshot, log: int) -> Iterator[indexes.IndexGroup]:
-    opened = indexes.open_index_file(found, log)
-    assert isinstance(opened, indexes.IndexFile)
-    yield from (group for group in opened.groups() if isinstance(group, indexes.IndexGroup))
+def groups_of(found: Snapshot, log: int) -> Iterator[logs.IndexGroup]:
+    opened = logs.open_index_file(found, log)
+    assert isinstance(opened, logs.IndexFile)
+    yield from (group for group in opened.groups() if isinstance(group, logs.IndexGroup))
     opened.file.close()
 
 
@@ -138,11 +138,11 @@ async def test_each_acknowledged_entry_is_found_where_it_lies_and_whole(simulati
 async def test_a_log_read_record_by_record_holds_what_its_index_says(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    numbers = indexes.list_entry_log_numbers(found)
+    numbers = logs.list_entry_log_numbers(found)
     assert len(numbers) >= 1
     for log in numbers:
         records = [each for each in logs.walk_entry_log(found, log) if isinstance(each, logs.LoggedEntry)]
-        indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentLocation)]
+        indexed = [each.extent for each in logs.walk_log_extents(found, log) if isinstance(each, ExtentLocation)]
         assert len(records) == sum(extent.entries for extent in indexed) > 0
         for extent in indexed:
             inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
@@ -154,8 +154,8 @@ async def test_the_ledger_index_says_what_the_store_knew_and_no_key(simulation: 
     store, model = await filled(simulation, closed=False)
     await store.checkpoint()
     found = look(simulation)
-    seen = indexes.read_ledger_index_overview(found)
-    states = {state.ledger: state for state in indexes.walk_ledger_records(found, seen)}
+    seen = logs.read_ledger_index_overview(found)
+    states = {state.ledger: state for state in logs.walk_ledger_records(found, seen)}
     assert list(states) == sorted(states) == sorted(seen.ledgers)
     assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
     assert list(seen.facts.tombstones) == [(3, 3)]
@@ -163,7 +163,7 @@ async def test_the_ledger_index_says_what_the_store_knew_and_no_key(simulation: 
     assert KEY not in repr((seen, states)).encode()
     for ledger, state in states.items():
         assert (state.lac, state.last) == store.read_lac(ledger)[1:]
-    assert list(indexes.walk_ledger_records(found, seen, 5, 7)) == [
+    assert list(logs.walk_ledger_records(found, seen, 5, 7)) == [
         states[ledger] for ledger in (5, 6) if ledger in states
     ]
     await store.close()
@@ -174,10 +174,10 @@ async def test_ledgers_are_shown_in_order_whatever_the_window(
 ) -> None:
     await filled(simulation)
     found = look(simulation)
-    seen = indexes.read_ledger_index_overview(found)
-    whole = list(indexes.walk_ledger_records(found, seen))
-    monkeypatch.setattr(indexes, "WINDOW", 2)
-    assert list(indexes.walk_ledger_records(found, seen)) == whole
+    seen = logs.read_ledger_index_overview(found)
+    whole = list(logs.walk_ledger_records(found, seen))
+    monkeypatch.setattr(logs, "WINDOW", 2)
+    assert list(logs.walk_ledger_records(found, seen)) == whole
     assert len(whole) > 4
 
 
@@ -243,9 +243,9 @@ async def test_a_walk_may_begin_in_the_middle(simulation: Simulation, /) -> None
 async def test_heads_are_read_in_pieces_of_any_size(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    for log in indexes.list_entry_log_numbers(found):
-        opened = indexes.open_index_file(found, log)
-        assert isinstance(opened, indexes.IndexFile)
+    for log in logs.list_entry_log_numbers(found):
+        opened = logs.open_index_file(found, log)
+        assert isinstance(opened, logs.IndexFile)
         for group in groups_of(found, log):
             assert list(opened.extents(group)) == list(opened.extents(group, pieces=1 << 30))
 
@@ -257,7 +257,7 @@ async def test_the_summary_adds_up(simulation: Simulation, /) -> None:
     short = summary.summarize_store(found)
     for log in short.logs:
         extents = [
-            each.extent for each in indexes.walk_log_extents(found, log.log) if isinstance(each, ExtentLocation)
+            each.extent for each in logs.walk_log_extents(found, log.log) if isinstance(each, ExtentLocation)
         ]
         assert log.data_bytes == sum(extent.length for extent in extents)
         assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)

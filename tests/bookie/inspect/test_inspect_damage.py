@@ -8,7 +8,7 @@ from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
 from magnetar.bookie.format.ledger_index import RECORD_BYTES
-from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
+from magnetar.bookie.inspect import journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, RemovedFile
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
@@ -60,10 +60,10 @@ async def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_pla
 async def test_a_damaged_group_of_an_index_is_passed_over(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    log = max(indexes.list_entry_log_numbers(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
+    log = max(logs.list_entry_log_numbers(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
     groups = list(groups_of(found, log))
     assert len(groups) > 2
-    path = indexes.index_file_path(found, log)
+    path = logs.index_file_path(found, log)
     before = counted(found)
     hit = groups[1]
     for at in (0, 5, index_format.GROUP_HEADER_BYTES + 3):  # magic, number of extents, a head
@@ -79,17 +79,17 @@ async def test_a_damaged_table_hides_the_places_of_one_extent_only(simulation: S
     await filled(simulation)
     found = look(simulation)
     log = first_log(found)
-    place = next(each for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentLocation))
-    flip(simulation, indexes.index_file_path(found, log), place.table_offset + 1)
+    place = next(each for each in logs.walk_log_extents(found, log) if isinstance(each, ExtentLocation))
+    flip(simulation, logs.index_file_path(found, log), place.table_offset + 1)
     (damage,) = logs.find_log_copies(look(simulation), [place])
     assert isinstance(damage, Damage)
-    assert damage[:2] == (indexes.index_file_path(found, log), place.table_offset)
+    assert damage[:2] == (logs.index_file_path(found, log), place.table_offset)
 
 
 async def test_a_damaged_record_of_the_ledger_index_is_passed_over(simulation: Simulation, /) -> None:
     await filled(simulation)
     found = look(simulation)
-    path = indexes.read_ledger_index_overview(found).path
+    path = logs.read_ledger_index_overview(found).path
     offset = FILE_HEADER_BYTES + 4 * RECORD_BYTES
     flip(simulation, path, offset + 20)
     (damage,) = damages(look(simulation))
@@ -165,9 +165,9 @@ async def test_files_that_vanish_under_the_look_are_gone_and_not_damaged(simulat
         simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
     assert not [each for each in walked if isinstance(each, Damage)]
     assert list(logs.walk_entry_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
-    assert list(indexes.walk_log_extents(found, log)) == [RemovedFile(indexes.index_file_path(found, log))]
+    assert list(logs.walk_log_extents(found, log)) == [RemovedFile(logs.index_file_path(found, log))]
     assert isinstance(
-        summary.summarize_entry_log(found, log, indexes.read_ledger_index_overview(found).facts), RemovedFile
+        summary.summarize_entry_log(found, log, logs.read_ledger_index_overview(found).facts), RemovedFile
     )
     assert list(journals.walk_journal(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
@@ -196,7 +196,7 @@ async def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing(s
     await store.checkpoint()
     assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))
     assert isinstance(
-        summary.summarize_entry_log(before, log, indexes.read_ledger_index_overview(before).facts), RemovedFile
+        summary.summarize_entry_log(before, log, logs.read_ledger_index_overview(before).facts), RemovedFile
     )
     newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
     files.open(join_path(DATA, "entries", newer), create=True).close()
@@ -282,7 +282,7 @@ async def test_bytes_behind_the_ends_that_the_mark_names_are_not_looked_at(simul
     log, log_end, index_end = found.mark.log, found.mark.log_end, found.mark.index_end
     assert log
     before = counted(found)
-    for path, end in ((logs.log_path(found, log), log_end), (indexes.index_file_path(found, log), index_end)):
+    for path, end in ((logs.log_path(found, log), log_end), (logs.index_file_path(found, log), index_end)):
         file = simulation.world(NODE).files.open(path)
         file.pwrite([b"\x01" * 5000], end)
         file.close()

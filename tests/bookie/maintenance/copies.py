@@ -10,7 +10,7 @@ from magnetar.bookie.maintenance.repair_core import list_final_fragments
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.ledger import LedgerClient, LedgerWriter
-from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.bookies import LedgerConfig
 from magnetar.ledger.metadata_core import find_fragment_of_entry, get_striping_of_record
 from magnetar.metadata import paths
 from magnetar.metadata.records import LedgerRecord, UnderReplicatedRecord

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import boot
 from magnetar.ledger import LedgerClient, LedgerWriter
-from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.bookies import LedgerConfig
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord

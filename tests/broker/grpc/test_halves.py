@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.grpc.halves import HalfMessageAdminService, HalfMessageService
-from magnetar.broker.grpc.transactions import TransactionService
+from magnetar.broker.grpc.transactions import HalfMessageAdminService, HalfMessageService, TransactionService
 from magnetar.broker.server import Broker
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, NotOwner, Unauthorized

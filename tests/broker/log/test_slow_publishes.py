@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.slow_publishes import LINES_MAX, LINES_S, SlowPublishLog, find_trace_id
+from magnetar.broker.log.appender import LINES_MAX, LINES_S, SlowPublishLog, find_trace_id
 from magnetar.client import aio
 from magnetar.proto.entry import encode_broker_part, encode_entry, encode_item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata

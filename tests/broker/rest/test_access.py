@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.rest.call import ROUTES
-from magnetar.broker.rest.protocol import RestProtocol
+from magnetar.broker.server import RestProtocol
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.logs import AUDIT

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.common.config import DYNAMIC, FIXED, NAMES
 from magnetar.broker.server import Broker
-from magnetar.broker.session.settings import (
+from magnetar.broker.session.inspection import (
     CHANGING,
     PULSAR,
     SHOWN,

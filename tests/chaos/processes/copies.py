@@ -19,8 +19,8 @@ from magnetar.bookie.maintenance import marks
 from magnetar.bookie.maintenance.repair_core import list_bookies_of_ledger
 from magnetar.cli.run.servers import make_member_world
 from magnetar.metadata import paths
-from magnetar.metadata.address import parse
 from magnetar.metadata.remote import connect_address
+from magnetar.metadata.session import parse
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.process import make_system_world
 

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from magnetar.runtime import process
-from magnetar.runtime.disk import DirectFile, SystemFile, SystemFiles
-from magnetar.runtime.files import Buffer
+from magnetar.runtime.files import Buffer, DirectFile, SystemFile, SystemFiles
 
 UNDO = "MAGNETAR_CHAOS_UNDO"
 LIES = "MAGNETAR_CHAOS_SYNC_LIES"

@@ -10,7 +10,7 @@ import pytest
 from magnetar.cli.common.output import CommandOutput
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.storage import admin_port
-from magnetar.cli.storage.gc import _report
+from magnetar.cli.storage.identity import _report
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.memory_limits import MESSAGE_OVERHEAD, ReceiveMemoryClaim, ReceiveMemoryLimit
+from magnetar.client.common.rate_limits import MESSAGE_OVERHEAD, ReceiveMemoryClaim, ReceiveMemoryLimit
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from tests.client.fake_broker import FakeBroker

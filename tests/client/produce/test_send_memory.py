@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MemoryBufferIsFull, Result
-from magnetar.client.common.memory_limits import ReceiveMemoryClaim, ReceiveMemoryLimit, SendMemoryLimit
+from magnetar.client.common.rate_limits import ReceiveMemoryClaim, ReceiveMemoryLimit, SendMemoryLimit
 from magnetar.client.model.settings import InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate

@@ -14,10 +14,10 @@ from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, ListenerAccess, Principal
 from magnetar.runtime.budget import WINDOW_MIN, ArrivingMessagesMemory, CallerMemory, MemoryBudget
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.config import measure_machine_memory
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.messages import MessageStream, prefix
 from magnetar.runtime.grpc.server import serve
-from magnetar.runtime.memory_shares import measure_machine_memory
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
 from tests.compiled import derives
 

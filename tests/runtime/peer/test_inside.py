@@ -9,10 +9,20 @@ from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauth
 from magnetar.runtime.access import Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerReply, PeerService, Request, RunningPeerServer
+from magnetar.runtime.network import (
+    CLEAR,
+    COALESCE_BYTES,
+    Endpoint,
+    Peer,
+    PeerClientKeys,
+    PeerReply,
+    PeerServerKeys,
+    PeerService,
+    Request,
+    RunningPeerServer,
+)
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InProcessNetwork
-from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from magnetar.runtime.peer.sockets import TURN_BYTES
 from magnetar.runtime.process import SystemNetwork
 

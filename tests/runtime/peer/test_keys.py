@@ -8,9 +8,8 @@ import pytest
 from magnetar.proto.errors import ConnectionLost, Unauthorized, Unavailable
 from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.network import Endpoint, Request
+from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, Request
 from magnetar.runtime.peer.client import ZmqPeer
-from magnetar.runtime.peer.keys import KeyPair, PeerClientKeys, PeerServerKeys
 from magnetar.runtime.peer.server import serve
 from magnetar.runtime.peer.sockets import Context, new_keys
 

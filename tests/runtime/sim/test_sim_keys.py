@@ -6,8 +6,7 @@ import pytest
 
 from magnetar.proto import errors
 from magnetar.runtime.access import Principal, PrincipalKind
-from magnetar.runtime.network import Endpoint, Request
-from magnetar.runtime.peer.keys import KeyPair, PeerClientKeys, PeerServerKeys
+from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, Request
 from magnetar.runtime.sim.world import Simulation
 
 ANY = Endpoint("127.0.0.1", 0)

@@ -11,8 +11,8 @@ import random
 
 from msgspec.structs import replace
 
+from magnetar.ledger.bookies import LedgerConfig
 from magnetar.ledger.client import LedgerClient
-from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.handle import LedgerWriter
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.network import World

@@ -28,8 +28,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
-from magnetar.runtime.network import Channel, Endpoint, World, rpc
-from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys
+from magnetar.runtime.network import CLEAR, Channel, Endpoint, PeerClientKeys, World, rpc
 from magnetar.runtime.sim.loop import SimTask, raise_inside_task
 from magnetar.runtime.sim.rpc import _Connection as rpc_server
 from magnetar.runtime.sim.world import NodeCrashed

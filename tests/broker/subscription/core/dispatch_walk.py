@@ -23,11 +23,10 @@ from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks,
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.fair_shared import FairShared
-from magnetar.broker.subscription.core.key_limits import KeyLimits
+from magnetar.broker.subscription.core.in_log_order import KeySharedOptions, to_key_shared_options
 from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_acks, find_first_redelivered_entry
-from magnetar.broker.subscription.core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions
-from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, to_key_shared_options
+from magnetar.broker.subscription.core.policy import CAUGHT_UP_REASONS, KeyLimits, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.pump import RedeliveryReturnQueue

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.broker.subscription.core.key_limits import KeyLimits
+from magnetar.broker.subscription.core.policy import KeyLimits
 from tests.broker.subscription.core.dispatch_walk import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Walk
 
 SEEDS = {EXCLUSIVE: 6, SHARED: 10, FAILOVER: 10, KEY_SHARED: 24}

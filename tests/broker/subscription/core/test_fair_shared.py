@@ -13,8 +13,13 @@ from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.subscription.core.fair_shared import FairShared
-from magnetar.broker.subscription.core.key_limits import KeyLimits, check_fair_properties, parse_key_limits
-from magnetar.broker.subscription.core.policy import Member, SubscriptionOptions
+from magnetar.broker.subscription.core.policy import (
+    KeyLimits,
+    Member,
+    SubscriptionOptions,
+    check_fair_properties,
+    parse_key_limits,
+)
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked

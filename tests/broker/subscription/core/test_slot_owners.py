@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.core.slot_owners import (
+from magnetar.broker.subscription.core.in_log_order import (
     POINTS,
     HashRingSlotOwners,
     KeySharedOptions,
@@ -13,6 +12,7 @@ from magnetar.broker.subscription.core.slot_owners import (
     SplitRangeSlotOwners,
     StickyRangeSlotOwners,
 )
+from magnetar.broker.subscription.core.policy import Member
 from magnetar.proto.names import STICKY_SLOTS, compute_key_slot
 from tests.broker.subscription.core.dispatch_walk import ring_owner
 
