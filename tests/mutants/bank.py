@@ -439,6 +439,12 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99l", subscriptions.fired_again, "",
          "tests/broker/session/test_schedules.py::test_a_broker_that_dies_at_any_step_leaves_a_fire_once",
          "seeds have no schedules"),
+        ("M120", subscriptions.redriven_to_all, "",
+         "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
+         "no seed sends letters back"),
+        ("M121", subscriptions.redriven_in_every_topic, "",
+         "tests/broker/subscription/test_redriven.py::test_only_in_the_topic_that_it_names_it_is_for_one_subscription",
+         "as M120"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 
