@@ -11,6 +11,9 @@ than five minutes expires nothing.
   batch is delivered whole as long as one of its messages has not expired. The SDK drops the expired ones.
 - A reader has no cursor to acknowledge on: it gets what is stored. So do subscriptions of non-persistent topics, whose
   consumers drop by themselves.
+- **A tombstone does not expire for a subscription that reads the compacted form**: a table that does not get it would
+  keep a deleted key. So an entry with expired messages is looked into there, unless that takes long: then its consumer
+  gets it, and the SDK drops what has expired.
 - Messages that are pending in a transaction are left to it.
 - An expired message counts in the backlog until a consumer's permits let the pump reach it, and storage is freed by
   retention alone.
@@ -29,11 +32,19 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
+from ...proto.entry import parse_stored_head
+from ...proto.entry_filter import EntryFilter
+from ...proto.errors import CorruptEntry
+from ...proto.filters import parse_filter
 from ...proto.names import parse_redriven_to
 from ..log.cache import StoredEntry
+from ..log.unfolding import is_entry_slow_to_parse
 
 if TYPE_CHECKING:
     from .subscription import Subscription
+
+
+_NOTHING = parse_filter("message.size < 0")
 
 
 class ExpiredMessages:
@@ -62,6 +73,8 @@ class ExpiredMessages:
                 continue
             entry.expiry.told_ms = now_ms
             bits = self._find_free_bits(entry, entry.expiry.find_expired_bits(now_ms))
+            if bits and self._subscription.reads_compacted:
+                bits = _without_tombstones(entry, bits)
             if bits:
                 if bits.bit_count() == entry.count:
                     whole.setdefault(entry.position[0], []).append(entry.position[1])
@@ -92,6 +105,18 @@ class ExpiredMessages:
     def _covers_rest(self, entry: StoredEntry, bits: int) -> bool:
         """Returns True if no message of the entry is left when the messages `bits` are acknowledged."""
         return (1 << entry.count) - 1 & ~(bits | self._subscription.cursor.acked_or_pending_bits(entry.position)) == 0
+
+
+def _without_tombstones(entry: StoredEntry, bits: int) -> int:
+    """Returns those of the messages `bits` that have a value; 0 if the entry cannot be looked into at once."""
+    data = entry.frames[-1]
+    try:
+        head = parse_stored_head(data)
+    except CorruptEntry:
+        return 0  # its consumer reports the damage
+    if head.metadata.HasField("num_messages_in_batch") and is_entry_slow_to_parse(head.metadata):
+        return 0
+    return bits & EntryFilter(_NOTHING, keeps_tombstones=True).find_unwanted(head, data)
 
 
 def is_of_other_subscription(entry: StoredEntry, subscription: Subscription) -> bool:

@@ -277,7 +277,8 @@ def _make_origin_filter(wanted: MessageId, subscription: str) -> str:
 GROUPS = {"error": ERROR, "consumer": ERROR_CONSUMER, "subscription": REAL_SUBSCRIPTION, "topic": REAL_TOPIC}
 """What letters are grouped by: the name of the option's value → the property of a letter."""
 REDRIVEN_MAX = 10_000
-"""Letters of which `letters` asks whether they went back, one request each; it asks only where a redrive has run."""
+"""Letters of which `letters` asks an older broker whether they went back, one request each; others say it with the
+letters. It asks only where a redrive has run."""
 GROUPS_MAX = 1000
 """Groups that are counted by themselves; the letters of others are counted together."""
 
@@ -334,12 +335,17 @@ def letters(session: Session, topic: str, group_by: str, where: str) -> None:
         for part in session.admin.parts(topic):
             below, is_redriven = None, SUBSCRIPTION in session.admin.subscriptions(part)
             while below is None or below:
-                found = session.admin.find_messages(part, where=where, before_index=below or 0, limit=FOUND)
+                found = session.admin.find_messages(
+                    part, where=where, before_index=below or 0, limit=FOUND,
+                    acked_by=SUBSCRIPTION if is_redriven else "",
+                )  # fmt: skip
                 below, unread = found.before_index, unread + found.unread
                 for letter in found.messages:
                     group = _group_of(groups, name, letter.properties.get(name))
                     group.add(letter)
-                    if is_redriven and asks:
+                    if letter.is_acknowledged is not None:
+                        group.went_back += letter.is_acknowledged
+                    elif is_redriven and asks:  # an older broker
                         asks -= 1
                         group.went_back += _is_redriven(session, part, letter.message_id)
                     elif is_redriven:
