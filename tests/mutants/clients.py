@@ -120,12 +120,12 @@ def permits_before_the_handler(stack: Stack) -> None:
 
 
 def owners_are_asked_once(stack: Stack) -> None:
-    """M122: a member that has what an old view gave to it keeps a partition too many for ever."""
+    """M98j: a member that has what an old view gave to it keeps a partition too many for ever."""
     put(stack, assignment_core, "OWNERS_EVERY", 1 << 60)
 
 
 def revoked_at_once(stack: Stack) -> None:
-    """M123: a view that lacks a member, as it connects again, moves its partitions to others and back."""
+    """M98k: a view that lacks a member, as it connects again, moves its partitions to others and back."""
 
     def view(self: GroupMember, view: GroupView) -> list[GroupEffect]:
         self._leaving = self.owned
@@ -136,5 +136,5 @@ def revoked_at_once(stack: Stack) -> None:
 
 
 def interrupted_and_still_owner(stack: Stack) -> None:
-    """M124: a member that was cut off goes on as if no other one could have had its partition."""
+    """M98l: a member that was cut off goes on as if no other one could have had its partition."""
     put(stack, pull_group._OwnedPartition, "watch", lambda self, wake: None)

@@ -204,12 +204,12 @@ def expired_is_redelivered(stack: Stack) -> None:
 
 
 def redriven_to_all(stack: Stack) -> None:
-    """M120: a letter that went back for one subscription is delivered to all of them."""
+    """M98h: a letter that went back for one subscription is delivered to all of them."""
     put(stack, expiry, "is_of_other_subscription", lambda entry, subscription: False)
 
 
 def redriven_in_every_topic(stack: Stack) -> None:
-    """M121: a message is for one subscription in whatever topic a copy of it is: its dead letters are read by none."""
+    """M98i: a message is for one subscription in whatever topic a copy of it is: its dead letters are read by none."""
     put(stack, expiry, "parse_redriven_to", lambda value, topic: value.rpartition("/")[2])
 
 
