@@ -51,6 +51,7 @@ from .model.settings import (
 )
 from .produce.entry_writer import Extras
 from .produce.producer import Half, Producer
+from .pull_group import PullGroup
 from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
 from .transactions.halves import Decision, HalfCheck, HalfContent
 from .transactions.process import Output, ProcessStatistics, process
@@ -116,6 +117,7 @@ __all__ = [
     "Producer",
     "ProducerAccessMode",
     "PullConsumer",
+    "PullGroup",
     "PullResult",
     "PullStatus",
     "PulsarException",

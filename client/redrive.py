@@ -12,12 +12,19 @@ sent and acknowledged all at once, because what follows them in their topics wai
 |---|---|
 | `to` is given | there: every subscription of that topic gets it |
 | its subscription has a retry-letter topic (`enable_retry`), and reads it | there: only that subscription gets it |
-| any other | to its topic, at the end: every subscription of it gets it |
+| any other | to its topic, at the end: of its durable subscriptions only that one gets it |
+| any other, with `to_all` | there: every subscription of that topic gets it |
+| it names no subscription, or one that its topic does not have (any more) | nowhere, without `to_all`: it stays |
+| its broker, of an older version, would give it to every subscription | nowhere, without `to_all`: it stays |
 | encrypted, alone in its entry, and this client has no key | there too, as it is: its bytes are not opened |
 | encrypted, in a batch or a chunk, and this client has no key | nowhere: it stays |
 | its topic does not exist any more, is terminated or refuses its schema | nowhere: it stays, and no topic is made |
 | went back TIMES_MAX times already | nowhere, unless `force` |
 | not asked for by `subscription` or `where`; or no dead letter | nowhere: it stays, and a later redrive may take it |
+
+**Only one subscription gets it**: the copy is alone in its entry and has the property REDRIVEN_TO, for which the broker
+acknowledges it for every other durable subscription (broker/subscription/expiry.py). Readers and table views see it,
+and so does a subscription that reads the compacted form: there it is the newest message of its key.
 
 The copy counts from the start: the properties that made it a dead letter are taken off. REDRIVEN counts how often it
 went back, and two more properties name the letter and the first message (`proto.names.make_redriven_properties`).
@@ -44,10 +51,13 @@ from ..proto.filters import Filter, parse_filter
 from ..proto.names import (
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
+    REDRIVEN_TO,
     Position,
     TopicName,
     count_redrives,
     make_redriven_properties,
+    make_redriven_to,
+    parse_redriven_to,
 )
 from ..proto.states import Blocked
 from .common.errors import (
@@ -101,7 +111,8 @@ class RedriveOptions:
     """Which letters go back, and how. `subscription`: only those that this subscription gave up; `where`: only those
     for which this filter holds; `limit`: at most so many (0: all); `rate`: letters per second (0: as fast as it goes);
     `dry_run`: nothing is sent and nothing acknowledged; `force`: also those that went back TIMES_MAX times; `to`: to
-    this topic, in place of where they came from."""
+    this topic, in place of where they came from, and to every subscription of it; `to_all`: to every subscription of
+    the topic where they came from."""
 
     subscription: str = ""
     where: str = ""
@@ -110,12 +121,14 @@ class RedriveOptions:
     dry_run: bool = False
     force: bool = False
     to: str = ""
+    to_all: bool = False
 
 
 @dataclass(slots=True)
 class RedriveResult:
     """The letters that went back, by topic, and those that were looked at and stay, by the reason. `readers`: of each
-    topic of `sent` that is no retry-letter topic, its subscriptions, which all get the copies; None: not known.
+    topic of `sent` that is no retry-letter topic, the subscriptions that get the copies: those that gave the letters
+    up, or with `to` or `to_all` every one; None: not known.
     `is_complete`: every letter was looked at."""
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -130,6 +143,7 @@ class _Target(NamedTuple):
     topic: TopicName
     is_retry: bool = False
     why_not: str = ""
+    only_to: str = ""  # the value of REDRIVEN_TO; "": every subscription of the topic gets them
 
 
 class _Place(NamedTuple):
@@ -305,7 +319,11 @@ class Redrive:
         if found is None:
             topic = self._to or TopicName.parse(real).base
             found = None if self._to is not None else await self._find_retry_target(topic, subscription)
-            found = self._targets[real, subscription] = found or await self._find_plain_target(topic)
+            if found is None and (self._to is not None or self._options.to_all):
+                found = await self._find_plain_target(topic)
+            elif found is None:
+                found = await self._find_target_of_one(topic, subscription)
+            self._targets[real, subscription] = found
         return found
 
     async def _find_retry_target(self, topic: TopicName, subscription: str) -> _Target | None:
@@ -326,6 +344,21 @@ class Redrive:
         except MagnetarError:  # who may produce there may not be one who may see its subscriptions
             self.result.readers[topic.full] = None
         return _Target(topic)
+
+    async def _find_target_of_one(self, topic: TopicName, subscription: str) -> _Target:
+        """Returns the topic for letters that this subscription of it alone gets. Without it, no consumer would."""
+        if not subscription:
+            return _Target(topic, why_not=f"no subscription to go to: it has no property {REAL_SUBSCRIPTION}")
+        try:
+            parts = await self._admin.parts(topic.full)
+            known = subscription in await self._admin.subscriptions(parts[0])
+        except WireTopicNotFound:
+            return _Target(topic, why_not=f"{topic} does not exist any more")
+        except MagnetarError as error:  # who may produce there may not be one who may see its subscriptions
+            return _Target(topic, why_not=f"whether {topic} has subscription {subscription!r} is not known: {error}")
+        if not known:
+            return _Target(topic, why_not=f"{topic} has no subscription {subscription!r} (any more)")
+        return _Target(topic, only_to=make_redriven_to(topic, subscription))
 
     def _give_up_target(self, topic: TopicName, error: PulsarException) -> None:
         """Leaves the letters of this topic where they are from now on, because it takes none of them."""
@@ -360,9 +393,16 @@ class Redrive:
             if self._options.rate:
                 due_s = begun_s + len(chosen) / self._options.rate
                 await asyncio.sleep(due_s - self._now())
-        self.result.sent.update(each.target.full for each in chosen)
+        self._count_sent(chosen)
         self.result.left.update(left)
         return True
+
+    def _count_sent(self, chosen: Sequence[_ChosenLetter]) -> None:
+        self.result.sent.update(each.target.full for each in chosen)
+        for each in chosen:
+            if (to := each.properties.get(REDRIVEN_TO, "")) and (one := parse_redriven_to(to, each.target)):
+                known = self.result.readers.get(each.target.full) or ()
+                self.result.readers[each.target.full] = tuple(sorted({*known, one}))
 
     async def _choose(self, letter: Message) -> _ChosenLetter | str:
         """Returns where the letter goes, and what the copy is; or the reason why it stays."""
@@ -381,7 +421,11 @@ class Redrive:
             target = await self._find_target(properties)
         if target.why_not:
             return target.why_not
-        copied = make_redriven_properties(properties, str(letter.message_id()), is_retry=target.is_retry)
+        if target.only_to and producer is not None and not all(each.redrives_to_one for each in producer.partitions):
+            return f"the broker of {target.topic} is older, and would give it to every subscription"
+        copied = make_redriven_properties(
+            properties, str(letter.message_id()), is_retry=target.is_retry, only_to=target.only_to
+        )
         return _ChosenLetter(letter, target.topic, copied, producer)
 
     async def _send_all(self, consumer: Consumer, chosen: Sequence[_ChosenLetter], txn: Transaction) -> None:
@@ -409,13 +453,17 @@ class Redrive:
             raise (lasting or errors)[0]
 
     async def _open_producer(self, topic: TopicName, letter: Message) -> Producer:
+        """Returns a producer for copies of letters like this one. Each is alone in its entry: a broker finds
+        REDRIVEN_TO there, also in what is encrypted."""
         is_ciphertext = isinstance(letter, CiphertextMessage)  # chunks of it could not be decrypted
         schema = await fetch_schema_of_message(letter)
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))
         found = self._producers.get((topic, is_ciphertext, key))
         if found is None:
             kind = BytesSchema() if schema is None else PreEncodedSchema(schema)
-            settings = ProducerSettings(schema=kind, chunking_enabled=not is_ciphertext, existing_only=True)
+            settings = ProducerSettings(
+                schema=kind, chunking_enabled=not is_ciphertext, existing_only=True, batching_enabled=False
+            )
             found = await Producer.open(self._client.connections, topic, settings)
             self._producers[topic, is_ciphertext, key] = found
         return found

@@ -13,6 +13,10 @@ Rules
 - A message in chunks has one verdict: that of its first chunk. All chunks carry the properties of the message, so a
   later one whose first chunk was not seen is judged by its own.
 - Who reads the compacted form gets each tombstone, so that no table keeps a key that is deleted (`keeps_tombstones`).
+- **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by that one, whatever its
+  filter says: it was wanted when it came first, and its producer and time are others now. Every other durable
+  subscription drops it (broker/subscription/expiry.py). The property counts in the head of an entry alone: brokers do
+  not look for it in a batch, nor in what is encrypted.
 - The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
 
 Guarding tests: tests/proto/test_entry_filter.py.
@@ -24,15 +28,17 @@ import base64
 import struct
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from .compression import decompress
-from .entry import Buffer, StoredEntryHead, decode_text, get_chunk_uuid
+from .entry import PROPERTIES_LONG, Buffer, StoredEntryHead, decode_text, get_chunk_uuid
 from .entry_pb2 import MessageMetadata, SingleMessageMetadata
 from .errors import CorruptEntry, InvalidRequest
 from .filters import Filter, parse_filter
+from .names import NAME_BYTES_MAX, REDRIVEN_TO, TEXT_MAX
 from .schema import decode_version
 
 FILTER, TAGS = "filter", "filter.tags"
@@ -49,6 +55,7 @@ VERDICT_HEAD_BYTES_MAX = 260
 CHUNKED_MESSAGES_MAX = 1000
 """Messages in chunks whose verdicts are kept until their last chunk."""
 
+_REDRIVEN_TO = REDRIVEN_TO.encode()
 _U32 = struct.Struct(">I")
 _OF_ENTRY = frozenset(("message.producer", "message.publish_time", "message.schema_version"))
 """Names that all messages of an entry have in common."""
@@ -77,6 +84,23 @@ def make_tags_filter(tags: str) -> str:
         raise InvalidRequest("tags are separated by '||', and none is empty: A || B")
     quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in names)
     return f"{TAG} IN ({quoted})"
+
+
+def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: int) -> str:
+    """Returns the property REDRIVEN_TO of a message that is alone in its entry, or of a chunk; "" if it has none.
+    `metadata`: the metadata of the entry, which is encoded before `payload_offset`: to search those bytes costs less
+    than to look at each property."""
+    if (
+        not metadata.properties
+        or metadata.HasField("num_messages_in_batch")
+        or _REDRIVEN_TO not in bytes(entry[:payload_offset])
+    ):
+        return ""
+    for pair in islice(metadata.properties, PROPERTIES_LONG):
+        if pair.key == REDRIVEN_TO:
+            value = decode_text(pair.value)
+            return value if len(value) <= TEXT_MAX + NAME_BYTES_MAX else ""
+    return ""
 
 
 def read_field(fields: Any, size: int, metadata: MessageMetadata, name: str) -> str | int | None:
@@ -118,13 +142,17 @@ def _read_nothing(name: str) -> None:
 
 
 class EntryFilter:
-    """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted."""
+    """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted.
+    `redriven_to`: the value of REDRIVEN_TO of the messages that went back for the subscription, which are wanted."""
 
-    __slots__ = ("_chunks", "_of_entry", "_of_entry_names", "_verdicts", "filter", "keeps_tombstones")
+    __slots__ = (
+        "_chunks", "_of_entry", "_of_entry_names", "_verdicts", "filter", "keeps_tombstones", "redriven_to",
+    )  # fmt: skip
 
-    def __init__(self, wanted: Filter, *, keeps_tombstones: bool = False) -> None:
+    def __init__(self, wanted: Filter, *, keeps_tombstones: bool = False, redriven_to: str = "") -> None:
         self.filter = wanted
         self.keeps_tombstones = keeps_tombstones
+        self.redriven_to = redriven_to
         self._verdicts: dict[bytes, tuple[bool, int]] = {}  # head of an item → (wanted, length of the item)
         self._of_entry_names = tuple(sorted(wanted.system_names & _OF_ENTRY))
         self._of_entry: list[str | int | None] = []  # their values in the last batch: the verdicts hold for these
@@ -137,6 +165,8 @@ class EntryFilter:
         try:
             if metadata.HasField("num_messages_in_batch"):
                 return 0 if metadata.encryption_keys else self._find_unwanted_of_batch(metadata, entry, offset)
+            if self.redriven_to and find_redriven_to(metadata, entry, offset) == self.redriven_to:
+                return 0
             if metadata.num_chunks_from_msg > 1:
                 return not self._wants_chunk(metadata)
             size = metadata.uncompressed_size or len(entry) - offset

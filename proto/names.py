@@ -80,6 +80,10 @@ REDRIVEN = "REDRIVEN"
 REDRIVEN_ORIGIN, REDRIVEN_LETTER = "REDRIVEN_ORIGIN_MESSAGE_ID", "REDRIVEN_LETTER_ID"
 """Properties of a message that went back: the id of the message that became a letter first, and that of the letter that
 went back last. Both are written as ORIGIN_MESSAGE_ID is: `(ledger,entry,partition,batch)`."""
+REDRIVEN_TO = "REDRIVEN_TO"
+"""Property of a message that went back to its topic for one subscription: the full name of the topic, without a
+partition, `/`, and the subscription. It holds in that topic alone, so a copy in another topic is for all again. Brokers
+look for it in the head of an entry: such a message is alone in its entry, or in chunks (proto/entry_filter.py)."""
 FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE = "fair.by-key", "fair.max-in-flight-per-key", "fair.rate-per-key"
 """Properties of a Shared subscription whose keys take turns, and their limits."""
 FAIR = (FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE)
@@ -99,12 +103,15 @@ def count_redrives(properties: Mapping[str, str]) -> int:
     return (parse_number(told) or 0) if len(told) <= REDRIVEN_DIGITS_MAX else 0
 
 
-def make_redriven_properties(letter: Mapping[str, str], letter_id: str, *, is_retry: bool = False) -> dict[str, str]:
+def make_redriven_properties(
+    letter: Mapping[str, str], letter_id: str, *, is_retry: bool = False, only_to: str = ""
+) -> dict[str, str]:
     """Returns the properties of a letter's copy that goes back: without what made it a letter, and with what says that
     it was one. `letter`: its properties; `is_retry`: the copy goes to a retry-letter topic, whose consumers need to
-    know where the letter came from."""
-    gone = OF_FAILURES if is_retry else OF_FAILURES + OF_ORIGIN
-    kept = {name: value for name, value in letter.items() if name not in gone}
+    know where the letter came from; `only_to`: the value of REDRIVEN_TO, empty: every subscription gets the copy."""
+    gone = (*OF_FAILURES, REDRIVEN_TO) if is_retry else (*OF_FAILURES, *OF_ORIGIN, REDRIVEN_TO)
+    kept = {REDRIVEN_TO: only_to} if only_to else {}
+    kept |= {name: value for name, value in letter.items() if name not in gone}
     if origin := letter.get(REDRIVEN_ORIGIN) or letter.get(ORIGIN_MESSAGE_ID):
         kept[REDRIVEN_ORIGIN] = origin
     return {**kept, REDRIVEN_LETTER: letter_id, REDRIVEN: str(count_redrives(letter) + 1)}
@@ -297,6 +304,18 @@ class Position(NamedTuple):
 
 EARLIEST = Position(-1, -1)
 LATEST = Position(LONG_MAX, LONG_MAX)
+
+
+def make_redriven_to(topic: TopicName, subscription: str) -> str:
+    """Returns the value of REDRIVEN_TO of a message in `topic` that only this subscription gets."""
+    return f"{topic.base.full}/{subscription}"
+
+
+def parse_redriven_to(value: str, topic: TopicName) -> str:
+    """Returns the subscription that alone gets a message of `topic` with this value of REDRIVEN_TO; "" if all get it:
+    the message has no such value, or came from another topic with it."""
+    where, _, subscription = value.rpartition("/")
+    return subscription if where == topic.base.full else ""
 
 
 @dataclass(frozen=True, slots=True)

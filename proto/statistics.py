@@ -443,12 +443,13 @@ class ScheduleStats(Value, frozen=True):
 
 class FoundEntry(Value, frozen=True):
     """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its other
-    messages."""
+    messages; `acknowledged`: of those that the subscription of the request has acknowledged."""
 
     ledger_id: int
     entry_id: int
     entry: bytes
     acked_batch_indexes: tuple[int, ...]
+    acknowledged: tuple[int, ...] = ()
 
 
 class FoundMessages(Value, frozen=True):
@@ -466,6 +467,7 @@ class FoundMessages(Value, frozen=True):
     skipped: int = 0  # messages that key indexes passed over; they were not read
     ledgers: int = 0  # that it came to; 0: no key index could help
     unindexed_ledgers: int = 0  # of these: sealed, and without a key index, so all of it was looked at
+    tells_acknowledged: bool = False  # the entries say what the subscription of the request has acknowledged
 
 
 # ------------------------------------------------------------------------------------ schemas

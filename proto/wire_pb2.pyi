@@ -217,20 +217,22 @@ class OpenProducer(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., hears_waits: bool = ..., existing_only: bool = ..., copies: bool = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
-    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version")
+    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version", "redrives_to_one")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REDRIVES_TO_ONE_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     last_sequence_id: int
     max_message_size: int
     credit: int
     topic_epoch: int
     schema_version: bytes
-    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., credit: _Optional[int] = ..., topic_epoch: _Optional[int] = ..., schema_version: _Optional[bytes] = ...) -> None: ...
+    redrives_to_one: bool
+    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., credit: _Optional[int] = ..., topic_epoch: _Optional[int] = ..., schema_version: _Optional[bytes] = ..., redrives_to_one: bool = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence_id", "ledger_id", "entry_id", "index", "duplicate")
@@ -2473,7 +2475,7 @@ class PeekMessagesReply(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class FindMessagesRequest(_message.Message):
-    __slots__ = ("topic", "key", "property", "text", "where", "since_ms", "until_ms", "before_index", "limit", "dry_run")
+    __slots__ = ("topic", "key", "property", "text", "where", "since_ms", "until_ms", "before_index", "limit", "dry_run", "acknowledged_by")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROPERTY_FIELD_NUMBER: _ClassVar[int]
@@ -2484,6 +2486,7 @@ class FindMessagesRequest(_message.Message):
     BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_BY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     key: str
     property: str
@@ -2494,7 +2497,8 @@ class FindMessagesRequest(_message.Message):
     before_index: int
     limit: int
     dry_run: bool
-    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
+    acknowledged_by: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., property: _Optional[str] = ..., text: _Optional[str] = ..., where: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., before_index: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ..., acknowledged_by: _Optional[str] = ...) -> None: ...
 
 class TraceMessageRequest(_message.Message):
     __slots__ = ("topic", "ledger_id", "entry_id", "batch_index")
@@ -2651,19 +2655,21 @@ class SchedulesReply(_message.Message):
     def __init__(self, schedules: _Optional[_Iterable[_Union[ScheduleStats, _Mapping]]] = ...) -> None: ...
 
 class FoundEntry(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "entry", "acked_batch_indexes")
+    __slots__ = ("ledger_id", "entry_id", "entry", "acked_batch_indexes", "acknowledged")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     ACKED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     entry: bytes
     acked_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., entry: _Optional[bytes] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    acknowledged: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., entry: _Optional[bytes] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., acknowledged: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FindMessagesReply(_message.Message):
-    __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why", "waiting", "skipped", "ledgers", "unindexed_ledgers")
+    __slots__ = ("entries", "before_index", "messages", "bytes", "unread", "why", "waiting", "skipped", "ledgers", "unindexed_ledgers", "tells_acknowledged")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -2674,6 +2680,7 @@ class FindMessagesReply(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     UNINDEXED_LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    TELLS_ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[FoundEntry]
     before_index: int
     messages: int
@@ -2684,7 +2691,8 @@ class FindMessagesReply(_message.Message):
     skipped: int
     ledgers: int
     unindexed_ledgers: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[FoundEntry, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ..., waiting: _Optional[int] = ..., skipped: _Optional[int] = ..., ledgers: _Optional[int] = ..., unindexed_ledgers: _Optional[int] = ...) -> None: ...
+    tells_acknowledged: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[FoundEntry, _Mapping]]] = ..., before_index: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., unread: _Optional[int] = ..., why: _Optional[str] = ..., waiting: _Optional[int] = ..., skipped: _Optional[int] = ..., ledgers: _Optional[int] = ..., unindexed_ledgers: _Optional[int] = ..., tells_acknowledged: bool = ...) -> None: ...
 
 class CompactionStatusReply(_message.Message):
     __slots__ = ("state", "step", "error", "looked_at", "to_look_at", "rounds", "ledger_id", "horizon", "messages", "entries", "bytes", "end_index", "compacted_ms", "due_bytes")

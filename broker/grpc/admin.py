@@ -120,7 +120,9 @@ class MessageAdminService:
 
     async def find_messages(self, request: wire.FindMessagesRequest, context: CallContext) -> FoundMessages:
         criteria = parse_criteria(request.key, request.property, request.text, request.where)
-        bounds = request.since_ms, request.until_ms, request.before_index, request.limit, request.dry_run
+        bounds = request.since_ms, request.until_ms, request.before_index, request.limit, request.dry_run, (
+            request.acknowledged_by
+        )
         return await find_messages(self._broker, FindRequest(request.topic, criteria, *bounds), context)
 
     async def trace_message(self, request: wire.TraceMessageRequest, context: CallContext) -> MessageTrace:

@@ -84,7 +84,7 @@ def make_producer_opened_frame(id_: int, session: ProducerSession) -> wire.Serve
         producer_opened=wire.ProducerOpened(
             producer_name=session.name, last_sequence_id=session.last_sequence_id, credit=session.credit,
             max_message_size=session.max_message_bytes, topic_epoch=session.topic_epoch,
-            schema_version=encode_version(session.schema_version),
+            schema_version=encode_version(session.schema_version), redrives_to_one=True,
         ),
     )  # fmt: skip
 

@@ -57,12 +57,12 @@ class Publish(QueuedPublish):
     writer of the ledger share this object."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "expiry", "name", "numbers",
-                 "publisher", "timestamp_ms", "txn")  # fmt: skip
+                 "publisher", "redriven_to", "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
         self, publisher: LogOutcomePort, client_part: Buffer, numbers: SequenceRange, *, count: int,
         deliver_at_ms: int = 0, txn: TxnId | None = None, name: str = "", checksum: int | None = None,
-        expiry: EntryExpiry | None = None,
+        expiry: EntryExpiry | None = None, redriven_to: str = "",
     ) -> None:  # fmt: skip
         self.frames: tuple[Buffer, ...] = ()  # here, and not by its bases: three calls a message less
         self.size, self.header, self.tail = 0, b"", None
@@ -80,6 +80,7 @@ class Publish(QueuedPublish):
             )  # what it covers, once it was compared
         self.deliver_at_ms = deliver_at_ms
         self.expiry = expiry
+        self.redriven_to = redriven_to
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
 
@@ -228,7 +229,7 @@ class LogAppender:
             cache.add(
                 StoredEntry(
                     position, publish.frames, publish.count, index, size, publish.timestamp_ms, publish.numbers.uuid,
-                    publish.deliver_at_ms, None, publish.expiry,
+                    publish.deliver_at_ms, None, publish.expiry, publish.redriven_to,
                 )
             )  # fmt: skip
             if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ...proto.entry import find_distinct_keys, get_chunk_uuid, key_of_single_message, parse_stored_head
+from ...proto.entry_filter import find_redriven_to
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.expiry import EntryExpiry, find_entry_expiry
@@ -30,13 +31,14 @@ class StoredEntry:
     indexes."""
 
     __slots__ = (
-        "_slots", "chunk_of", "count", "deliver_at_ms", "expiry", "frames", "index", "position", "size", "timestamp_ms",
+        "_slots", "chunk_of", "count", "deliver_at_ms", "expiry", "frames", "index", "position", "redriven_to", "size",
+        "timestamp_ms",
     )  # fmt: skip
 
     def __init__(
         self, position: Position, frames: tuple[Buffer, ...], count: int, index: int, size: int, timestamp_ms: int,
         chunk_of: str = "", deliver_at_ms: int = 0, slots: tuple[int, ...] | None = None,
-        expiry: EntryExpiry | None = None,
+        expiry: EntryExpiry | None = None, redriven_to: str = "",
     ) -> None:  # fmt: skip
         self.chunk_of = chunk_of  # uuid of the message, of which this is one of several entries
         self.position = position
@@ -46,6 +48,7 @@ class StoredEntry:
         self.timestamp_ms = timestamp_ms
         self.deliver_at_ms = deliver_at_ms  # no consumer gets it before; 0: at once
         self.expiry = expiry  # None: none of its messages expires
+        self.redriven_to = redriven_to  # the property REDRIVEN_TO: one subscription gets it; "": all do
         self.frames = frames  # broker-part and client-part, in one piece or several
         self._slots = slots
 
@@ -61,7 +64,7 @@ class StoredEntry:
         chunk_of = get_chunk_uuid(metadata) if metadata.num_chunks_from_msg > 1 else ""
         return cls(
             position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots,
-            find_entry_expiry(metadata, entry, offset),
+            find_entry_expiry(metadata, entry, offset), find_redriven_to(metadata, entry, offset),
         )  # fmt: skip
 
     @property

@@ -43,7 +43,7 @@ from ...proto.entry import (
 from ...proto.entry_filter import EntryFilter, read_field
 from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest, MagnetarError
 from ...proto.filters import And, Compare, Filter, IsNull, Literal, Name, Node, Not, parse_filter
-from ...proto.names import TopicName
+from ...proto.names import Position, TopicName
 from ...proto.statistics import FilterTrial, FoundEntry, FoundMessages
 from ...runtime.files import Buffer
 from ...runtime.network import CallContext, World
@@ -53,6 +53,7 @@ from ..log.key_index_core import Block, DamagedKeyIndex, find_block
 from ..log.log_shape_core import Span
 from ..log.unfolding import run_in_thread_if_slow
 from ..node.topic_manager import TopicManager
+from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
 from .backlogs import MessageIndexRange, RangeReader
 
@@ -187,6 +188,7 @@ class FindRequest(msgspec.Struct, frozen=True):
     before_index: int = 0
     limit: int = 0
     dry_run: bool = False
+    acknowledged_by: str = ""  # a subscription: the answer says which of the messages it has acknowledged
 
 
 class _Found(NamedTuple):
@@ -231,7 +233,19 @@ async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallC
     # without criteria it wants the newest messages, which is as much as any read
     with nullcontext() if wanted.criteria == Criteria() else _running(broker, wanted.topic):
         found = await _BackwardSearch(broker, wanted, caller, topic, floor, end).run()
-    return found if wanted.before_index else replace(found, waiting=waiting)
+    found = found if wanted.before_index else replace(found, waiting=waiting)
+    if not (subscription := topic.subscriptions.get(wanted.acknowledged_by)):
+        return found
+    entries = tuple(_mark_acknowledged(each, subscription.cursor) for each in found.entries)
+    return replace(found, entries=entries, tells_acknowledged=True)
+
+
+def _mark_acknowledged(entry: FoundEntry, cursor: Cursor) -> FoundEntry:
+    """Returns the entry with the batch indexes of those messages that the subscription has acknowledged."""
+    position = Position(entry.ledger_id, entry.entry_id)
+    if cursor.is_acked(position):
+        return replace(entry, acknowledged=tuple(range(parse_entry(entry.entry)[1].num_messages)))
+    return replace(entry, acknowledged=tuple(sorted(cursor.acked_indexes(position))))
 
 
 class _Range(NamedTuple):

@@ -36,7 +36,7 @@ from ...proto import states
 from ...proto import statistics as values
 from ...proto.entry import find_distinct_keys, key_of_single_message, parse_stored_head
 from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
-from ...proto.names import Position, compute_key_slot
+from ...proto.names import Position, compute_key_slot, parse_redriven_to
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays, TxnId
 from ...proto.statistics import (
@@ -66,6 +66,7 @@ from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NOWHERE
 from ..subscription.core.policy import SlotDistribution
 from ..subscription.core.subscription_types import SubscriptionType as Registered
+from ..subscription.expiry import is_of_other_subscription
 from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
 from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog, find_blocked_reason
@@ -164,7 +165,7 @@ async def collect_subscription_stats(
     for first, last, owner in keys.ranges:
         slots[owner.id].append(values.SlotRange(first, last))
     delays = subscription.delayed.core if subscription.delayed is not None else None
-    filtering = describe_filter(subscription)
+    filtering, redriven = describe_filter(subscription), subscription.expired.redriven
     return values.SubscriptionStats(
         name=subscription.name, type=_name(type_), durable=subscription.is_durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
@@ -182,8 +183,8 @@ async def collect_subscription_stats(
         pending_transactions=len(subscription.pending_transactions),
         pending_entries=cursor.pending.entry_count if cursor.pending is not None else 0,
         held_keys=tuple(list_held_keys(topic, subscription)),
-        filter=filtering.filter, judged=filtering.judged, filtered=filtering.filtered,
-        filtered_entries=filtering.filtered_entries, shown_unwanted=filtering.shown_unwanted,
+        filter=filtering.filter, judged=filtering.judged, filtered=filtering.filtered + redriven,
+        filtered_entries=filtering.filtered_entries + redriven, shown_unwanted=filtering.shown_unwanted,
         expired=subscription.expired.count,
     )  # fmt: skip
 
@@ -653,7 +654,7 @@ def _describe_waiting_for_transaction(topic: Topic) -> str:
 
 async def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:
     """Returns what has become of a message: whether the topic has it, and its one state in each subscription.
-    `batch_index`: its place in its batch; -1: the whole entry. Reads the entry if a subscription with a filter has
+    `batch_index`: its place in its batch; -1: the whole entry. Reads the entry if a durable subscription has
     acknowledged it, and raises the errors of that."""
     shape = topic.log.shape
     if not shape.has_entry(position):
@@ -670,30 +671,35 @@ async def trace_message(topic: Topic, position: Position, batch_index: int) -> M
                 "them.", (),
             )  # fmt: skip
         return MessageTrace("The message is of a transaction that was aborted: no consumer gets it.", ())
-    filters = await _find_refusing_filters(topic, position, batch_index)
+    filters = await _find_why_filtered(topic, position, batch_index)
     states = [_state_of_message(topic, each, position, batch_index) for each in topic.subscriptions.values()]
     states = [
-        MessageState(each.subscription, "filtered", f"The filter does not want it: {filters[each.subscription]}")
+        MessageState(each.subscription, "filtered", filters[each.subscription])
         if each.state == "acknowledged" and each.subscription in filters else each
         for each in states
     ]  # fmt: skip
     return MessageTrace("The topic has the message.", tuple(sorted(states, key=lambda each: each.subscription)))
 
 
-async def _find_refusing_filters(topic: Topic, position: Position, batch_index: int) -> dict[str, str]:
-    """Returns the filters that do not want the message, by the subscription. Judges for those subscriptions alone that
-    have acknowledged the message or a part of its entry."""
+async def _find_why_filtered(topic: Topic, position: Position, batch_index: int) -> dict[str, str]:
+    """Returns why subscriptions do not get the message, by the subscription: their filters, or because it went back for
+    another one. Judges for those subscriptions alone that have acknowledged the message or a part of its entry."""
     asked = [
-        (each.name, each.filtering) for each in topic.subscriptions.values()
-        if each.filtering is not None and (each.cursor.is_acked(position) or each.cursor.acked_indexes(position))
+        each for each in topic.subscriptions.values()
+        if each.is_durable and (each.cursor.is_acked(position) or each.cursor.acked_indexes(position))
     ]  # fmt: skip
     if not asked:
         return {}
     entry = await topic.log.reader.read_entry(position)
     wanted, found = (1 << entry.count) - 1 if batch_index < 0 else 1 << min(batch_index, BATCH_INDEXES_MAX), {}
-    for name, filtering in asked:
-        if wanted & ~await filtering.judge_again(entry, topic.world) == 0:
-            found[name] = filtering.filter.text
+    for each in asked:
+        if entry.redriven_to and is_of_other_subscription(entry, each):
+            other = parse_redriven_to(entry.redriven_to, topic.name)
+            found[each.name] = f"It went back for the subscription {other!r} alone."
+            continue
+        filtering = each.filtering
+        if filtering is not None and wanted & ~await filtering.judge_again(entry, topic.world) == 0:
+            found[each.name] = f"The filter does not want it: {filtering.filter.text}"
     return found
 
 

@@ -11,11 +11,18 @@ than five minutes expires nothing.
   batch is delivered whole as long as one of its messages has not expired. The SDK drops the expired ones.
 - A reader has no cursor to acknowledge on: it gets what is stored. So do subscriptions of non-persistent topics, whose
   consumers drop by themselves.
+- **A tombstone does not expire for a subscription that reads the compacted form**: a table that does not get it would
+  keep a deleted key. So an entry with expired messages is looked into there, unless that takes long: then its consumer
+  gets it, and the SDK drops what has expired.
 - Messages that are pending in a transaction are left to it.
 - An expired message counts in the backlog until a consumer's permits let the pump reach it, and storage is freed by
   retention alone.
 
-Guarding tests: tests/broker/subscription/test_expiry.py.
+**A message that went back for another subscription** (`REDRIVEN_TO` in proto/names.py) is acknowledged in the same step
+and counts as filtered: it takes no permit, waits for no key and blocks none. Only durable subscriptions drop it. One
+that reads the compacted form gets it: it is the newest message of its key, and the older ones are gone. So do readers.
+
+Guarding tests: tests/broker/subscription/test_expiry.py, tests/broker/subscription/test_redriven.py.
 """
 
 from __future__ import annotations
@@ -25,30 +32,49 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap
 
+from ...proto.entry import parse_stored_head
+from ...proto.entry_filter import EntryFilter
+from ...proto.errors import CorruptEntry
+from ...proto.filters import parse_filter
+from ...proto.names import parse_redriven_to
 from ..log.cache import StoredEntry
+from ..log.unfolding import is_entry_slow_to_parse
 
 if TYPE_CHECKING:
     from .subscription import Subscription
 
 
-class ExpiredMessages:
-    """Acknowledges the expired messages of one subscription. `count`: how many, since the subscription was loaded."""
+_NOTHING = parse_filter("message.size < 0")
 
-    __slots__ = ("_subscription", "count")
+
+class ExpiredMessages:
+    """Acknowledges the expired messages of one subscription, and those that went back for another one. `count`,
+    `redriven`: how many of each, since the subscription was loaded."""
+
+    __slots__ = ("_subscription", "count", "redriven")
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self.count = 0
+        self.redriven = 0
 
     def acknowledge(self, entries: Sequence[StoredEntry], now_ms: int) -> None:
         """Acknowledges those messages of `entries` that have expired at `now_ms` (ms since the epoch, of the broker),
-        if their entry is neither outstanding nor held back."""
+        or went back for another subscription, if their entry is neither outstanding nor held back."""
         whole, parts, acks = dict[int, list[int]](), 0, self._subscription.acks
+        expired = self.count
         for entry in entries:
+            if entry.redriven_to and is_of_other_subscription(entry, self._subscription):
+                if self._find_free_bits(entry, 1):
+                    whole.setdefault(entry.position[0], []).append(entry.position[1])
+                    self.redriven += 1
+                continue
             if entry.expiry is None:
                 continue
             entry.expiry.told_ms = now_ms
-            bits = self._find_expired_bits(entry, now_ms)
+            bits = self._find_free_bits(entry, entry.expiry.find_expired_bits(now_ms))
+            if bits and self._subscription.reads_compacted:
+                bits = _without_tombstones(entry, bits)
             if bits:
                 if bits.bit_count() == entry.count:
                     whole.setdefault(entry.position[0], []).append(entry.position[1])
@@ -58,15 +84,13 @@ class ExpiredMessages:
                 self.count += bits.bit_count()
         if whole or parts:
             acks.ack_unwanted({ledger_id: BitMap(each) for ledger_id, each in whole.items()}, ())
-            self._subscription.activity.expired_ms = now_ms
+            if self.count != expired:
+                self._subscription.activity.expired_ms = now_ms
             self._subscription.skip_entries((), parts=True)
 
-    def _find_expired_bits(self, entry: StoredEntry, now_ms: int) -> int:
-        """Returns the messages of the entry that must be acknowledged, as bits."""
-        assert entry.expiry is not None
-        bits, dispatcher, cursor = entry.expiry.find_expired_bits(now_ms), self._subscription.dispatcher, (
-            self._subscription.cursor
-        )
+    def _find_free_bits(self, entry: StoredEntry, bits: int) -> int:
+        """Returns which of the messages `bits` of the entry may be acknowledged, as bits."""
+        dispatcher, cursor = self._subscription.dispatcher, self._subscription.cursor
         if not bits or not dispatcher.tracks or entry.position in dispatcher.held:
             return 0
         if entry.position < dispatcher.read_position and not dispatcher.policy.is_entry_waiting(entry):
@@ -81,3 +105,22 @@ class ExpiredMessages:
     def _covers_rest(self, entry: StoredEntry, bits: int) -> bool:
         """Returns True if no message of the entry is left when the messages `bits` are acknowledged."""
         return (1 << entry.count) - 1 & ~(bits | self._subscription.cursor.acked_or_pending_bits(entry.position)) == 0
+
+
+def _without_tombstones(entry: StoredEntry, bits: int) -> int:
+    """Returns those of the messages `bits` that have a value; 0 if the entry cannot be looked into at once."""
+    data = entry.frames[-1]
+    try:
+        head = parse_stored_head(data)
+    except CorruptEntry:
+        return 0  # its consumer reports the damage
+    if head.metadata.HasField("num_messages_in_batch") and is_entry_slow_to_parse(head.metadata):
+        return 0
+    return bits & EntryFilter(_NOTHING, keeps_tombstones=True).find_unwanted(head, data)
+
+
+def is_of_other_subscription(entry: StoredEntry, subscription: Subscription) -> bool:
+    """Returns whether the entry went back for another subscription, so that this one drops it."""
+    if not subscription.is_durable or subscription.reads_compacted:
+        return False
+    return parse_redriven_to(entry.redriven_to, subscription.log.topic) not in ("", subscription.name)

@@ -61,11 +61,11 @@ class SubscriptionFilter:
 
     def __init__(
         self, wanted: Filter, dispatcher: Dispatcher, acks: SubscriptionAcks, clock: Clock, *,
-        wake: Callable[[], None], on_acked: Callable[[], None],
+        wake: Callable[[], None], on_acked: Callable[[], None], redriven_to: str = "",
     ) -> None:  # fmt: skip
-        """`wake`: a function that runs the pump in the next turn; `on_acked`: one that is called after acknowledgements
-        and has them stored with the next write of the cursor."""
-        self._judge = EntryFilter(wanted)
+        """`redriven_to`: see `EntryFilter`; `wake`: a function that runs the pump in the next turn; `on_acked`: one
+        that is called after acknowledgements and has them stored with the next write of the cursor."""
+        self._judge = EntryFilter(wanted, redriven_to=redriven_to)
         self._quick_bytes = LONG_BYTES // (1 + len(wanted.text) // QUICK_CHARACTERS)
         self._dispatcher = dispatcher
         self._acks = acks
@@ -85,13 +85,17 @@ class SubscriptionFilter:
     def filter(self) -> Filter:
         return self._judge.filter
 
+    def make_judge(self, *, keeps_tombstones: bool) -> EntryFilter:
+        """Returns another judge of the same filter, for this subscription."""
+        return EntryFilter(self.filter, keeps_tombstones=keeps_tombstones, redriven_to=self._judge.redriven_to)
+
     def start_over(self, *, compacted: bool) -> None:
         """Forgets up to where entries were judged, because the subscription was moved or reads another form of the log.
         `compacted`: it reads the compacted form, in which each tombstone is wanted."""
         self.judged_up_to = EARLIEST
         self._found_aside = None
         if compacted is not self._judge.keeps_tombstones:
-            self._judge = EntryFilter(self.filter, keeps_tombstones=compacted)
+            self._judge = self.make_judge(keeps_tombstones=compacted)
 
     def take_wanted(
         self, entries: Sequence[StoredEntry], world: World, end: float, *, new: bool
@@ -182,7 +186,7 @@ class SubscriptionFilter:
     async def judge_again(self, entry: StoredEntry, world: World) -> int:
         """Returns which messages of the entry are not wanted, as bits, and changes nothing. A thread judges it. Raises
         CorruptEntry if its head cannot be read."""
-        judge = EntryFilter(self.filter, keeps_tombstones=self._judge.keeps_tombstones)
+        judge = self.make_judge(keeps_tombstones=self._judge.keeps_tombstones)
         data = entry.frames[-1]
         return await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
 

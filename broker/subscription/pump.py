@@ -444,7 +444,7 @@ class SubscriptionDeliveryPump:
             entries = entries[: count_entries_within_rates(rates, entries, now)] if rates else entries
             before = self._dispatcher.progress
             for entry in entries:
-                if entry.expiry is not None:  # seldom: else the time of day is not asked for
+                if entry.expiry is not None or entry.redriven_to:  # seldom: else the time of day is not asked for
                     self._subscription.expired.acknowledge(entries, self._clock.wall_ms())
                     break
             deliveries = self._dispatcher.assign(entries, now_ms)

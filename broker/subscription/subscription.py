@@ -32,7 +32,7 @@ from typing import NamedTuple
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
 from ...proto.filters import Filter
-from ...proto.names import Position
+from ...proto.names import Position, make_redriven_to
 from ...proto.states import AckedEntry, Isolation, TxnId
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
@@ -241,8 +241,9 @@ class Subscription:
         self.filtering = None
         if wanted is not None:
             self.filtering = SubscriptionFilter(
-                wanted, self.dispatcher, self.acks, self._clock, wake=self.pump.wake, on_acked=self._on_mark_moved
-            )
+                wanted, self.dispatcher, self.acks, self._clock, wake=self.pump.wake, on_acked=self._on_mark_moved,
+                redriven_to=make_redriven_to(self.log.topic, self.name),
+            )  # fmt: skip
             self._filter_anew()
 
     def check_filter(self, asked: str) -> None:

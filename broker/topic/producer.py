@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ...proto.entry import get_sequence_id, parse_checked_head
+from ...proto.entry_filter import find_redriven_to
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotOwner
 from ...proto.expiry import find_entry_expiry
 from ...proto.names import Position
@@ -209,6 +210,7 @@ class Producer:
             count=metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1,
             deliver_at_ms=metadata.deliver_at_time, txn=txn, name=metadata.producer_name, checksum=checksum,
             expiry=find_entry_expiry(metadata, client_part, offset),
+            redriven_to=find_redriven_to(metadata, client_part, offset),
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:

@@ -10,7 +10,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...proto.entry import parse_stored_head
-from ...proto.entry_filter import EntryFilter
 from ...proto.errors import NotFound
 from ...proto.names import Position
 from ...proto.states import Blocked
@@ -22,6 +21,7 @@ from ..log.log import ReadableLog
 from ..log.log_shape_core import Span
 from ..log.unfolding import run_in_thread_if_slow
 from ..subscription.dead_letters import find_remaining_chunks
+from ..subscription.expiry import is_of_other_subscription
 from ..subscription.filtering import SubscriptionFilter
 from ..subscription.subscription import Subscription
 from .admission_core import backlog_bytes
@@ -247,7 +247,7 @@ async def _count_unwanted(
     """Returns how many entries and messages of the backlog the filter does not want, and how many of `entries_max` were
     not read. Reads the backlog."""
     cursor, shape, turns = subscription.cursor, log.shape, EventLoopSlices(log.world.clock)
-    judge = EntryFilter(filtering.filter, keeps_tombstones=subscription.reads_compacted)
+    judge = filtering.make_judge(keeps_tombstones=subscription.reads_compacted)
     entries = messages = 0
     position = shape.next_unskipped_position(shape.after(cursor.mark))
     while entries_max > 0 and shape.has_visible_entry(position):
@@ -257,7 +257,10 @@ async def _count_unwanted(
             if cursor.is_done(entry.position):
                 continue
             data = entry.frames[-1]
-            bits = await run_in_thread_if_slow(data, log.world, judge.find_unwanted, parse_stored_head(data), data)
+            if entry.redriven_to and is_of_other_subscription(entry, subscription):
+                bits = 1
+            else:
+                bits = await run_in_thread_if_slow(data, log.world, judge.find_unwanted, parse_stored_head(data), data)
             entries += bits.bit_count() == entry.count
             messages += (bits & ~cursor.acked_or_pending_bits(entry.position)).bit_count()
             if turns.is_slice_used_up:

@@ -277,7 +277,8 @@ def _make_origin_filter(wanted: MessageId, subscription: str) -> str:
 GROUPS = {"error": ERROR, "consumer": ERROR_CONSUMER, "subscription": REAL_SUBSCRIPTION, "topic": REAL_TOPIC}
 """What letters are grouped by: the name of the option's value → the property of a letter."""
 REDRIVEN_MAX = 10_000
-"""Letters of which `letters` asks whether they went back, one request each; it asks only where a redrive has run."""
+"""Letters of which `letters` asks an older broker whether they went back, one request each; others say it with the
+letters. It asks only where a redrive has run."""
 GROUPS_MAX = 1000
 """Groups that are counted by themselves; the letters of others are counted together."""
 
@@ -334,12 +335,17 @@ def letters(session: Session, topic: str, group_by: str, where: str) -> None:
         for part in session.admin.parts(topic):
             below, is_redriven = None, SUBSCRIPTION in session.admin.subscriptions(part)
             while below is None or below:
-                found = session.admin.find_messages(part, where=where, before_index=below or 0, limit=FOUND)
+                found = session.admin.find_messages(
+                    part, where=where, before_index=below or 0, limit=FOUND,
+                    acked_by=SUBSCRIPTION if is_redriven else "",
+                )  # fmt: skip
                 below, unread = found.before_index, unread + found.unread
                 for letter in found.messages:
                     group = _group_of(groups, name, letter.properties.get(name))
                     group.add(letter)
-                    if is_redriven and asks:
+                    if letter.is_acknowledged is not None:
+                        group.went_back += letter.is_acknowledged
+                    elif is_redriven and asks:  # an older broker
                         asks -= 1
                         group.went_back += _is_redriven(session, part, letter.message_id)
                     elif is_redriven:
@@ -368,18 +374,20 @@ def _group_of(groups: dict[str | None, _LetterGroup], name: str, value: str | No
     option("-s", "--subscription", default="", help="Only those that this subscription gave up."),
     option("--where", default="", help="Only those for which this filter holds."),
     option("-n", "--count", "--limit", type=click.IntRange(1), default=None, help="At most so many (default: all)."),
-    option("--to", default="", help="To this topic, in place of where they came from."),
+    option("--to", default="", help="To this topic and all its subscriptions, in place of where they came from."),
+    option("--to-all", is_flag=True, help="To all subscriptions of where they came from, not only to their own."),
     option("-r", "--rate", type=FiniteNumber(0.001), default=None, help="So many a second (default: all it takes)."),
     option("--dry-run", is_flag=True, help="Say only what would go where."),
     option("--force", is_flag=True, help="Also those that went back three times already."),
 )
 def redrive(
-    session: Session, topic: str, subscription: str, where: str, count: int | None, to: str, rate: float | None,
-    dry_run: bool, force: bool, yes: bool,
+    session: Session, topic: str, subscription: str, where: str, count: int | None, to: str, to_all: bool,
+    rate: float | None, dry_run: bool, force: bool, yes: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to where they came from: the letters of a dead-letter topic, to the retry topic of their
-    subscription if that reads it, or to the end of their topic, where every subscription gets them: the answer names
-    those. A topic that does not exist any more is not made: its letters stay.
+    subscription if that reads it, or to the end of their topic. Of the topic's subscriptions only the one that gave a
+    letter up gets it, and readers and table views see it too; with --to-all, or --to, every subscription gets it. The
+    answer names those that do. Letters of a topic or a subscription that does not exist any more stay.
 
     Each goes in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
     whenever the command is killed, none goes twice and none is lost, and the next run goes on. One run at a time.
@@ -391,11 +399,11 @@ def redrive(
     """
     from ...client.redrive import RedriveOptions
 
-    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force, to)
+    options = RedriveOptions(subscription, where, count or 0, rate or 0.0, dry_run, force, to, to_all)
 
     def count_letters() -> str:
         found = _redrive(session, topic, replace(options, dry_run=True))
-        return f" ({', '.join(_describe_redrive(found)) or 'none'})"
+        return f" ({', '.join(_describe_redrive(found, options)) or 'none'})"
 
     if not dry_run:
         confirm(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
@@ -412,11 +420,11 @@ def redrive(
     if session.out.is_structured:
         session.out.print_rows(rows, ("goes", "where", "letters", "readers", "complete"))
     else:
-        said = "\n".join(_describe_redrive(result)) or f"no letter of {full_name(topic)} is left"
+        said = "\n".join(_describe_redrive(result, options)) or f"no letter of {full_name(topic)} is left"
         session.out.print_result_text(said)
 
 
-def _describe_redrive(result: RedriveResult) -> list[str]:
+def _describe_redrive(result: RedriveResult, options: RedriveOptions) -> list[str]:
     """Returns what became of the letters that were looked at, in sentences; [] if there was none."""
     said = []
     for name, number in sorted(result.sent.items()):
@@ -424,7 +432,10 @@ def _describe_redrive(result: RedriveResult) -> list[str]:
         if name in result.readers:
             readers = _list_readers(result, name)
             who = "which are not known" if readers is None else ", ".join(readers) or "none so far"
-            said[-1] += f", where all subscriptions get them: {who}"
+            if options.to or options.to_all:
+                said[-1] += f", where all subscriptions get them: {who}"
+            else:
+                said[-1] += f", of whose subscriptions only {who} gets its own; readers and table views see them too"
     said += [f"{number:,} stay: {why}" for why, number in sorted(result.left.items())]
     if said and not result.is_complete:
         said.append("what comes after these was not looked at")
@@ -432,7 +443,7 @@ def _describe_redrive(result: RedriveResult) -> list[str]:
 
 
 def _list_readers(result: RedriveResult, topic: str) -> list[str] | None:
-    """Returns the subscriptions that all get what goes to the topic; None: only that of the letter, or not known."""
+    """Returns the subscriptions that get what goes to the topic; None: that of its retry topic, or not known."""
     found = result.readers.get(topic)
     return None if found is None else list(found)
 

@@ -319,11 +319,13 @@ class AdminClient(ClosedAfterAsyncWith):
         before_index: int = 0,
         limit: int = 0,
         dry_run: bool = False,
+        acked_by: str = "",
     ) -> FindResult:
         """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
         the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
         filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
-        this time (ms since the epoch).
+        this time (ms since the epoch). `acked_by`: a subscription; each message says whether that has acknowledged
+        it, None if the broker is older or has no such subscription.
 
         The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
         10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone,

@@ -38,7 +38,7 @@ import asyncio
 import functools
 import inspect
 import operator
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -75,6 +75,7 @@ class StoredMessage:
     publish_time_ms: int
     payload: bytes
     index: int = -1  # in its partition, from 0
+    is_acknowledged: bool | None = None  # by the subscription that the request named; None: that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,12 @@ class FindResult:
     unindexed_ledgers: int = 0  # of these: sealed, and without a key index, so all of it was looked at
 
 
-def decode_stored_messages(entries: Iterable[wire.Delivery | values.FoundEntry], topic: str) -> list[StoredMessage]:
+def decode_stored_messages(
+    entries: Iterable[wire.Delivery | values.FoundEntry], topic: str, acknowledged: Collection[int] | None = None
+) -> list[StoredMessage]:
     """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py
-    `decode_for_inspection`); acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
+    `decode_for_inspection`); acknowledged messages are left out. `acknowledged`: the batch indexes of those that a
+    subscription has acknowledged; None: that is not known. Raises CorruptEntry if an entry is damaged."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
@@ -112,7 +116,8 @@ def decode_stored_messages(entries: Iterable[wire.Delivery | values.FoundEntry],
             properties = decode_properties(about)
             found.append(
                 StoredMessage(
-                    topic, place, about.partition_key, properties, header.publish_time, payload, first_index + at
+                    topic, place, about.partition_key, properties, header.publish_time, payload, first_index + at,
+                    None if acknowledged is None else at in acknowledged,
                 )
             )
     return found

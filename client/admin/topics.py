@@ -252,11 +252,13 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
 async def find_messages(
     self: OperationCaller, topic: str, *, key: str = "", property: str = "", text: str = "", where: str = "",
     since_ms: int = 0, until_ms: int = 0, before_index: int = 0, limit: int = 0, dry_run: bool = False,
+    acked_by: str = "",
 ) -> FindResult:  # fmt: skip
     """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
     the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
     filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
-    this time (ms since the epoch).
+    this time (ms since the epoch). `acked_by`: a subscription; each message says whether that has acknowledged
+    it, None if the broker is older or has no such subscription.
 
     The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
     10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone,
@@ -265,11 +267,14 @@ async def find_messages(
     wanted = {
         "key": key, "property": property, "text": text, "where": where, "since_ms": since_ms, "until_ms": until_ms,
         "before_index": before_index, "limit": limit, "dry_run": dry_run,
+        "acknowledged_by": acked_by,
     }  # fmt: skip
     name = to_full_topic_name(topic)
     found = await self._call(op.FIND_MESSAGES, topic=name, **wanted)
+    told = found.tells_acknowledged
     messages = [
-        message for entry in found.entries for message in reversed(decode_stored_messages([entry], name))
+        message for entry in found.entries
+        for message in reversed(decode_stored_messages([entry], name, set(entry.acknowledged) if told else None))
     ]  # fmt: skip
     return FindResult(
         messages, found.before_index, found.messages, found.bytes, found.unread, found.why, found.waiting,

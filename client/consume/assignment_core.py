@@ -14,11 +14,24 @@ ConsumerBusy tries again when the other has left: it crashed, and its connection
 
 Who the members are, is the program's: a list in its configuration, a StatefulSet's ordinals, or a list that they keep
 elsewhere. Who wants brokers to decide that uses Failover on all partitions: the same guarantee, without `assign`.
-Guard: tests/client/consume/test_assignment_core.py."""
+
+**A member of a pull group** (client/pull_group.py) takes and revokes partitions by such a strategy, as it learns of the
+other members. `GroupMember` is its pure part:
+
+    effects = member.on_view(GroupView({"a", "b"}, 8, owners))    Take(3), Revoke(5), …
+    member.on_taken(3), on_busy(3), on_revoked(5), on_lost(4)      the facts that follow
+
+A view may be wrong: it may lack a member whose connection is being made again. So a partition is revoked only when two
+views, one after the other, give it to somebody else; and to take one that another member has does no harm, as the
+broker refuses it. A sticky strategy starts from the owners whom the brokers name; `wants_owners` says when a view needs
+them. When the members stay the same, each soon has its partitions, and no effect follows any more.
+Guards: tests/client/consume/test_assignment_core.py, tests/client/consume/test_group_walk.py."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import enum
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, TypeAlias
 
 from ..common.checks import NAME, WrongValue, check_parameter, make_whole_number_check, shorten_value
 
@@ -95,3 +108,120 @@ def _check(members: Collection[str], partitions: int) -> list[str]:
     if len(set(members)) != len(members):
         raise WrongValue(f"a member is named twice: {shorten_value(sorted(members))}")
     return sorted(members)
+
+
+# --------------------------------------------------------------------------------------------- a member of a group
+class PartitionState(enum.Enum):
+    """What a member does with a partition. TAKING: it asks the broker for it; OWNED: the broker has let it in;
+    REVOKING: it leaves it, and the program commits what it has done."""
+
+    TAKING = "taking"
+    OWNED = "owned"
+    REVOKING = "revoking"
+
+
+class GroupView(NamedTuple):
+    """What a member has learned: the members that are connected, the number of partitions, and who has which; None:
+    that was not asked."""
+
+    members: Collection[str]
+    partitions: int
+    owners: Mapping[str, Collection[int]] | None = None
+
+
+class Take(NamedTuple):
+    """Effect: asks the broker for the partition."""
+
+    partition: int
+
+
+class Revoke(NamedTuple):
+    """Effect: tells the program, and leaves the partition."""
+
+    partition: int
+
+
+GroupEffect: TypeAlias = Take | Revoke
+Strategy: TypeAlias = Callable[[Collection[str], int, Mapping[str, Collection[int]]], Assignment]
+STRATEGIES: Mapping[str, Strategy] = {
+    "range": lambda members, partitions, before: assign_range(members, partitions),
+    "round_robin": lambda members, partitions, before: assign_round_robin(members, partitions),
+    "sticky": assign_sticky,
+}
+OWNERS_EVERY = 10
+"""Views after which the owners are asked again, though nothing seems to change: another member may have decided by an
+old view, and have a partition too many."""
+
+
+class GroupMember:
+    """Decides which partitions one member of a group takes and revokes. Safety is not its part: the broker lets one
+    member into a partition at a time."""
+
+    __slots__ = ("_calm", "_known", "_leaving", "_strategy", "_wants", "name", "states")
+
+    def __init__(self, name: str, strategy: str) -> None:
+        self.name = name
+        self.states: dict[int, PartitionState] = {}
+        self._strategy = strategy
+        self._leaving = frozenset[int]()  # that the last view gave to others
+        self._known: tuple[frozenset[str], int] | None = None  # members and partitions of the last view
+        self._wants = frozenset[int]()  # the partitions that the last view gave to it
+        self._calm = 0  # views since the owners were asked
+
+    @property
+    def owned(self) -> frozenset[int]:
+        return frozenset(each for each, state in self.states.items() if state is PartitionState.OWNED)
+
+    def wants_owners(self, members: Collection[str], partitions: int) -> bool:
+        """Returns whether the next view needs the owners: of a sticky strategy, while something changes."""
+        if self._strategy != "sticky":
+            return False
+        same = self._known == (frozenset(members) | {self.name}, partitions)
+        is_settled = same and not self._leaving and self._wants == self.owned == frozenset(self.states)
+        return not is_settled or self._calm >= OWNERS_EVERY
+
+    def on_view(self, view: GroupView) -> list[GroupEffect]:
+        """Fact: the member has learned who is there. Returns what it does; the partitions are TAKING and REVOKING from
+        then on."""
+        members = frozenset(view.members) | {self.name}
+        known, self._known = self._known, (members, view.partitions)
+        if view.owners is None and self._strategy == "sticky":
+            assert known == self._known, "the owners are asked when something changes"
+            self._calm += 1
+            return []
+        self._calm = 0
+        owners = {name: set(mine) - self.owned for name, mine in (view.owners or {}).items()}
+        owners[self.name] = set(self.owned)
+        self._wants = frozenset(STRATEGIES[self._strategy](members, view.partitions, owners)[self.name])
+        leaving = self.owned - self._wants
+        revoked, self._leaving = leaving & self._leaving, leaving
+        effects: list[GroupEffect] = [Revoke(each) for each in sorted(revoked)]
+        effects += [Take(each) for each in sorted(self._wants - self.states.keys())]
+        for effect in effects:
+            taking = isinstance(effect, Take)
+            self.states[effect.partition] = PartitionState.TAKING if taking else PartitionState.REVOKING
+        return effects
+
+    def on_taken(self, partition: int) -> None:
+        """Fact: the broker has let the member into the partition."""
+        assert self.states[partition] is PartitionState.TAKING, "it was asked for"
+        self.states[partition] = PartitionState.OWNED
+
+    def on_busy(self, partition: int) -> None:
+        """Fact: another member has the partition, or the broker could not be asked. A later view tries again."""
+        assert self.states.pop(partition) is PartitionState.TAKING, "it was asked for"
+
+    def on_revoked(self, partition: int) -> None:
+        """Fact: the member has left the partition."""
+        assert self.states.pop(partition) is PartitionState.REVOKING, "it was told to"
+
+    def on_lost(self, partition: int) -> None:
+        """Fact: the broker may have let another member in, as the connection was interrupted."""
+        assert self.states.pop(partition) is PartitionState.OWNED, "it has it"
+
+    def check(self) -> None:
+        """Checks the invariants."""
+        assert not self._leaving & self._wants, "a partition is wanted or left"
+        for each, state in self.states.items():
+            assert each >= 0, "partitions are numbered from 0"
+            assert state is not PartitionState.TAKING or each in self._wants, f"partition {each} is asked for in vain"

@@ -41,7 +41,7 @@ from ...proto.entry_filter import wants_message
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry, InvalidRequest
 from ...proto.filters import Filter, parse_filter
-from ...proto.names import Position, compute_key_slot
+from ...proto.names import REDRIVEN_TO, Position, compute_key_slot, parse_redriven_to
 from ...proto.states import Failure
 from ..common.errors import CryptoError
 from ..common.rate_limits import LARGE_BYTES, ReceiveMemoryLimit
@@ -458,7 +458,7 @@ class DeliveredEntries:
         for message in messages:
             size = len(message.payload) if sized else 0
             tombstone = compacted and (not size or message.fields.null_value)
-            keep = tombstone or wants_message(wanted, message.fields, size, metadata)
+            keep = tombstone or wants_message(wanted, message.fields, size, metadata) or self._went_back(message)
             (found if keep else others).append(message)
         self.filtered += len(others)
         if self._durable and others:
@@ -467,6 +467,11 @@ class DeliveredEntries:
             for message in others:
                 self._consumer.acknowledge(message)
         return found
+
+    def _went_back(self, message: Message) -> bool:
+        """Returns whether the message went back for this subscription: it was wanted when it came first."""
+        value = message.properties().get(REDRIVEN_TO, "")
+        return bool(value) and parse_redriven_to(value, self._consumer.topic) == self._consumer.subscription
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
         """Returns `messages` without those that compaction removed from the batch, and acknowledges the removed ones.

@@ -167,10 +167,13 @@ class PartitionConsumer:
 
     def drop_if_expired(self, message: Message) -> bool:
         """Acknowledges the message, and returns whether it has expired since it was delivered. By the broker's clock:
-        what it was at the delivery, and the time that has passed here since."""
+        what it was at the delivery, and the time that has passed here since. A tombstone of the compacted form does not
+        expire: its key is deleted for ever."""
         offset_ms = message.entry.broker_clock_ms
         at_ms = parse_expires_at(message.properties().get(EXPIRES_AT)) if offset_ms is not None else 0
         if not at_ms or offset_ms is None or at_ms > offset_ms + 1000 * self._now():
+            return False
+        if self._settings.is_read_compacted and (message.fields.null_value or not message.payload):
             return False
         self.deliveries.expired += 1
         self.acknowledge(message)

@@ -137,6 +137,7 @@ class PartitionProducer:
         self.topic = topic
         self.is_producer = True
         self.waits = settings.access_mode == ProducerAccessMode.WaitForExclusive
+        self.redrives_to_one = False  # its broker delivers what is REDRIVEN_TO a subscription to that one alone
         self.why = ""  # the reason that was given for the last message that failed; empty: none
         self._failure: MagnetarError | None = None  # of that one
         self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
@@ -323,6 +324,7 @@ class PartitionProducer:
                 return self.core.on_refused(frame.failed.sequence_id, from_wire(frame.failed.error), now)
             case "producer_opened":
                 opened = frame.producer_opened
+                self.redrives_to_one = opened.redrives_to_one
                 self._attachment.on_opened()
                 return self.core.on_opened(
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,

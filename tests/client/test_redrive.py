@@ -15,18 +15,23 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.client.produce.producer import Producer
 from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
+from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
 from tests.client.model.keys import Keys
 from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/orders"
+BILLING = f"{TOPIC}/billing"
 LETTERS = f"{TOPIC}-billing-DLQ"
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.client.redrive.IDLE_MS", 100)
+
+
+opened = wire.ProducerOpened
 
 
 class Order(Record):
@@ -76,6 +81,7 @@ async def shop(folder: Path, **changes: Any) -> AsyncIterator[Shop]:
     async with cluster(folder, **changes) as running:
         made = Shop(running)
         await made.admin.create_topic(TOPIC)
+        await made.admin.create_subscription(TOPIC, "billing")
         yield made
         await made.client.close()
         await made.admin.close()
@@ -89,7 +95,9 @@ async def test_letters_go_back_once_as_they_were_before_they_failed(tmp_path: Pa
         assert sorted(each.data() for each in found) == [b"1", b"2", b"3"]
         named = [each.properties() for each in found]
         assert len({each.pop("REDRIVEN_LETTER_ID") for each in named}) == 3
-        assert named == [{"mine": "yes", "REDRIVEN_ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN": "1"}] * 3
+        assert named == [
+            {"mine": "yes", "REDRIVEN": "1", "REDRIVEN_TO": BILLING, "REDRIVEN_ORIGIN_MESSAGE_ID": "1:2:-1:-1"}
+        ] * 3
         assert {(each.partition_key(), each.event_timestamp()) for each in found} == {("k", 7)}
         again = await made.run()
         assert (again.sent, again.left) == ({}, {}), "each went once"
@@ -99,6 +107,7 @@ async def test_only_what_is_asked_for_goes_and_the_rest_stays_for_later(tmp_path
     async with shop(tmp_path) as made:
         await made.letters(b"1", b"2", region="eu")
         await made.letters(b"3", region="us")
+        await made.admin.create_subscription(TOPIC, "audit")
         await made.letters(b"4", subscription="audit", region="eu")
         await made.letters(b"5", region="eu", REDRIVEN=str(TIMES_MAX))
         async with await made.client.create_producer(LETTERS) as producer:
@@ -114,7 +123,8 @@ async def test_only_what_is_asked_for_goes_and_the_rest_stays_for_later(tmp_path
         }  # fmt: skip
         assert (await made.run(limit=1, force=True)).sent == {TOPIC: 1}
         assert (await made.run(force=True)).sent == {TOPIC: 2}
-        assert sorted(each.data() for each in await made.received()) == [b"1", b"2", b"3", b"4", b"5"]
+        assert sorted(each.data() for each in await made.received()) == [b"1", b"2", b"3", b"5"]
+        assert [each.data() for each in await made.received(name="audit")] == [b"4"]
 
 
 async def test_a_retry_topic_gets_the_letters_of_its_subscription(tmp_path: Path) -> None:
@@ -124,7 +134,7 @@ async def test_a_retry_topic_gets_the_letters_of_its_subscription(tmp_path: Path
         await made.admin.create_subscription(TOPIC, "audit")
         await made.letters(b"0")
         result = await made.run()
-        assert (result.sent, result.readers) == ({TOPIC: 1}, {TOPIC: ("audit",)}), "its subscription does not read it"
+        assert (result.sent, result.readers) == ({TOPIC: 1}, {TOPIC: ("billing",)}), "its subscription does not read it"
         await made.admin.create_subscription(retries, "billing")
         await made.letters(b"1")
         await made.letters(b"2", subscription="audit")
@@ -135,6 +145,77 @@ async def test_a_retry_topic_gets_the_letters_of_its_subscription(tmp_path: Path
             "REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": "billing", "ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN": "1",
             "REDRIVEN_ORIGIN_MESSAGE_ID": "1:2:-1:-1", "REDRIVEN_LETTER_ID": letter,
         }  # fmt: skip
+
+
+async def test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.admin.create_subscription(TOPIC, "audit")
+        await made.letters(b"1", b"2")
+        await made.letters(b"3", subscription="audit")
+        result = await made.run()
+        assert (result.sent, result.readers) == ({TOPIC: 3}, {TOPIC: ("audit", "billing")})
+        assert sorted(each.data() for each in await made.received()) == [b"1", b"2"]
+        assert [each.data() for each in await made.received(name="audit")] == [b"3"]
+        stats = {each.name: each for each in (await made.admin.topic_stats(TOPIC)).subscriptions}
+        assert {name: (each.backlog, each.filtered) for name, each in stats.items()} == {
+            "audit": (0, 2), "billing": (0, 1),
+        }  # fmt: skip
+        reader = await made.client.create_reader(TOPIC, aio.MessageId.earliest)
+        assert sorted([(await reader.read_next(3000)).data() for _ in range(3)]) == [b"1", b"2", b"3"]
+
+
+async def test_with_to_all_every_subscription_gets_the_letters(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.admin.create_subscription(TOPIC, "audit")
+        await made.letters(b"1")
+        result = await made.run(to_all=True)
+        assert (result.sent, result.readers) == ({TOPIC: 1}, {TOPIC: ("audit", "billing")})
+        for name in ("audit", "billing"):
+            (message,) = await made.received(name=name)
+            assert "REDRIVEN_TO" not in message.properties()
+
+
+async def test_letters_stay_if_only_all_subscriptions_or_none_could_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shop(tmp_path) as made:
+        await made.letters(b"1", subscription="")
+        await made.letters(b"2", subscription="gone")
+        await made.letters(b"3")
+        monkeypatch.setattr(
+            "magnetar.broker.grpc.translate.wire.ProducerOpened", lambda redrives_to_one, **rest: opened(**rest)
+        )
+        result = await made.run()
+        assert (result.sent, result.left) == ({}, {
+            "no subscription to go to: it has no property REAL_SUBSCRIPTION": 1,
+            f"{TOPIC} has no subscription 'gone' (any more)": 1,
+            f"the broker of {TOPIC} is older, and would give it to every subscription": 1,
+        })  # fmt: skip
+        assert await made.received() == []
+        assert (await made.run(to_all=True)).sent == {TOPIC: 3}
+
+
+async def test_in_partitions_too_a_letter_reaches_its_subscription_alone(tmp_path: Path) -> None:
+    parted = "persistent://public/default/parted"
+    async with shop(tmp_path) as made:
+        await made.admin.create_topic(parted, partitions=3)
+        for name in ("audit", "billing"):
+            for part in await made.admin.parts(parted):
+                await made.admin.create_subscription(part, name)
+        for each in range(6):
+            await made.letters(b"%d" % each, REAL_TOPIC=f"{parted}-partition-{each % 3}", mine=str(each))
+        assert (await made.run()).sent == {parted: 6}
+        assert sorted(each.data() for each in await made.received(parted)) == [b"%d" % each for each in range(6)]
+        assert await made.received(parted, name="audit") == []
+
+
+async def test_a_letter_that_went_back_and_fails_again_goes_back_again(tmp_path: Path) -> None:
+    """Its address is of its topic: in the dead-letter topic it is for all, and the next copy has a new one."""
+    async with shop(tmp_path) as made:
+        await made.letters(b"1", REDRIVEN="1", REDRIVEN_TO=BILLING)
+        assert (await made.run()).sent == {TOPIC: 1}
+        (message,) = await made.received()
+        assert (message.properties()["REDRIVEN"], message.properties()["REDRIVEN_TO"]) == ("2", BILLING)
 
 
 async def test_a_redrive_that_ends_in_the_middle_sends_nothing_twice_and_loses_nothing(
@@ -253,6 +334,7 @@ async def test_letters_of_a_topic_that_takes_none_stay_and_no_topic_is_made(tmp_
         gone, ended = "persistent://public/default/gone", "persistent://public/default/ended"
         await made.letters(b"1", REAL_TOPIC=gone)
         await made.admin.create_topic(ended)
+        await made.admin.create_subscription(ended, "billing")
         await made.admin.terminate_topic(ended)
         await made.letters(b"2", REAL_TOPIC=ended)
         await made.letters(b"3")
@@ -347,7 +429,7 @@ async def test_the_schema_of_a_letter_goes_with_it(tmp_path: Path) -> None:
             await producer.send(Order(name="a"), properties=origin)
         assert (await made.run()).sent == {TOPIC: 1}
         consumer = await made.client.subscribe(
-            TOPIC, "s", schema=JsonSchema(Order), initial_position=InitialPosition.Earliest
+            TOPIC, "billing", schema=JsonSchema(Order), initial_position=InitialPosition.Earliest
         )
         message = await consumer.receive(5000)
         assert (message.value().name, message.int_schema_version()) == ("a", 0)
@@ -358,7 +440,10 @@ async def test_a_letter_that_somebody_else_wrote_ends_no_redrive(tmp_path: Path)
         await made.letters(b"1", REAL_TOPIC=LETTERS)  # it would come round for ever
         await made.letters(b"2", subscription="no/name")
         result = await asyncio.wait_for(made.run(force=True), 30)
-        assert (result.sent, result.left) == ({TOPIC: 1}, {"no dead letter: it has no property REAL_TOPIC": 1})
+        assert (result.sent, result.left) == ({}, {
+            "no dead letter: it has no property REAL_TOPIC": 1, f"{TOPIC} has no subscription 'no/name' (any more)": 1,
+        })  # fmt: skip
+        assert (await made.run(to_all=True)).sent == {TOPIC: 1}
 
 
 async def test_a_dead_letter_topic_that_does_not_exist_is_not_made(tmp_path: Path) -> None:

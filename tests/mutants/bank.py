@@ -439,6 +439,20 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99l", subscriptions.fired_again, "",
          "tests/broker/session/test_schedules.py::test_a_broker_that_dies_at_any_step_leaves_a_fire_once",
          "seeds have no schedules"),
+        ("M98h", subscriptions.redriven_to_all, "",
+         "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
+         "no seed sends letters back"),
+        ("M98i", subscriptions.redriven_in_every_topic, "",
+         "tests/broker/subscription/test_redriven.py::test_only_in_the_topic_that_it_names_it_is_for_one_subscription",
+         "as M98h"),
+        ("M98j", clients.owners_are_asked_once, "",
+         "tests/client/consume/test_group_walk.py"
+         "::test_each_partition_has_one_member_by_the_strategy_when_nobody_comes_or_goes", "seeds have no groups"),
+        ("M98k", clients.revoked_at_once, "",
+         "tests/client/consume/test_group_walk.py::test_one_view_that_lacks_a_member_revokes_nothing", "as M98j"),
+        ("M98l", clients.interrupted_and_still_owner, "",
+         "tests/client/test_pull_group.py"
+         "::test_a_partition_whose_connection_was_interrupted_is_taken_again_at_its_position", "as M98j"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, why)
 

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from magnetar.client import pull_group
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import loop_thread as blocking_handle
 from magnetar.client.connect.attachment import Attachment
-from magnetar.client.consume import listening
+from magnetar.client.consume import assignment_core, listening
+from magnetar.client.consume.assignment_core import GroupEffect, GroupMember, GroupView
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.core.consumer import ConsumerCore
@@ -115,3 +117,24 @@ def handled_while_it_is_handled(stack: Stack) -> None:
 def permits_before_the_handler(stack: Stack) -> None:
     """M89d: a listener gives the permit of a message back when it sorts it, and not when its handler begins."""
     put(stack, ReceiverQueue, "pop_nowait", ReceiverQueue.take_nowait)
+
+
+def owners_are_asked_once(stack: Stack) -> None:
+    """M98j: a member that has what an old view gave to it keeps a partition too many for ever."""
+    put(stack, assignment_core, "OWNERS_EVERY", 1 << 60)
+
+
+def revoked_at_once(stack: Stack) -> None:
+    """M98k: a view that lacks a member, as it connects again, moves its partitions to others and back."""
+
+    def view(self: GroupMember, view: GroupView) -> list[GroupEffect]:
+        self._leaving = self.owned
+        return honest(self, view)
+
+    honest = GroupMember.on_view
+    put(stack, GroupMember, "on_view", view)
+
+
+def interrupted_and_still_owner(stack: Stack) -> None:
+    """M98l: a member that was cut off goes on as if no other one could have had its partition."""
+    put(stack, pull_group._OwnedPartition, "watch", lambda self, wake: None)

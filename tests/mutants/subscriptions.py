@@ -10,6 +10,7 @@ from pyroaring import BitMap
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.session import backlogs
 from magnetar.broker.session.schedules import ScheduleRunner
+from magnetar.broker.subscription import expiry
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
@@ -193,13 +194,23 @@ def idle_key_forgets_its_rate(stack: Stack) -> None:
 
 def expired_is_redelivered(stack: Stack) -> None:
     """M99j: what expires while a consumer has it is delivered again when it is given back."""
-    honest = ExpiredMessages._find_expired_bits
+    honest = ExpiredMessages._find_free_bits
 
-    def find(self: ExpiredMessages, entry: StoredEntry, now_ms: int) -> int:
+    def find(self: ExpiredMessages, entry: StoredEntry, bits: int) -> int:
         is_new = entry.position >= self._subscription.dispatcher.read_position
-        return honest(self, entry, now_ms) if is_new else 0
+        return honest(self, entry, bits) if is_new else 0
 
-    put(stack, ExpiredMessages, "_find_expired_bits", find)
+    put(stack, ExpiredMessages, "_find_free_bits", find)
+
+
+def redriven_to_all(stack: Stack) -> None:
+    """M98h: a letter that went back for one subscription is delivered to all of them."""
+    put(stack, expiry, "is_of_other_subscription", lambda entry, subscription: False)
+
+
+def redriven_in_every_topic(stack: Stack) -> None:
+    """M98i: a message is for one subscription in whatever topic a copy of it is: its dead letters are read by none."""
+    put(stack, expiry, "parse_redriven_to", lambda value, topic: value.rpartition("/")[2])
 
 
 def cancelled_although_delivered(stack: Stack) -> None:

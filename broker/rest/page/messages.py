@@ -37,12 +37,16 @@ from ....proto.entry import (
 from ....proto.entry_pb2 import MessageMetadata
 from ....proto.errors import InvalidName, InvalidRequest, MagnetarError, NotFound, Unauthorized
 from ....proto.names import (
+    REAL_SUBSCRIPTION,
     REAL_TOPIC,
+    REDRIVEN_TO,
     TopicName,
     choose_partition_of_key,
     count_redrives,
     make_redriven_properties,
+    make_redriven_to,
     parse_number,
+    parse_redriven_to,
 )
 from ....proto.operations import Operation, Permission
 from ....proto.statistics import FoundMessages
@@ -407,6 +411,7 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Found]
 # | the message | what happens |
 # |---|---|
 # | a dead letter that goes back | loses what made it one, so it counts from the start; the copy names it |
+# | … and names its subscription | only that one gets it, and readers (`REDRIVEN_TO` in proto/names.py) |
 # | encrypted, alone in its entry | its ciphertext and keys are copied as they are |
 # | encrypted, in a batch; a chunk | refused: the page cannot take it apart, or put it together |
 # | its schema, in another topic | is registered there; refused where that topic refuses it |
@@ -470,7 +475,7 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     metadata = copy_message_metadata(header, message.metadata, as_it_is=message.is_encoded)
     target = await _choose_partition(call, real, metadata, once)
     letter_id = f"({wanted[0]},{wanted[1]},{call.topic.partition},{wanted[2]})"
-    times = _take_letter_off(metadata, letter_id) if act == REDRIVE else 0
+    times = _take_letter_off(metadata, letter_id, real) if act == REDRIVE else 0
     metadata.producer_name, metadata.sequence_id = f"page-{once}", 0
     metadata.publish_time = call.broker.world.clock.wall_ms()
     metadata.ClearField("replicated_from")
@@ -491,9 +496,13 @@ async def _choose_partition(call: RestRequest, topic: TopicName, metadata: Messa
     return topic.with_partition(choose_partition_of_key(once if key is None else key, partitions))
 
 
-def _take_letter_off(metadata: MessageMetadata, letter_id: str) -> int:
-    """Removes what made the message a dead letter. Returns how often it goes back, this time included."""
-    properties = make_redriven_properties(decode_properties(metadata), letter_id)
+def _take_letter_off(metadata: MessageMetadata, letter_id: str, topic: TopicName) -> int:
+    """Removes what made the message a dead letter, and names the subscription of `topic` that gets it. Returns how
+    often it goes back, this time included."""
+    letter = decode_properties(metadata)
+    subscription = letter.get(REAL_SUBSCRIPTION, "")
+    only_to = make_redriven_to(topic, subscription) if subscription else ""
+    properties = make_redriven_properties(letter, letter_id, only_to=only_to)
     metadata.ClearField("properties")
     for key, value in properties.items():
         metadata.properties.add(key=key, value=value)
@@ -501,11 +510,12 @@ def _take_letter_off(metadata: MessageMetadata, letter_id: str) -> int:
 
 
 def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, times: int) -> str:
+    only = parse_redriven_to(decode_properties(metadata).get(REDRIVEN_TO, ""), target)
+    who = f"Only its subscription {only!r} gets it, and readers" if only else "Every subscription of that topic gets it"
     told = [
         f"This would publish the message {id_} once more, at the end of {target}: as a new message, outside any "
         "transaction and without a delay.",
-        "Every subscription of that topic gets it, not only the one that failed. The original stays, and nothing is "
-        "acknowledged.",
+        f"{who}. The original stays, and nothing is acknowledged.",
     ]
     if act == REDRIVE:
         told.append(f"It would be the {times}. time that it goes back; what the dead letter added is taken off.")

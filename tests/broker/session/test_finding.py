@@ -164,3 +164,29 @@ async def test_a_message_has_one_state_in_each_subscription(tmp_path: Path) -> N
         stats = await admin.topic_stats(TOPIC)
         assert {each.blocked for each in stats.subscriptions if each.name == "new"} == {Blocked.CAUGHT_UP}
         assert subscriptions([stats])["new"]["waitsForTransaction"] == {}
+
+
+async def test_a_search_says_of_each_message_whether_a_subscription_has_acknowledged_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with aio.Client(url) as client, AdminClient(url) as admin:
+            consumer = await client.subscribe("t", "redrive", batch_index_ack_enabled=True)
+            alone = await client.create_producer("t", batching_enabled=False)
+            await alone.send(b"0")
+            await alone.send(b"1")
+            batched = await client.create_producer("t", batching_max_publish_delay_ms=5000)
+            for number in (2, 3, 4):
+                batched.send_nowait(b"%d" % number)
+            await batched.flush()
+            for _ in range(5):
+                message = await consumer.receive(3000)
+                if message.data() in (b"1", b"3"):
+                    await consumer.acknowledge(message)
+            await consumer.close()
+            found = (await admin.find_messages("t", acked_by="redrive")).messages
+            assert {each.payload: each.is_acknowledged for each in found} == {
+                b"0": False, b"1": True, b"2": False, b"3": True, b"4": False
+            }  # fmt: skip
+            for asked in ({}, {"acked_by": "none"}):
+                found = (await admin.find_messages("t", **asked)).messages
+                assert {each.is_acknowledged for each in found} == {None}

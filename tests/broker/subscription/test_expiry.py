@@ -313,3 +313,25 @@ async def test_no_entry_is_judged_where_no_message_expires(at: Deployment, monke
     await expiring(at, (0, 5, 0))
     assert len(await consumer.receive_payloads(3)) == 3
     assert judged == [1]
+
+
+async def test_a_tombstone_does_not_expire_out_of_the_compacted_form(at: Deployment) -> None:
+    """Neither at the broker nor in the SDK, neither in a batch nor alone: a table would keep the deleted key."""
+    now_ms = at.clock.wall_ms()
+    async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
+        reading = {"is_read_compacted": True, "initial_position": InitialPosition.Earliest}
+        await (await client.subscribe(TOPIC, "s", **reading)).close()
+        for batching in (False, True):
+            options = {"batching_enabled": batching, "batching_max_publish_delay_ms": 5000}
+            producer = await client.create_producer(TOPIC, **(options if batching else {"batching_enabled": False}))
+            for payload, key in ((b"kept", "a"), (b"", "b"), (None, "c"), (b"expires", "d")):
+                expires = {} if key == "a" else {"expires_at": now_ms + 10_000}
+                producer.send_nowait(payload, None, partition_key=key, **expires)
+            await producer.flush()
+        at.clock.ahead_s += 11
+        consumer = await client.subscribe(TOPIC, "s", **reading)
+        found = [(await consumer.receive(3000)).partition_key() for _ in range(6)]
+        assert found == ["a", "b", "c"] * 2
+        with pytest.raises(Timeout):
+            await consumer.receive(200)
+        assert expired(at) == 2, "those with a value"
