@@ -268,7 +268,7 @@ class Client(ClosedAfterAsyncWith):
                 raise WrongValue("the producer of an Output is another client's")
             extras = Extras(
                 each.properties, each.partition_key, each.ordering_key, event_timestamp=each.event_timestamp,
-                deliver_at=each.deliver_at, deliver_after=each.deliver_after,
+                deliver_at=each.deliver_at, deliver_after=each.deliver_after, priority=each.priority,
             )  # fmt: skip
             messages.append(each.producer.encoded(each.value, extras))
         return await ClientHalfMessages.of_client(self.connections).prepare(messages, group, check_key, check_after)
@@ -350,15 +350,22 @@ class Client(ClosedAfterAsyncWith):
         filter_properties: Sequence[str] = (),
         batch_by: Sequence[str] = (),
         hooks: Sequence[Hook] | None = None,
+        levels: int | None = None,
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`.
 
         `filter_properties`: up to 16 names of properties. Each batch says by hashes which values its messages have, so
         that a broker can pass over batches in which a filter wants nothing. `batch_by`: names of properties by whose
-        values messages are grouped into batches; order is kept within a group."""
+        values messages are grouped into batches; order is kept within a group.
+
+        `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
+        urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
+        (docs/sdk.md)."""
         settings = make_producer_settings(pick_parameters(locals(), "topic"))
-        return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
+        name = parse_topic(topic)
+        _check_levels(settings.levels, [name])
+        return await self._keep(lambda: Producer.open(self.connections, name, settings))
 
     async def subscribe(
         self,
@@ -411,6 +418,8 @@ class Client(ClosedAfterAsyncWith):
         fair_by_key: bool = False,
         max_in_flight_per_key: int | None = None,
         rate_per_key: float | None = None,
+        levels: int | None = None,
+        weights: Sequence[int] | str | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -443,7 +452,11 @@ class Client(ClosedAfterAsyncWith):
         With `fair_by_key` the keys of a Shared subscription take turns, so that one with many messages does not delay
         the others; each has at most `max_in_flight_per_key` unacknowledged messages, and gets `rate_per_key` messages a
         second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is
-        raised if consumers are connected and they differ."""
+        raised if consumers are connected and they differ.
+
+        `levels`: how many levels of priority the topics have (`create_producer`). The consumer draws from them by
+        `weights`, the most urgent first: (8, 4, 1) is the default of three levels; with "strict" it receives from the
+        most urgent level that has a message."""
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
@@ -470,8 +483,9 @@ class Client(ClosedAfterAsyncWith):
         mode = RegexSubscriptionMode(regex_subscription_mode)
         pattern = TopicPattern(topic, mode) if isinstance(topic, re.Pattern) else None
 
-        if partitions is not None and (names is None or len(names) != 1):
+        if partitions is not None and (names is None or len(names) != 1 or levels is not None):
             raise WrongValue("partitions are those of one topic")
+        _check_levels(settings.levels, names)
 
         async def subscribe() -> Consumer:
             if names is not None:
@@ -707,6 +721,15 @@ def parse_topic(text: str) -> TopicName:
     found = parse_name_argument(TopicName.parse, text)
     parse_name_argument(lambda _: found.full.encode(), text)
     return found
+
+
+def _check_levels(levels: int | None, topics: Sequence[TopicName] | None) -> None:
+    if levels is None:
+        return
+    if topics is None:
+        raise WrongValue("levels are of topics that are named: a pattern finds the topics of each level by itself")
+    if any(each.partition >= 0 for each in topics):
+        raise WrongValue("levels are of a whole topic: each level has partitions of its own")
 
 
 def parse_name_argument(parse: Callable[[str], T], text: str) -> T:

@@ -47,7 +47,7 @@ def to_asyncio_output(output: Any) -> Any:
     inner: AsyncProducer = output.producer.inner()
     return Output(
         output.value, output.partition_key, output.ordering_key, output.properties, output.event_timestamp,
-        output.deliver_at, output.deliver_after, inner,
+        output.deliver_at, output.deliver_after, inner, output.priority,
     )  # fmt: skip
 
 

@@ -37,8 +37,8 @@ PAIRS = (
 OF_ASYNCIO = {
     "opened by its client": "Producer.open Consumer.open PullConsumer.open Reader.open TableView.open",
     "what the client is made of": (
-        "Client.connections Client.transactions Client.transaction_now Producer.connections TableView.partitions "
-        "TableView.inbox"
+        "Client.connections Client.transactions Client.transaction_now Producer.connections "
+        "Producer.partitions TableView.partitions TableView.inbox"
     ),
     "of its owner alone, which closes and logs it": (
         "Producer.abort Producer.is_over Producer.title Producer.check Consumer.abort Consumer.is_over Consumer.title "
