@@ -31,6 +31,7 @@ from .common.checks import (
     WrongTopic,
     WrongTopicType,
     WrongValue,
+    check_message_parameters,
     check_parameter,
     check_parameters,
     make_instance_check,
@@ -48,18 +49,21 @@ from .common.errors import (
     translate_error,
 )
 from .common.loggers import StatisticsReporter, attach_logger
+from .common.rate_limits import CircuitBreaker, SharedRateLimiter
 from .connect.connections import Connections, make_client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .consume.consumer import Consumer
+from .consume.listening import ListenOptions
 from .consume.pull import OffsetStore, PullConsumer
 from .consume.ranges import RangeReader, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
+from .consume.requests import Requester, RequestServer
 from .consume.table_view import TableView
 from .core.transaction import TransactionState
 from .model.encryption import KeyReader
 from .model.hooks import Hook
-from .model.message import ConsumerEventListener
+from .model.message import ConsumerEventListener, Message
 from .model.message_id import MessageId
 from .model.options import (
     CONSUMER,
@@ -78,10 +82,12 @@ from .model.settings import (
     ConsumerCryptoFailureAction,
     ConsumerDeadLetterPolicy,
     ConsumerKeySharedPolicy,
+    ConsumerSettings,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
     ProducerAccessMode,
+    ProducerSettings,
     RedeliveryBackoff,
     RegexSubscriptionMode,
 )
@@ -106,6 +112,8 @@ TXN_IDS = ParameterCheck("a list of ids of transactions", (list, tuple, set, fro
 CLOSE_QUIET_S = 5.0
 """Seconds for which `close` waits for brokers that send nothing: longer than a failed broker's topics need to get a new
 owner."""
+SERVED_AGAIN_MS = 1000
+"""After this time in ms a request that a server gave back is delivered again."""
 KEPT_MIN = 16
 """Number of opened objects above which closed ones are removed from the client's list, so that not every opening scans
 the list."""
@@ -162,6 +170,7 @@ class Client(ClosedAfterAsyncWith):
         self._detach = finalize(self, detach) if (detach := attach_logger(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
+        self._requester: Requester | None = None  # made at the first request
 
     @property
     def connections(self) -> Connections:
@@ -506,6 +515,69 @@ class Client(ClosedAfterAsyncWith):
                 raise
 
         return await self._keep(subscribe)
+
+    # ------------------------------------------------------------------------------ requests
+    async def request(
+        self, topic: str, payload: bytes, timeout: float = 30, *, properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+    ) -> Message:  # fmt: skip
+        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
+
+            reply = await client.request("prices", b"ACME", timeout=2)
+            print(reply.data())
+
+        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. RequestFailed:
+        the handler raised an exception, whose class and text it has. Replies are kept nowhere: what must not be lost
+        needs two topics (docs/sdk.md). A reply that comes after the call has ended is dropped (`late_replies`)."""
+        check_parameters(TRANSACTION, {"timeout": timeout})
+        if not isinstance(payload, bytes):
+            raise WrongMessageType(f"the payload of a request is bytes, not {shorten_value(payload)}")
+        check_message_parameters({"properties": properties, "partition_key": partition_key})
+        name = parse_topic(topic)
+        if self._requester is None:
+            self._requester = Requester(self.connections.world, self._open_replies, self._open_requests)
+        return await self._requester.request(name, payload, timeout, properties, partition_key)
+
+    @property
+    def late_replies(self) -> int:
+        """Returns how many replies came after their request had ended, and were dropped."""
+        return 0 if self._requester is None else self._requester.late_replies
+
+    async def _open_replies(self, topic: TopicName) -> Consumer:
+        settings = ConsumerSettings(initial_position=InitialPosition.Earliest)
+        return await self._keep(lambda: Consumer.open(self.connections, [topic], "replies", settings))
+
+    async def _open_requests(self, topic: TopicName) -> Producer:
+        settings = ProducerSettings(block_if_queue_full=True)
+        return await self._keep(lambda: Producer.open(self.connections, topic, settings))
+
+    async def serve(
+        self, topic: str, handler: Callable[[Message], Any], *, subscription_name: str = "serve", concurrency: int = 32,
+        order: str = "none", threads: int | None = None, rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None, stop_timeout: float = 30,
+    ) -> RequestServer:  # fmt: skip
+        """Answers the requests of a topic (`request`): calls `handler(message)`, which returns the payload of the
+        reply, bytes or None. Returns the server, which runs until `stop`, or until the client is closed.
+
+            async with await client.serve("prices", quote) as server:
+                await server.wait()
+
+        Servers of one `subscription_name` share the requests, on a Shared subscription. What the handler raises is
+        raised by `request`, as RequestFailed. A request whose deadline has passed is not handled. The other parameters
+        are those of `Consumer.listen`. The role of the server needs the right to produce to the topics
+        `non-persistent://<namespace>/reply-…`; without it a request is not handled, and the log says so."""
+        options = ListenOptions(concurrency, order, threads, rate, breaker, True, stop_timeout)
+        options.check(handler)
+        consumer = await self.subscribe(
+            topic, subscription_name, ConsumerType.Shared, receiver_queue_size=concurrency,
+            initial_position=InitialPosition.Earliest, negative_ack_redelivery_delay_ms=SERVED_AGAIN_MS,
+        )  # fmt: skip
+        consumer.listening = server = RequestServer(consumer, handler, options, self._open_answers)
+        return server
+
+    async def _open_answers(self, topic: TopicName) -> Producer:
+        settings = ProducerSettings(block_if_queue_full=True, send_timeout_millis=5000)
+        return await self._keep(lambda: Producer.open(self.connections, topic, settings))
 
     async def create_reader(
         self,

@@ -17,13 +17,16 @@ from .. import client as aio
 from ..common.checks import TRANSACTION, check_parameters
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration
+from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
+from ..consume.listening import is_coroutine_function
 from ..consume.ranges import StoredEntry
 from ..model.encryption import KeyReader
+from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
-from .consumer import Consumer, ConsumerEventThread, PullConsumer, Reader
+from .consumer import Consumer, ConsumerEventThread, Listening, PullConsumer, Reader
 from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
 from .producer import Half, Producer, ThreadLocalTransaction, Transaction
@@ -167,6 +170,26 @@ class Client(faces.ClientFacade):
             return function
 
         return register
+
+    def serve(
+        self, topic: str, handler: Callable[[Message], Any], *, subscription_name: str = "serve", concurrency: int = 32,
+        order: str = "none", threads: int | None = None, rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None, stop_timeout: float = 30,
+    ) -> Listening:  # fmt: skip
+        """Answers the requests of a topic (`request`): calls `handler(message)` in threads, which returns the payload
+        of the reply, bytes or None. Returns the server, which runs until `stop`, or until the client is closed.
+
+            with client.serve("prices", quote) as server:
+                server.wait()
+
+        The parameters and errors are those of asyncio's `Client.serve`."""
+        if is_coroutine_function(handler):
+            raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.Client")
+        work = self.inner().serve(
+            topic, handler, subscription_name=subscription_name, concurrency=concurrency, order=order, threads=threads,
+            rate=rate, breaker=breaker, stop_timeout=stop_timeout,
+        )  # fmt: skip
+        return Listening(self._run(work))
 
     def read_range(
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,

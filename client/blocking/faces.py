@@ -279,6 +279,31 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         """
         return self._subscribe(pick_parameters(locals()))
 
+    def request(
+        self,
+        topic: str,
+        payload: bytes,
+        timeout: float = 30,
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+    ) -> Message:
+        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
+
+            reply = await client.request("prices", b"ACME", timeout=2)
+            print(reply.data())
+
+        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. RequestFailed:
+        the handler raised an exception, whose class and text it has. Replies are kept nowhere: what must not be lost
+        needs two topics (docs/sdk.md). A reply that comes after the call has ended is dropped (`late_replies`).
+        """
+        return self._run(self._current().request(**pick_parameters(locals())))
+
+    @property
+    def late_replies(self) -> int:
+        """Returns how many replies came after their request had ended, and were dropped."""
+        return self._current().late_replies
+
     def create_reader(
         self,
         topic: str,

@@ -664,6 +664,11 @@ class Consumer(ClosedAfterAsyncWith):
         return begin_listening(self, function, options)
 
     @property
+    def is_closing(self) -> bool:
+        """Returns whether `close` was called."""
+        return self._closed
+
+    @property
     def has_listener(self) -> bool:
         """Returns whether `listen` or `listen_batch` gets the messages."""
         return self.listening is not None and not self.listening.is_over

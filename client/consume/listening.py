@@ -305,12 +305,14 @@ class Listening:
                 hooks.before_deliver(message)
         argument: Any = messages if self._options.batch else messages[0]
         span = nullcontext() if tracing is None or self._options.batch else tracing.processing(messages[0])
+        found = await self._call(argument, span)
+        return read_results(found, messages) if self._options.batch else (None,)
+
+    async def _call(self, argument: Any, span: Any) -> Any:
         if self._in_loop:
             with span:
-                found = await self._function(argument)
-        else:
-            found = await self._run_in_thread(argument, span)
-        return read_results(found, messages) if self._options.batch else (None,)
+                return await self._function(argument)
+        return await self._run_in_thread(argument, span)
 
     async def _run_in_thread(self, argument: Any, span: Any) -> Any:
         function, failed = self._function, list[BaseException]()

@@ -430,7 +430,7 @@ FEATURES = {
         Feature("compaction", "of each key the newest message is received", compaction),
         Feature("dedup", "what is sent twice with one sequence id is received once", dedup),
         Feature("levels", "messages of all levels are received, each key in its order", levels, {
-            name: f"{who} reads or writes one topic that is named, and each level is a topic: it has no option of levels"
+            name: f"{who} reads or writes one topic that is named, and has no option of levels: each level is a topic"
             for name, who in (
                 ("compaction", "a reader of what compaction left"), ("table view", "a table view"),
                 ("reader", "a reader"), ("pattern", "a pattern"), ("Pulsar's client", "Pulsar's client"),
