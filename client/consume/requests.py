@@ -69,8 +69,8 @@ class RequestFailed(PulsarException):
     """Raised by `Client.request` when the handler raised an exception: `error_class` is its class, as text, and
     `error_message` its text."""
 
-    def __init__(self, message: str = "", error_class: str = "", error_message: str = "", **fields: object) -> None:
-        super().__init__(message, **fields)
+    def __init__(self, message: str = "", error_class: str = "", error_message: str = "") -> None:
+        super().__init__(message)
         self.error_class, self.error_message = error_class, error_message
 
 
