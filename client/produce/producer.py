@@ -223,7 +223,8 @@ class PartitionProducers:
         """Returns the PartitionProducer of the partition to which the message is sent. Raises WrongValue if
         `message_router` returns no valid partition, or any exception that `message_router` raises;
         WrongMessageValue for a `priority`, as the topic has no levels."""
-        self.find_topic(priority)
+        if priority is not None:
+            self.find_topic(priority)
         if self._router is None:
             return self.all[0]
         choose = self._settings.message_router
