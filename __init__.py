@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     )
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
+    from .client.consume.requests import RequestFailed, RequestServerStatistics
     from .client.core.transaction import TransactionState
     from .client.functions import Context, Function, IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
@@ -276,6 +277,8 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "Reader",
     "ReaderConfiguration",
     "RegexSubscriptionMode",
+    "RequestFailed",
+    "RequestServerStatistics",
     "Result",
     "SchemaInfo",
     "SchemaType",
@@ -349,6 +352,7 @@ _PLACES = {
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),
     "client.consume.receiver_queue": ("BatchReceivePolicy", "ConsumerBatchReceivePolicy"),
+    "client.consume.requests": ("RequestFailed", "RequestServerStatistics"),
     "client.functions": ("Context", "Function", "IdentitySerDe", "PickleSerDe", "SerDe"),
     "client.native": (
         "DeadLetterPolicyBuilder", "KeySharedPolicy", "ClientConfiguration", "ConsumerConfiguration",

@@ -31,6 +31,7 @@ from .consume.pull import (
 )
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
+from .consume.requests import RequestFailed, RequestServer, RequestServerStatistics
 from .consume.table_view import TableView
 from .core.transaction import TransactionState
 from .model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
@@ -124,6 +125,9 @@ __all__ = [
     "RateLimiter",
     "Reader",
     "RegexSubscriptionMode",
+    "RequestFailed",
+    "RequestServer",
+    "RequestServerStatistics",
     "Result",
     "SendVetoed",
     "Sending",

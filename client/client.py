@@ -31,6 +31,7 @@ from .common.checks import (
     WrongTopic,
     WrongTopicType,
     WrongValue,
+    check_message_parameters,
     check_parameter,
     check_parameters,
     make_instance_check,
@@ -48,18 +49,21 @@ from .common.errors import (
     translate_error,
 )
 from .common.loggers import StatisticsReporter, attach_logger
+from .common.rate_limits import CircuitBreaker, SharedRateLimiter
 from .connect.connections import Connections, make_client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .consume.consumer import Consumer
+from .consume.listening import ListenOptions
 from .consume.pull import OffsetStore, PullConsumer
 from .consume.ranges import RangeReader, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
+from .consume.requests import Requester, RequestServer
 from .consume.table_view import TableView
 from .core.transaction import TransactionState
 from .model.encryption import KeyReader
 from .model.hooks import Hook
-from .model.message import ConsumerEventListener
+from .model.message import ConsumerEventListener, Message
 from .model.message_id import MessageId
 from .model.options import (
     CONSUMER,
@@ -78,10 +82,12 @@ from .model.settings import (
     ConsumerCryptoFailureAction,
     ConsumerDeadLetterPolicy,
     ConsumerKeySharedPolicy,
+    ConsumerSettings,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
     ProducerAccessMode,
+    ProducerSettings,
     RedeliveryBackoff,
     RegexSubscriptionMode,
 )
@@ -106,6 +112,8 @@ TXN_IDS = ParameterCheck("a list of ids of transactions", (list, tuple, set, fro
 CLOSE_QUIET_S = 5.0
 """Seconds for which `close` waits for brokers that send nothing: longer than a failed broker's topics need to get a new
 owner."""
+SERVED_AGAIN_MS = 1000
+"""After this time in ms a request that a server gave back is delivered again."""
 KEPT_MIN = 16
 """Number of opened objects above which closed ones are removed from the client's list, so that not every opening scans
 the list."""
@@ -162,6 +170,7 @@ class Client(ClosedAfterAsyncWith):
         self._detach = finalize(self, detach) if (detach := attach_logger(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
+        self._requester: Requester | None = None  # made at the first request
 
     @property
     def connections(self) -> Connections:
@@ -268,7 +277,7 @@ class Client(ClosedAfterAsyncWith):
                 raise WrongValue("the producer of an Output is another client's")
             extras = Extras(
                 each.properties, each.partition_key, each.ordering_key, event_timestamp=each.event_timestamp,
-                deliver_at=each.deliver_at, deliver_after=each.deliver_after,
+                deliver_at=each.deliver_at, deliver_after=each.deliver_after, priority=each.priority,
             )  # fmt: skip
             messages.append(each.producer.encoded(each.value, extras))
         return await ClientHalfMessages.of_client(self.connections).prepare(messages, group, check_key, check_after)
@@ -350,15 +359,22 @@ class Client(ClosedAfterAsyncWith):
         filter_properties: Sequence[str] = (),
         batch_by: Sequence[str] = (),
         hooks: Sequence[Hook] | None = None,
+        levels: int | None = None,
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`.
 
         `filter_properties`: up to 16 names of properties. Each batch says by hashes which values its messages have, so
         that a broker can pass over batches in which a filter wants nothing. `batch_by`: names of properties by whose
-        values messages are grouped into batches; order is kept within a group."""
+        values messages are grouped into batches; order is kept within a group.
+
+        `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
+        urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
+        (docs/sdk.md)."""
         settings = make_producer_settings(pick_parameters(locals(), "topic"))
-        return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
+        name = parse_topic(topic)
+        _check_levels(settings.levels, [name])
+        return await self._keep(lambda: Producer.open(self.connections, name, settings))
 
     async def subscribe(
         self,
@@ -411,6 +427,8 @@ class Client(ClosedAfterAsyncWith):
         fair_by_key: bool = False,
         max_in_flight_per_key: int | None = None,
         rate_per_key: float | None = None,
+        levels: int | None = None,
+        weights: Sequence[int] | str | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -443,7 +461,11 @@ class Client(ClosedAfterAsyncWith):
         With `fair_by_key` the keys of a Shared subscription take turns, so that one with many messages does not delay
         the others; each has at most `max_in_flight_per_key` unacknowledged messages, and gets `rate_per_key` messages a
         second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is
-        raised if consumers are connected and they differ."""
+        raised if consumers are connected and they differ.
+
+        `levels`: how many levels of priority the topics have (`create_producer`). The consumer draws from them by
+        `weights`, the most urgent first: (8, 4, 1) is the default of three levels; with "strict" it receives from the
+        most urgent level that has a message."""
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
@@ -470,8 +492,9 @@ class Client(ClosedAfterAsyncWith):
         mode = RegexSubscriptionMode(regex_subscription_mode)
         pattern = TopicPattern(topic, mode) if isinstance(topic, re.Pattern) else None
 
-        if partitions is not None and (names is None or len(names) != 1):
+        if partitions is not None and (names is None or len(names) != 1 or levels is not None):
             raise WrongValue("partitions are those of one topic")
+        _check_levels(settings.levels, names)
 
         async def subscribe() -> Consumer:
             if names is not None:
@@ -492,6 +515,69 @@ class Client(ClosedAfterAsyncWith):
                 raise
 
         return await self._keep(subscribe)
+
+    # ------------------------------------------------------------------------------ requests
+    async def request(
+        self, topic: str, payload: bytes, timeout: float = 30, *, properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+    ) -> Message:  # fmt: skip
+        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
+
+            reply = await client.request("prices", b"ACME", timeout=2)
+            print(reply.data())
+
+        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. RequestFailed:
+        the handler raised an exception, whose class and text it has. Replies are kept nowhere: what must not be lost
+        needs two topics (docs/sdk.md). A reply that comes after the call has ended is dropped (`late_replies`)."""
+        check_parameters(TRANSACTION, {"timeout": timeout})
+        if not isinstance(payload, bytes):
+            raise WrongMessageType(f"the payload of a request is bytes, not {shorten_value(payload)}")
+        check_message_parameters({"properties": properties, "partition_key": partition_key})
+        name = parse_topic(topic)
+        if self._requester is None:
+            self._requester = Requester(self.connections.world, self._open_replies, self._open_requests)
+        return await self._requester.request(name, payload, timeout, properties, partition_key)
+
+    @property
+    def late_replies(self) -> int:
+        """Returns how many replies came after their request had ended, and were dropped."""
+        return 0 if self._requester is None else self._requester.late_replies
+
+    async def _open_replies(self, topic: TopicName) -> Consumer:
+        settings = ConsumerSettings(initial_position=InitialPosition.Earliest)
+        return await self._keep(lambda: Consumer.open(self.connections, [topic], "replies", settings))
+
+    async def _open_requests(self, topic: TopicName) -> Producer:
+        settings = ProducerSettings(block_if_queue_full=True)
+        return await self._keep(lambda: Producer.open(self.connections, topic, settings))
+
+    async def serve(
+        self, topic: str, handler: Callable[[Message], Any], *, subscription_name: str = "serve", concurrency: int = 32,
+        order: str = "none", threads: int | None = None, rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None, stop_timeout: float = 30,
+    ) -> RequestServer:  # fmt: skip
+        """Answers the requests of a topic (`request`): calls `handler(message)`, which returns the payload of the
+        reply, bytes or None. Returns the server, which runs until `stop`, or until the client is closed.
+
+            async with await client.serve("prices", quote) as server:
+                await server.wait()
+
+        Servers of one `subscription_name` share the requests, on a Shared subscription. What the handler raises is
+        raised by `request`, as RequestFailed. A request whose deadline has passed is not handled. The other parameters
+        are those of `Consumer.listen`. The role of the server needs the right to produce to the topics
+        `non-persistent://<namespace>/reply-…`; without it a request is not handled, and the log says so."""
+        options = ListenOptions(concurrency, order, threads, rate, breaker, True, stop_timeout)
+        options.check(handler)
+        consumer = await self.subscribe(
+            topic, subscription_name, ConsumerType.Shared, receiver_queue_size=concurrency,
+            initial_position=InitialPosition.Earliest, negative_ack_redelivery_delay_ms=SERVED_AGAIN_MS,
+        )  # fmt: skip
+        consumer.listening = server = RequestServer(consumer, handler, options, self._open_answers)
+        return server
+
+    async def _open_answers(self, topic: TopicName) -> Producer:
+        settings = ProducerSettings(block_if_queue_full=True, send_timeout_millis=5000)
+        return await self._keep(lambda: Producer.open(self.connections, topic, settings))
 
     async def create_reader(
         self,
@@ -707,6 +793,15 @@ def parse_topic(text: str) -> TopicName:
     found = parse_name_argument(TopicName.parse, text)
     parse_name_argument(lambda _: found.full.encode(), text)
     return found
+
+
+def _check_levels(levels: int | None, topics: Sequence[TopicName] | None) -> None:
+    if levels is None:
+        return
+    if topics is None:
+        raise WrongValue("levels are of topics that are named: a pattern finds the topics of each level by itself")
+    if any(each.partition >= 0 for each in topics):
+        raise WrongValue("levels are of a whole topic: each level has partitions of its own")
 
 
 def parse_name_argument(parse: Callable[[str], T], text: str) -> T:

@@ -50,8 +50,9 @@ class Change(NamedTuple):
 FACES = (
     Face(
         Client, "BlockingFacade[aio.Client], ClosedAfterWith",
-        waits="sink_status commit_transaction abort_transaction transaction_status get_topic_partitions",
-        ends="commit_half rollback_half", calls="get_service_info",
+        waits="sink_status commit_transaction abort_transaction transaction_status get_topic_partitions "
+        "request",
+        ends="commit_half rollback_half", calls="get_service_info late_replies",
         opens="__init__ create_producer subscribe create_reader pull_consumer create_table_view",
     ),
     Face(

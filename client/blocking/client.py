@@ -25,6 +25,8 @@ from ..common.checks import FUNCTION, TRANSACTION, check_parameter, check_parame
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, CtrlC, InvalidConfiguration
 from ..common.loggers import ignore_error, run_logging_errors
+from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
+from ..consume.listening import is_coroutine_function
 from ..consume.ranges import StoredEntry
 from ..model.encryption import KeyReader
 from ..model.message import Message
@@ -42,7 +44,7 @@ from ..transactions.process import (
     convert_to_outputs,
 )
 from . import faces
-from .consumer import Consumer, ConsumerEventThread, PullConsumer, Reader
+from .consumer import Consumer, ConsumerEventThread, Listening, PullConsumer, Reader
 from .loop_thread import LOOK_S, close_soon, shared_loop_thread, wait_result
 from .producer import Half, Producer, ThreadLocalTransaction, Transaction
 from .table_view import TableView
@@ -186,6 +188,26 @@ class Client(faces.ClientFacade):
 
         return register
 
+    def serve(
+        self, topic: str, handler: Callable[[Message], Any], *, subscription_name: str = "serve", concurrency: int = 32,
+        order: str = "none", threads: int | None = None, rate: float | SharedRateLimiter | None = None,
+        breaker: CircuitBreaker | None = None, stop_timeout: float = 30,
+    ) -> Listening:  # fmt: skip
+        """Answers the requests of a topic (`request`): calls `handler(message)` in threads, which returns the payload
+        of the reply, bytes or None. Returns the server, which runs until `stop`, or until the client is closed.
+
+            with client.serve("prices", quote) as server:
+                server.wait()
+
+        The parameters and errors are those of asyncio's `Client.serve`."""
+        if is_coroutine_function(handler):
+            raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.Client")
+        work = self.inner().serve(
+            topic, handler, subscription_name=subscription_name, concurrency=concurrency, order=order, threads=threads,
+            rate=rate, breaker=breaker, stop_timeout=stop_timeout,
+        )  # fmt: skip
+        return Listening(self._run(work))
+
     def read_range(
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
         incarnation: int = 0,
@@ -261,7 +283,7 @@ def to_asyncio_output(output: Any) -> Any:
     inner: AsyncProducer = output.producer.inner()
     return Output(
         output.value, output.partition_key, output.ordering_key, output.properties, output.event_timestamp,
-        output.deliver_at, output.deliver_after, inner,
+        output.deliver_at, output.deliver_after, inner, output.priority,
     )  # fmt: skip
 
 

@@ -167,6 +167,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         filter_properties: Sequence[str] = (),
         batch_by: Sequence[str] = (),
         hooks: Sequence[Hook] | None = None,
+        levels: int | None = None,
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`.
@@ -174,6 +175,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         `filter_properties`: up to 16 names of properties. Each batch says by hashes which values its messages have, so
         that a broker can pass over batches in which a filter wants nothing. `batch_by`: names of properties by whose
         values messages are grouped into batches; order is kept within a group.
+
+        `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
+        urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
+        (docs/sdk.md).
         """
         return self._create_producer(pick_parameters(locals()))
 
@@ -228,6 +233,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         fair_by_key: bool = False,
         max_in_flight_per_key: int | None = None,
         rate_per_key: float | None = None,
+        levels: int | None = None,
+        weights: Sequence[int] | str | None = None,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -262,11 +269,40 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is
         raised if consumers are connected and they differ.
 
+        `levels`: how many levels of priority the topics have (`create_producer`). The consumer draws from them by
+        `weights`, the most urgent first: (8, 4, 1) is the default of three levels; with "strict" it receives from the
+        most urgent level that has a message.
+
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
         thread too.
         """
         return self._subscribe(pick_parameters(locals()))
+
+    def request(
+        self,
+        topic: str,
+        payload: bytes,
+        timeout: float = 30,
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+    ) -> Message:
+        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
+
+            reply = await client.request("prices", b"ACME", timeout=2)
+            print(reply.data())
+
+        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. RequestFailed:
+        the handler raised an exception, whose class and text it has. Replies are kept nowhere: what must not be lost
+        needs two topics (docs/sdk.md). A reply that comes after the call has ended is dropped (`late_replies`).
+        """
+        return self._run(self._current().request(**pick_parameters(locals())))
+
+    @property
+    def late_replies(self) -> int:
+        """Returns how many replies came after their request had ended, and were dropped."""
+        return self._current().late_replies
 
     def create_reader(
         self,
@@ -357,6 +393,7 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         group: str,
         check_key: str = "",
         check_after: float = 0,
+        priority: int | None = None,
     ) -> Half:
         """Stores a message as a half message: durably, without publishing it. `Half.commit` publishes it, once;
         `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the cluster's default), a
@@ -381,6 +418,7 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         txn: Transaction | None = None,
         expires_at: datetime | int | None = None,
         expires_in: timedelta | float | None = None,
+        priority: int | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
@@ -388,15 +426,16 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         """
         return self._run(self._current().send_many(**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
 
-    def cancel(self, message_id: MessageId) -> list[str]:
+    def cancel(self, message_id: MessageId, *, priority: int | None = None) -> list[str]:
         """Cancels a delayed message of this topic: no subscription gets it. Returns the names of the subscriptions for
-        which it was still delayed, when that is durable. May be called again after an error.
+        which it was still delayed, when that is durable. May be called again after an error. `priority`: that with
+        which it was sent, of a producer with `levels`.
 
         Raises NotAllowedError if its time has come, or a subscription has got it; TopicNotFound if the topic has no
         such message, or its transaction has not committed. A subscription that is created later from an earlier
         position gets the message.
         """
-        return self._run(self._current().cancel(message_id))
+        return self._run(self._current().cancel(message_id, priority=priority))
 
     def flush(self) -> None:
         """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises

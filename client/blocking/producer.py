@@ -220,6 +220,7 @@ class Producer(ProducerFacade):
         txn: Transaction | None = None,
         expires_at: datetime | int | None = None,
         expires_in: timedelta | float | None = None,
+        priority: int | None = None,
     ) -> None:
         """Sends a message and returns at once; `callback(Result, MessageId)` is called in the loop thread when the
         outcome is known."""
@@ -232,7 +233,7 @@ class Producer(ProducerFacade):
             properties is None and partition_key is None and ordering_key is None and sequence_id is None
             and replication_clusters is None and (disable_replication is False or disable_replication is None)
             and event_timestamp is None and deliver_at is None and deliver_after is None
-            and expires_at is None and expires_in is None
+            and expires_at is None and expires_in is None and priority is None
         ):  # fmt: skip
             try:
                 if txn is None:
@@ -246,7 +247,7 @@ class Producer(ProducerFacade):
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after, txn=asyncio_transaction_of(txn),
-            expires_at=expires_at, expires_in=expires_in,
+            expires_at=expires_at, expires_in=expires_in, priority=priority,
         )  # fmt: skip
         self._enqueue(content, callback, extras)
 
@@ -283,13 +284,15 @@ class Producer(ProducerFacade):
         txn: Transaction | None = None,
         expires_at: datetime | int | None = None,
         expires_in: timedelta | float | None = None,
+        priority: int | None = None,
     ) -> MessageId:
         """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
         its Result.
 
         `txn`: the message counts when that transaction commits (docs/transactions.md). `expires_at` (a datetime with a
         time zone, or ms since the epoch) or `expires_in` (seconds from now): consumers do not get the message from then
-        on, by the broker's clock (docs/sdk.md)."""
+        on, by the broker's clock (docs/sdk.md). `priority`: the level of the message, 0 for the most urgent one, of a
+        producer with `levels`; None: the least urgent one."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if threading.get_ident() == self._thread.ident:
@@ -301,7 +304,7 @@ class Producer(ProducerFacade):
             properties is None and partition_key is None and ordering_key is None and sequence_id is None
             and replication_clusters is None and (disable_replication is False or disable_replication is None)
             and event_timestamp is None and deliver_at is None and deliver_after is None and txn is None
-            and expires_at is None and expires_in is None
+            and expires_at is None and expires_in is None and priority is None
         ):  # fmt: skip
             try:
                 producer.add(content, outcome)
@@ -311,7 +314,7 @@ class Producer(ProducerFacade):
             extras = Extras(
                 properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
                 event_timestamp, deliver_at, deliver_after, txn=asyncio_transaction_of(txn),
-                expires_at=expires_at, expires_in=expires_in,
+                expires_at=expires_at, expires_in=expires_in, priority=priority,
             )  # fmt: skip
             producer = self._enqueue(content, outcome, extras)
         producer.flush_soon()

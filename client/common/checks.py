@@ -248,6 +248,7 @@ MESSAGE: Table = {
     "expires_in": ParameterCheck(
         "seconds above 0 and up to 10**9, or such a timedelta", (int, float, timedelta), _is_lifetime, True
     ),
+    "priority": make_whole_number_check(0, optional=True),
     "callback": CALLBACK,
 }  # fmt: skip
 

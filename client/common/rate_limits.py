@@ -2,6 +2,10 @@
 (`Consumer.listen`) and for anything else: they know nothing of messages. All methods may be called from any thread,
 but the `wait` of asyncio, which belongs to an event loop.
 
+The rate of a RateLimiter may follow a key of a topic (`watch`), so that an operator changes it for all programs. It is
+a topic, and not a policy, because whoever may consume reads it, and is told of a change at once: a policy is read by
+administrators, who would have to ask again and again.
+
 Their cores are runtime/token_bucket.py, and `BreakerCore` below its heading (breaker).
 Guards: tests/client/common/test_rate_limits.py.
 
@@ -12,17 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf, isfinite
 from threading import Lock
+from typing import Any, Protocol, TypeVar
 
 from ...runtime.clock import SystemClock
 from ...runtime.token_bucket import TokenBucket
-from .checks import DURATION_MS_MAX, YES_OR_NO, ParameterCheck, WrongValue, check_parameter, make_whole_number_check
+from .checks import (
+    DURATION_MS_MAX,
+    NAME,
+    YES_OR_NO,
+    ParameterCheck,
+    WrongValue,
+    check_parameter,
+    make_whole_number_check,
+)
 from .errors import OperationNotSupported, Timeout
+
+_LOG = logging.getLogger("magnetar.client")
 
 LOOK_S = 0.5
 """Longest sleep in seconds of one that waits: so soon it sees that the rate was changed, or that Ctrl-C was pressed."""
@@ -32,6 +48,36 @@ COUNT = ParameterCheck("a number from 0 on", (int, float), lambda n: isfinite(n)
 SECONDS = ParameterCheck(
     "seconds, from 0 on, or None", (int, float), lambda s: 0 <= s <= DURATION_MS_MAX / 1000, True
 )  # fmt: skip
+
+
+class RateView(Protocol):
+    """The interface of a table view, of asyncio or blocking."""
+
+    def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> object: ...
+
+
+View = TypeVar("View", bound=RateView, covariant=True)
+
+
+class OpensAsyncViews(Protocol[View]):
+    """The interface of an asyncio Client that `AsyncRateLimiter.watch` uses."""
+
+    async def create_table_view(self, topic: str) -> View: ...
+
+
+class OpensViews(Protocol[View]):
+    """The interface of a blocking Client that `RateLimiter.watch` uses."""
+
+    def create_table_view(self, topic: str) -> View: ...
+
+
+def parse_rate(value: bytes) -> float | None:
+    """Returns the rate per second that the value of a topic is, a number as text; None if it is none."""
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if RATE.find_error_class(found) is None else None
 
 
 class SharedRateLimiter:
@@ -51,6 +97,7 @@ class SharedRateLimiter:
         self._lock = threading.Lock()
         self._burst = 1.0 if leaky else burst
         self._bucket = TokenBucket(float(rate), clock(), self._burst_at(rate))
+        self._first_rate = rate
 
     def _burst_at(self, rate: float) -> float:
         return max(1.0, rate) if self._burst is None else self._burst
@@ -65,6 +112,19 @@ class SharedRateLimiter:
         check_parameter("rate", RATE, rate)
         with self._lock:
             self._bucket.set_rate(float(rate), self._clock(), self._burst_at(rate))
+
+    def _follow(self, view: RateView, key: str) -> None:
+        def change(changed: str, value: bytes) -> None:
+            if changed != key:
+                return
+            rate = self._first_rate if not value else parse_rate(value)
+            if rate is None:
+                _LOG.warning("the rate %r stays %g a second: %r is no number above 0", key, self.rate, value[:80])
+            else:
+                _LOG.info("the rate %r is %g a second", key, rate)
+                self.rate = rate
+
+        view.for_each_and_listen(change)
 
     def allow(self, count: float = 1) -> bool:
         """Returns whether `count` may begin now; if so, counts them."""
@@ -96,6 +156,21 @@ class AsyncRateLimiter(SharedRateLimiter):
 
     _turn: asyncio.Lock | None = None
 
+    async def watch(self, client: OpensAsyncViews[View], topic: str, key: str) -> View:
+        """Follows a key of a compacted topic: its value, a number as text, is the rate from now on, and whenever it
+        changes. Returns the table view that reads the topic; close it to end this. `client`: an asyncio Client.
+
+            limiter = RateLimiter(10)
+            await limiter.watch(client, "rates", "vendor")
+            await producer.send(b"50", partition_key="vendor")      # an operator, of a producer of "rates"
+
+        Without the key, and when it is deleted, the rate is that with which the limiter was made. A value that is no
+        number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays."""
+        check_parameter("key", NAME, key)
+        view = await client.create_table_view(topic)
+        self._follow(view, key)
+        return view
+
     async def wait(self, count: float = 1, timeout: float | None = None) -> None:
         """Waits until `count` may begin, and counts them. Callers of one event loop have their turn in order. Raises
         Timeout if that is not within `timeout` seconds; then, and if the caller is cancelled, counts nothing."""
@@ -122,6 +197,21 @@ class RateLimiter(SharedRateLimiter):
     may be changed at any time (`limiter.rate = 5`): who waits sees it within half a second. Several consumers and
     threads may share one object. A call of more than `burst` waits for a full bucket, and what follows waits for the
     rest."""
+
+    def watch(self, client: OpensViews[View], topic: str, key: str) -> View:
+        """Follows a key of a compacted topic: its value, a number as text, is the rate from now on, and whenever it
+        changes. Returns the table view that reads the topic; close it to end this. `client`: a Client.
+
+            limiter = magnetar.RateLimiter(10)
+            limiter.watch(client, "rates", "vendor")
+            producer.send(b"50", partition_key="vendor")            # an operator, of a producer of "rates"
+
+        Without the key, and when it is deleted, the rate is that with which the limiter was made. A value that is no
+        number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays."""
+        check_parameter("key", NAME, key)
+        view = client.create_table_view(topic)
+        self._follow(view, key)
+        return view
 
     def wait(self, count: float = 1, timeout: float | None = None) -> None:
         """Waits in the calling thread until `count` may begin, and counts them. Raises Timeout if that is not within

@@ -69,6 +69,7 @@ from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
 from ..core.effects import MessageIndex, PartitionClientState
+from ..core.levels import LevelQueues, LevelTurns, make_default_weights, split_by_level
 from ..core.transaction import TransactionPort
 from ..model.hooks import chain_hooks
 from ..model.message import ActiveConsumerEvents, Message
@@ -91,7 +92,7 @@ class PartitionConsumers:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
-        self.inbox = ReceiverQueue()
+        self.inbox = ReceiverQueue(_make_level_queues(settings))
         self._watcher: PartitionsWatcher | None = None
         self._settings = settings
         self._by_topic: dict[str, PartitionConsumer] = {}
@@ -277,6 +278,19 @@ class PartitionConsumers:
             raise
 
 
+def _make_level_queues(settings: ConsumerSettings) -> LevelQueues[Message] | None:
+    if settings.levels is None:
+        return None
+    weights = make_default_weights(settings.levels) if settings.weights is None else settings.weights
+    return LevelQueues(LevelTurns(settings.levels, weights), _find_level)
+
+
+def _find_level(message: Message) -> int:
+    consumer: Any = message.entry.consumer
+    level: int = consumer.level
+    return level
+
+
 async def _seek(partitions: Sequence[PartitionConsumer], to: MessageId | int) -> None:
     await asyncio.gather(*(each.requests.seek(to) for each in partitions))
 
@@ -384,6 +398,7 @@ class Consumer(ClosedAfterAsyncWith):
         self._assigned: tuple[int, ...] | None = None  # None: all partitions, also later ones
         self._assigning = asyncio.Lock()
         self._start = start
+        self._levels: dict[TopicName, int] = {}  # of priority, by topic
         self._watch: TopicPatternWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveConsumerEvents(listener) if listener is not None else None
@@ -398,8 +413,11 @@ class Consumer(ClosedAfterAsyncWith):
         """Returns a consumer that is subscribed to all partitions of all `topics`. If the broker of one partition
         refuses, subscribes to none and raises the error of that broker. `watch`: finds the topics that match a pattern
         and are created later. `start`: where a subscription that is not durable begins. `partitions`: those that are
-        read, of one topic; None: all."""
+        read, of one topic; None: all. With levels, those of `topics` are read, and the receiver queue is divided evenly
+        among the levels."""
         check_subscription_name(subscription)
+        if settings.levels is not None:
+            settings = replace(settings, receiver_queue_size=max(1, settings.receiver_queue_size // settings.levels))
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
             settings = replace(settings, existing_only=True)  # do not create a deleted topic again
@@ -418,7 +436,9 @@ class Consumer(ClosedAfterAsyncWith):
         return consumer
 
     async def _open_topics(self, topics: Sequence[TopicName]) -> None:
-        topics = list(dict.fromkeys(each for topic in topics for each in self._dead_letters.add(topic)))
+        for topic, level in split_by_level(topics, self.settings.levels):
+            self._levels.update((each.base, level) for each in self._dead_letters.add(topic, level))
+        topics = list(self._levels)
         counts = await asyncio.gather(*(self.connections.fetch_partition_count(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
@@ -441,6 +461,7 @@ class Consumer(ClosedAfterAsyncWith):
             on_gone=self._gone if settings.existing_only else None,
             hooks=self.hooks,
         )  # fmt: skip
+        consumer.level = self._levels.get(name.base, 0)
         consumer.on_active = self._events.notify if self._events is not None else None
         return consumer
 
@@ -641,6 +662,11 @@ class Consumer(ClosedAfterAsyncWith):
             concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
         )
         return begin_listening(self, function, options)
+
+    @property
+    def is_closing(self) -> bool:
+        """Returns whether `close` was called."""
+        return self._closed
 
     @property
     def has_listener(self) -> bool:

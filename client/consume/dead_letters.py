@@ -32,6 +32,10 @@ sets keys for the producer.)
 the copy names that schema: consumers with a schema read the copy as they read the message. If the topic refuses the
 schema, the copy names none; consumers then read the copy with their own schema.
 
+**Levels of priority.** Each level has a dead-letter topic and a retry-letter topic of its own: `<topic of the
+level>-<subscription>-DLQ`, or that of the level of the topic that the policy names. So what is retried keeps its level,
+and a consumer with levels reads the dead letters by level.
+
 Order: publish → its receipt → acknowledge. A crash between these steps duplicates a message and loses none. A message
 that cannot be published is tried again. Names: topic `<topic>-<subscription>-DLQ`, producer
 `<topic>-<subscription>-<consumer>-<random>-DLQ`; properties of the copy: those of the message, REAL_TOPIC,
@@ -45,6 +49,7 @@ import logging
 import re
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from traceback import format_exception
 
@@ -70,6 +75,7 @@ from ..common.checks import WrongValue
 from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupported
 from ..connect.connections import Connections
 from ..core.batcher import OutgoingMessage
+from ..core.levels import make_level_topic
 from ..model.composite_schemas import PreEncodedSchema
 from ..model.hooks import HookChain
 from ..model.message import CiphertextMessage, Message
@@ -101,6 +107,15 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
             f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type!s}"
         )
     return policy
+
+
+def make_level_policy(policy: ConsumerDeadLetterPolicy, level: int) -> ConsumerDeadLetterPolicy:
+    """Returns the policy of a level of priority: where the policy names a topic, the level has its own."""
+    dead, retry = (
+        make_level_topic(TopicName.parse(name), level).full if name else name
+        for name in (policy.dead_letter_topic, policy.retry_letter_topic)
+    )
+    return replace(policy, dead_letter_topic=dead, retry_letter_topic=retry)
 
 
 def parse_reconsume_count(told: str) -> int:
@@ -377,11 +392,13 @@ class DeadLetterProducers:
         self._by_topic: dict[TopicName, DeadLetterProducer] = {}
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
-    def add(self, topic: TopicName) -> list[TopicName]:
-        """Makes the DeadLetterProducer of a topic. Returns the topics to subscribe to: `topic`, and with `enable_retry`
-        also its retry-letter topic. A retry-letter or dead-letter topic that a pattern found has no retry-letter
-        topic."""
+    def add(self, topic: TopicName, level: int = 0) -> list[TopicName]:
+        """Makes the DeadLetterProducer of a topic, which may be that of a level of priority. Returns the topics to
+        subscribe to: `topic`, and with `enable_retry` also its retry-letter topic. A retry-letter or dead-letter topic
+        that a pattern found has no retry-letter topic."""
         policy, subscription = self.policy, self._subscription
+        if policy is not None and self._settings.levels is not None:
+            policy = make_level_policy(policy, level)
         if policy is None or is_dead_letter_topic(topic, subscription, policy):
             return [topic]
         home = find_original_topic(topic, subscription, policy)

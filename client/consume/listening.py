@@ -42,6 +42,7 @@ from ..common.checks import (
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException
 from ..common.loggers import ignore_error, is_cancelled, log_foreign_error, run_logging_errors
 from ..common.rate_limits import LOOK_S, RATE, SECONDS, AsyncRateLimiter, CircuitBreaker, SharedRateLimiter
+from ..core.levels import LevelQueues
 from ..core.listening import KeyQueues
 from ..model.message import DamagedMessage, Message
 
@@ -135,7 +136,7 @@ class Listening:
         self._concurrency = options.concurrency
         if not self._in_loop and options.threads is not None:
             self._concurrency = min(options.threads, options.concurrency)
-        self._queues: KeyQueues[Message] = KeyQueues(ANY_NUMBER if options.batch else self._concurrency)
+        self._queues = self._make_queues(ANY_NUMBER if options.batch else self._concurrency)
         rate = options.rate
         self._limiter = AsyncRateLimiter(rate, clock=self._now) if isinstance(rate, int | float) else rate
         self._counted = ListenerStatistics()
@@ -154,6 +155,12 @@ class Listening:
         self._inbox.sorted = self._queues
         self._feeding = self._tasks.spawn(self._feed(), f"listener of {consumer.topic()}")
         self._feeding.add_done_callback(self._on_fed)
+
+    def _make_queues(self, concurrency: int) -> KeyQueues[Message]:
+        waiting = self._inbox.messages
+        if isinstance(waiting, LevelQueues):  # what is sorted by key is drawn by level: the inbox is drained at once
+            return KeyQueues(concurrency, waiting.derive(lambda item: item.value))
+        return KeyQueues(concurrency)
 
     # ------------------------------------------------------------------------------ from the receiver queue
     async def _feed(self) -> None:
@@ -298,12 +305,14 @@ class Listening:
                 hooks.before_deliver(message)
         argument: Any = messages if self._options.batch else messages[0]
         span = nullcontext() if tracing is None or self._options.batch else tracing.processing(messages[0])
+        found = await self._call(argument, span)
+        return read_results(found, messages) if self._options.batch else (None,)
+
+    async def _call(self, argument: Any, span: Any) -> Any:
         if self._in_loop:
             with span:
-                found = await self._function(argument)
-        else:
-            found = await self._run_in_thread(argument, span)
-        return read_results(found, messages) if self._options.batch else (None,)
+                return await self._function(argument)
+        return await self._run_in_thread(argument, span)
 
     async def _run_in_thread(self, argument: Any, span: Any) -> Any:
         function, failed = self._function, list[BaseException]()

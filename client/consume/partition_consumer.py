@@ -78,6 +78,7 @@ class PartitionConsumer:
         self.writer_schemas = TopicSchemaCache(connections, topic)  # messages keep those of their incarnation
         self.must_keep_order = settings.redelivery_order == "key"
         self.name = settings.consumer_name or ""
+        self.level = 0  # of priority, of a consumer with levels
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
         self.incarnation = 0  # of the topic that it reads; 0: not known

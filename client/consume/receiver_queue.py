@@ -4,7 +4,8 @@ of a consumer to its broker (`ConsumerRequests`).
 
 The queue is a deque: `put` and `take_nowait` need no lock. A receiver that waits registers a function that wakes it;
 `put` calls as many of these functions as there are messages. A wake-up is only a hint: the receiver checks the queue
-again, and waits again if another receiver was faster.
+again, and waits again if another receiver was faster. With levels of priority `messages` has a deque for each level,
+and the first message is that of the level whose turn it is (client/core/levels.py).
 
 **No wake-up is lost.** A receiver that stops waiting for another reason (a time-out, a cancelled task, Ctrl-C) removes
 its function; if the function was called already, the function of the next receiver is called in its place
@@ -29,6 +30,7 @@ from ..common.errors import ConnectError, OperationNotSupported, PulsarException
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, PartitionClientState
+from ..core.levels import LevelQueues, make_empty_queue
 from ..core.listening import KeyQueues
 from ..model.message import Message
 from .acknowledgements import AckCollector, Pending, get_ack_coordinates
@@ -38,14 +40,15 @@ from .deliveries import SeekTarget, make_ack_requests
 class ReceiverQueue:
     """The queue of received messages of one consumer, which wait in the client until the application receives them."""
 
-    def __init__(self) -> None:
-        self._fill(deque())
+    def __init__(self, messages: deque[Message] | LevelQueues[Message] | None = None) -> None:
+        """Makes the queue. `messages`: empty, where the messages are kept; None: one after the other."""
+        self._fill(deque() if messages is None else messages)
         self._waiting: deque[Callable[[], object]] = deque()
         self._error: PulsarException | None = None
         self._at_end: list[Callable[[], object]] = []
         self.sorted: KeyQueues[Message] | None = None  # by a listener; what waits there is part of this queue
 
-    def _fill(self, messages: deque[Message]) -> None:
+    def _fill(self, messages: deque[Message] | LevelQueues[Message]) -> None:
         self.messages = messages
         self._first = starmap(messages.popleft, repeat(()))  # never ends: an empty deque raises
 
@@ -219,7 +222,7 @@ class ReceiverQueue:
         """Removes the messages for which `unwanted` returns True; returns the number of their permits. Must be called
         in the event loop. Each other message is still received exactly once."""
         old = self.messages
-        self._fill(deque())
+        self._fill(make_empty_queue(old))
         dropped = 0 if self.sorted is None else sum(max(0, each.permits) for each in self.sorted.discard(unwanted))
         while old:
             try:

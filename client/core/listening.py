@@ -7,7 +7,8 @@
     queues.check()
 
 **Order.** Of the messages with one key, one is handled at a time, in the order in which they were added; `key` None: no
-order. A message that is free to begin waits only for `concurrency`. So a key whose handler hangs delays no other key,
+order. A message that is free to begin waits only for `concurrency`, and with levels of priority for the turn of its
+level. So a key whose handler hangs delays no other key,
 as long as the receiver queue has room: what waits here is still part of it (client/consume/listening.py).
 **Copies.** A broker delivers a message again when the connection was lost, when its acknowledgement is late, or when
 another message of its batch failed. A message at the same place that is handled, or waits, is not added a second time:
@@ -19,6 +20,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
+
+from .levels import LevelQueues, make_empty_queue
 
 T = TypeVar("T")
 
@@ -33,12 +36,14 @@ class QueuedItem(NamedTuple, Generic[T]):
 
 
 class KeyQueues(Generic[T]):
-    """A queue for each key that is busy. `concurrency`: how many items may be handled at a time."""
+    """A queue for each key that is busy. `concurrency`: how many items may be handled at a time. `ready`: empty, where
+    the items are kept that may begin; None: one after the other."""
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, ready: LevelQueues[QueuedItem[T]] | None = None) -> None:
         self.concurrency = concurrency
         self._number = 0
-        self._ready: deque[QueuedItem[T]] = deque()  # may begin: nothing of their keys is before them
+        # may begin: nothing of their keys is before them
+        self._ready: deque[QueuedItem[T]] | LevelQueues[QueuedItem[T]] = deque() if ready is None else ready
         self._following: dict[Hashable, deque[QueuedItem[T]]] = {}  # busy key → what follows what is ready or begun
         self._begun: dict[Hashable, QueuedItem[T]] = {}  # by place
         self._places: set[Hashable] = set()  # of all items
@@ -109,7 +114,7 @@ class KeyQueues(Generic[T]):
         """Removes the waiting items for which `unwanted` returns True; returns them in the order in which they were
         added."""
         gone = list[T]()
-        items, self._ready = self._waiting(), deque()
+        items, self._ready = self._waiting(), make_empty_queue(self._ready)
         self._following = {item.key: deque() for item in self._begun.values() if item.key is not None}
         for item in items:
             if unwanted(item.value):

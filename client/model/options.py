@@ -40,6 +40,7 @@ from ..common.checks import (
     to_plain_text,
 )
 from ..common.loggers import check_logger
+from ..core.levels import LEVELS_MAX, STRICT, WEIGHT_MAX
 from .hooks import HOOKS
 from .message_id import MessageId
 from .schema import Schema
@@ -88,6 +89,17 @@ def _are_texts(names: object) -> bool:
 
 _NAMES = ParameterCheck("a list or tuple of names of properties", (list, tuple), _are_texts)
 
+_LEVELS = make_whole_number_check(2, LEVELS_MAX, optional=True)
+
+
+def _are_weights(weights: object) -> bool:
+    if isinstance(weights, str):
+        return weights == STRICT
+    return isinstance(weights, list | tuple) and bool(weights) and all(
+        type(each) is int and 1 <= each <= WEIGHT_MAX for each in weights
+    )  # fmt: skip
+
+
 PRODUCER: Table = {
     "producer_name": TEXT_OR_NONE,
     "schema": make_instance_check(Schema),
@@ -117,6 +129,7 @@ PRODUCER: Table = {
     "filter_properties": _NAMES,
     "batch_by": _NAMES,
     "hooks": HOOKS,
+    "levels": _LEVELS,
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
@@ -171,6 +184,11 @@ CONSUMER: Table = {
     "fair_by_key": YES_OR_NO,
     "max_in_flight_per_key": make_whole_number_check(1, 1_000_000_000, optional=True),
     "rate_per_key": PER_SECOND,
+    "levels": _LEVELS,
+    "weights": ParameterCheck(
+        f"strict, or a whole number from 1 to {WEIGHT_MAX} for each level, or None", (str, list, tuple), _are_weights,
+        True,
+    ),
 }
 OF_START = ("broadcast", "start_message_id", "start_at", "partitions")
 """Parameters of `Client.subscribe` that say where a subscription begins; they are no settings of its consumers."""
@@ -239,7 +257,11 @@ def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
             parse_filter(options["filter"].strip())
         except InvalidRequest as error:
             raise WrongValue(error.message) from error
-    return ConsumerSettings(**{**_without(options), "hooks": tuple(options.get("hooks") or ())})
+    weights = options.get("weights")
+    return ConsumerSettings(**{
+        **_without(options), "hooks": tuple(options.get("hooks") or ()),
+        "weights": None if weights is None else () if weights == STRICT else tuple(weights),
+    })  # fmt: skip
 
 
 def _without(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -225,6 +225,7 @@ class ProducerSettings:
     batch_by: tuple[str, ...] = ()  # ours: one batch is open per combination of their values, at most 16
     existing_only: bool = False  # the topic is not made when it does not exist (any more)
     hooks: tuple[Hook, ...] = field(default=(), repr=False)  # ours: called for each message, after those of the client
+    levels: int | None = None  # ours: of priority, each a topic: t-priority-0 is the most urgent of t; None: one topic
 
     def __post_init__(self) -> None:
         wrong = check_names(self.filter_properties + self.batch_by)
@@ -386,6 +387,8 @@ class ConsumerSettings:
     debounce: float | None = None  # ours: s; of a key only the newest message of each such window; not on Shared
     fair_by_key: bool = False  # ours, of Shared: keys take turns; costs the broker a look at each message's key
     max_in_flight_per_key: int | None = None  # … and each has so many unacknowledged messages; None: no limit
+    levels: int | None = None  # ours: of priority, each a topic: t-priority-0 is the most urgent of t; None: one topic
+    weights: tuple[int, ...] | None = None  # … how often each is served; None: 8, 4, 1 …; empty: strictly by urgency
     rate_per_key: float | None = None  # … and gets so many a second, at most one second's worth at once; None: any
 
     def __post_init__(self) -> None:
@@ -416,4 +419,9 @@ class ConsumerSettings:
             self.fair_by_key or self.max_in_flight_per_key is self.rate_per_key is None,
             "max_in_flight_per_key and rate_per_key need fair_by_key",
         )
+        _require(
+            not self.weights or (self.levels is not None and len(self.weights) == self.levels),
+            "weights are as many as levels",
+        )
+        _require(self.levels is not None or self.weights is None, "weights need levels")
         _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")

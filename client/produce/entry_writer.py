@@ -228,6 +228,7 @@ class Extras(NamedTuple):
     null_key: bool = False  # of a pair that has its key apart
     expires_at: datetime | int | None = None  # aware, or ms since the epoch
     expires_in: timedelta | float | None = None  # seconds
+    priority: int | None = None  # the level, 0 for the most urgent
     txn: TransactionPort | None = None
 
 
@@ -314,7 +315,7 @@ def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
 def _check_extras(extras: Extras) -> None:
     """Checks the extras: the plain values of most messages directly, the others by the table."""
     properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras[:10]
-    _, ends, lasts, txn = extras[10:]
+    _, ends, lasts, priority, txn = extras[10:]
     if txn is not None:
         check_transaction_argument(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
@@ -333,5 +334,7 @@ def _check_extras(extras: Extras) -> None:
         if ends is not None and lasts is not None:
             raise WrongMessageValue("a message has expires_at or expires_in, not both")
         check_message_parameters({"expires_at": ends, "expires_in": lasts})
+    if priority is not None:
+        check_message_parameters({"priority": priority})
     if clusters is not None or (disabled is not None and disabled is not False):
         check_message_parameters({"replication_clusters": clusters, "disable_replication": disabled})

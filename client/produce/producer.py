@@ -21,7 +21,14 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError
 from ...proto.names import TopicName
 from ...proto.states import TxnId
-from ..common.checks import ParameterCheck, WrongValue, check_message_parameters, check_parameter, shorten_value
+from ..common.checks import (
+    ParameterCheck,
+    WrongMessageValue,
+    WrongValue,
+    check_message_parameters,
+    check_parameter,
+    shorten_value,
+)
 from ..common.closing import ClosedAfterAsyncWith, close_all_parts
 from ..common.errors import (
     AlreadyClosed,
@@ -37,6 +44,7 @@ from ..connect.topic_watch import PartitionsWatcher
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.effects import PartitionClientState
 from ..core.failover import PartitionRouter, PartitionsRoutingMode
+from ..core.levels import split_by_level
 from ..core.transaction import TransactionPort, TransactionState
 from ..model.encryption import Encryptor
 from ..model.hooks import chain_hooks
@@ -205,9 +213,18 @@ class PartitionProducers:
         """Returns the PartitionProducer of a topic that is not partitioned; None if the topic is partitioned."""
         return self.all[0] if self._router is None else None
 
-    def choose_producer(self, message: OutgoingMessage) -> PartitionProducer:
+    def find_topic(self, priority: int | None = None) -> TopicName:
+        """Returns the topic. Raises WrongMessageValue for a `priority`, as the topic has no levels."""
+        if priority is not None:
+            raise WrongMessageValue("priority is for a producer that was opened with levels")
+        return self._topic
+
+    def choose_producer(self, message: OutgoingMessage, priority: int | None = None) -> PartitionProducer:
         """Returns the PartitionProducer of the partition to which the message is sent. Raises WrongValue if
-        `message_router` returns no valid partition, or any exception that `message_router` raises."""
+        `message_router` returns no valid partition, or any exception that `message_router` raises;
+        WrongMessageValue for a `priority`, as the topic has no levels."""
+        if priority is not None:
+            self.find_topic(priority)
         if self._router is None:
             return self.all[0]
         choose = self._settings.message_router
@@ -237,6 +254,58 @@ class PartitionProducers:
             raise
 
 
+class LevelProducers:
+    """The producers of a topic with levels of priority: the PartitionProducers of the topic of each level
+    (client/core/levels.py)."""
+
+    unpartitioned_producer = None
+
+    def __init__(self, levels: list[PartitionProducers]) -> None:
+        self._levels = levels
+        self.connections = levels[0].connections
+
+    @classmethod
+    async def open(
+        cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
+    ) -> LevelProducers:
+        """Opens the producers of all levels, or none if a broker refuses one. All have the name of the first one."""
+        levels: list[PartitionProducers] = []
+        try:
+            for name, _ in split_by_level([topic], settings.levels):
+                levels.append(await PartitionProducers.open(connections, name, settings, epoch))
+                settings = replace(settings, producer_name=levels[0].all[0].core.name)
+        except BaseException:
+            await asyncio.gather(*(each.close() for each in levels), return_exceptions=True)
+            raise
+        return cls(levels)
+
+    @property
+    def all(self) -> list[PartitionProducer]:
+        return [producer for level in self._levels for producer in level.all]
+
+    def _find_level(self, priority: int | None) -> PartitionProducers:
+        last = len(self._levels) - 1
+        if priority is not None and priority > last:
+            raise WrongMessageValue(f"priority is a level from 0 (the most urgent) to {last}, not {priority}")
+        return self._levels[last if priority is None else priority]
+
+    def find_topic(self, priority: int | None = None) -> TopicName:
+        """Returns the topic of a level; None: of the least urgent one. Raises WrongMessageValue for a level that the
+        topic does not have."""
+        return self._find_level(priority).find_topic()
+
+    def choose_producer(self, message: OutgoingMessage, priority: int | None = None) -> PartitionProducer:
+        """Returns the PartitionProducer of the message's level and partition. Raises what `find_topic` raises."""
+        return self._find_level(priority).choose_producer(message)
+
+    def abort(self) -> None:
+        for each in self._levels:
+            each.abort()
+
+    async def close(self) -> None:
+        await close_all_parts(self._levels)
+
+
 # ------------------------------------------------------------------------------------------------------ producer
 
 
@@ -262,10 +331,10 @@ class Producer(ClosedAfterAsyncWith):
     is unknown), ProducerFenced, TopicTerminated, AlreadyClosed."""
 
     def __init__(
-        self, topic: TopicName, settings: ProducerSettings, partitions: PartitionProducers, wall_ms: Callable[[], int]
-    ) -> None:
+        self, topic: TopicName, settings: ProducerSettings, partitions: PartitionProducers | LevelProducers,
+        wall_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
         self.settings = settings
-        self.partitions = partitions.all
         self._partitions = partitions
         self._topic = topic
         self._wall_ms = wall_ms
@@ -286,11 +355,18 @@ class Producer(ClosedAfterAsyncWith):
         others and raises. `epoch`: the epoch of the exclusive producer that this producer replaces. Raises
         ProducerFenced if another exclusive producer was opened in between."""
         if settings.schema.of_topic:
-            schemas = TopicSchemaCache(connections, topic)
+            [(first, _), *_] = split_by_level([topic], settings.levels)
+            schemas = TopicSchemaCache(connections, first)
             await schemas.fetch(NEWEST)
             settings = replace(settings, schema=settings.schema.known(schemas.find_cached_schema(NEWEST)))
-        partitions = await PartitionProducers.open(connections, topic, settings, epoch)
+        kind = PartitionProducers if settings.levels is None else LevelProducers
+        partitions = await kind.open(connections, topic, settings, epoch)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
+
+    @property
+    def partitions(self) -> list[PartitionProducer]:
+        """Returns the producers of all partitions, and of all levels of priority."""
+        return self._partitions.all
 
     @property
     def connections(self) -> Connections:
@@ -370,7 +446,7 @@ class Producer(ClosedAfterAsyncWith):
             only.add_payload_in_transaction(extras.txn, content, callback)
             return only
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
-        partition = self._partitions.choose_producer(message)
+        partition = self._partitions.choose_producer(message, extras.priority)
         partition.add_message(message, callback)
         return partition
 
@@ -392,18 +468,19 @@ class Producer(ClosedAfterAsyncWith):
         txn: TransactionPort | None = None,
         expires_at: datetime | int | None = None,
         expires_in: timedelta | float | None = None,
+        priority: int | None = None,
     ) -> None:
         """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
         Raises ProducerQueueIsFull at `max_pending_messages`.
 
         `key_bytes` replaces `partition_key` if the key is not text; the key is stored as base64 and marked as such.
-        `expires_at` and `expires_in`: see `send`."""
+        `expires_at`, `expires_in` and `priority`: see `send`."""
         if callback is not None and not callable(callback):
             check_message_parameters({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn, expires_at=expires_at,
-            expires_in=expires_in,
+            expires_in=expires_in, priority=priority,
         )  # fmt: skip
         if self.hooks is None or not self.hooks.is_interested():
             self.enqueue(content, callback, extras)
@@ -427,6 +504,7 @@ class Producer(ClosedAfterAsyncWith):
         txn: TransactionPort | None = None,
         expires_at: datetime | int | None = None,
         expires_in: timedelta | float | None = None,
+        priority: int | None = None,
     ) -> MessageId:
         """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
         its Result.
@@ -434,7 +512,8 @@ class Producer(ClosedAfterAsyncWith):
         The message is sent at once. If batching_max_publish_delay_ms is longer than its default, it waits for a full
         batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
         `expires_at` (a datetime with a time zone, or ms since the epoch) or `expires_in` (seconds from now): consumers
-        do not get the message from then on, by the broker's clock (docs/sdk.md)."""
+        do not get the message from then on, by the broker's clock (docs/sdk.md). `priority`: the level of the message,
+        0 for the most urgent one, of a producer with `levels`; None: the least urgent one."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
@@ -444,6 +523,7 @@ class Producer(ClosedAfterAsyncWith):
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication or False,
             event_timestamp, deliver_at, deliver_after, txn=txn, expires_at=expires_at, expires_in=expires_in,
+            priority=priority,
         )  # fmt: skip
         partition = await self._enqueue_waiting(content, done, extras)
         if not self._gathers:
@@ -459,7 +539,7 @@ class Producer(ClosedAfterAsyncWith):
         if self.tracing is not None:
             extras = extras._replace(properties=self.tracing.inject(extras.properties))
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
-        partition = self._partitions.choose_producer(message)
+        partition = self._partitions.choose_producer(message, extras.priority)
         return partition.topic, partition.encode_message(message, self.partitions[0].core.schema_version)
 
     async def prepare(
@@ -475,6 +555,7 @@ class Producer(ClosedAfterAsyncWith):
         group: str,
         check_key: str = "",
         check_after: float = 0,
+        priority: int | None = None,
     ) -> Half:
         """Stores a message as a half message: durably, without publishing it. `Half.commit` publishes it, once;
         `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the cluster's default), a
@@ -485,7 +566,7 @@ class Producer(ClosedAfterAsyncWith):
         which the half message may be stored, and is then rolled back."""
         extras = Extras(
             properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
-            deliver_after=deliver_after,
+            deliver_after=deliver_after, priority=priority,
         )  # fmt: skip
         make = self.connections.make_halves
         assert make is not None, "its client has half messages"
@@ -522,6 +603,7 @@ class Producer(ClosedAfterAsyncWith):
         txn: TransactionPort | None = None,
         expires_at: datetime | int | None = None,
         expires_in: timedelta | float | None = None,
+        priority: int | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
@@ -530,7 +612,7 @@ class Producer(ClosedAfterAsyncWith):
         extras = Extras(
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
-            expires_at=expires_at, expires_in=expires_in,
+            expires_at=expires_at, expires_in=expires_in, priority=priority,
         )  # fmt: skip
         check_parameter("contents", ParameterCheck("an iterable of contents", (Iterable,)), contents)
         ids: list[MessageId | None] = []
@@ -606,16 +688,18 @@ class Producer(ClosedAfterAsyncWith):
                 await room
 
     # ------------------------------------------------------------------------------ the end
-    async def cancel(self, message_id: MessageId) -> list[str]:
+    async def cancel(self, message_id: MessageId, *, priority: int | None = None) -> list[str]:
         """Cancels a delayed message of this topic: no subscription gets it. Returns the names of the subscriptions for
-        which it was still delayed, when that is durable. May be called again after an error.
+        which it was still delayed, when that is durable. May be called again after an error. `priority`: that with
+        which it was sent, of a producer with `levels`.
 
         Raises NotAllowedError if its time has come, or a subscription has got it; TopicNotFound if the topic has no
         such message, or its transaction has not committed. A subscription that is created later from an earlier
         position gets the message."""
         check_parameter("message_id", ParameterCheck("a MessageId", (MessageId,)), message_id)
-        partition = message_id.partition()
-        topic = self._topic.with_partition(partition) if partition >= 0 and self._topic.partition < 0 else self._topic
+        check_message_parameters({"priority": priority})
+        partition, topic = message_id.partition(), self._partitions.find_topic(priority)
+        topic = topic.with_partition(partition) if partition >= 0 and topic.partition < 0 else topic
         request = wire.CancelDelayedRequest(
             topic=topic.full, ledger_id=message_id.ledger_id(), entry_id=message_id.entry_id(),
             batch_index=message_id.batch_index(),

@@ -87,6 +87,7 @@ class Output:
     deliver_at: int | None = None
     deliver_after: timedelta | None = None
     producer: Any = None
+    priority: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------------- process
@@ -383,7 +384,7 @@ class ProcessLoop:
             value = output.value
             extras = Extras(
                 output.properties, output.partition_key, output.ordering_key, event_timestamp=output.event_timestamp,
-                deliver_at=output.deliver_at, deliver_after=output.deliver_after, txn=txn,
+                deliver_at=output.deliver_at, deliver_after=output.deliver_after, priority=output.priority, txn=txn,
             )  # fmt: skip
             if output.producer is not None:
                 producer = output.producer

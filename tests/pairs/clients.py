@@ -95,10 +95,17 @@ async def send_each(
         await send(message)
 
 
+def priority_of(message: Sent) -> int:
+    """Of three levels: a key has one of them, and so its order."""
+    return {"a": 0, "b": 1}.get(message.key, 2)
+
+
 def outcome_of(producer: Any, message: Sent, value: Any, ids: bool, txn: Any, delayed: bool) -> Any:
     options: dict[str, Any] = {"sequence_id": message.number + 1} if ids else {}
     if delayed:
         options["deliver_after"] = timedelta(seconds=DELAY_S)
+    if producer.settings.levels:
+        options["priority"] = priority_of(message)
     return producer.send(
         value, message.properties, message.key, txn=txn, event_timestamp=message.number + 1,
         **options,
@@ -128,7 +135,11 @@ class Blocking:
             own["batching_type"] = getattr(self.module.BatchingType, own["batching_type"].name)
         producer = self.client.create_producer(topic, **own)
         for message in messages:
-            more = {"deliver_after": timedelta(seconds=DELAY_S)} if message.number in delayed else {}
+            more: dict[str, Any] = (
+                {"deliver_after": timedelta(seconds=DELAY_S)} if message.number in delayed else {}
+            )
+            if "levels" in options:
+                more["priority"] = priority_of(message)
 
             def done(result: Any, _: Any, message: Sent = message) -> None:
                 if result == self.module.Result.Ok:
@@ -152,7 +163,9 @@ class Blocking:
         options: dict[str, Any] = {"crypto_key_reader": self.keys} if self.keys is not None and encrypts else {}
         return {**options, "schema": self.schema} if self.schema is not None else options
 
-    async def subscribe(self, topic: str, name: str, heard: Callable[[Got], None], type_: str) -> Any:
+    async def subscribe(
+        self, topic: str, name: str, heard: Callable[[Got], None], type_: str, **options: Any
+    ) -> Any:  # fmt: skip
         """Calls `heard` for each message, and acknowledges it."""
 
         def listener(consumer: Any, message: Any) -> None:
@@ -161,7 +174,7 @@ class Blocking:
 
         return await asyncio.to_thread(
             self.client.subscribe, topic, name, getattr(self.module.ConsumerType, type_), message_listener=listener,
-            initial_position=self.module.InitialPosition.Earliest, **self._own(),
+            initial_position=self.module.InitialPosition.Earliest, **self._own(), **options,
         )  # fmt: skip
 
     async def close(self) -> None:

@@ -195,7 +195,8 @@ async def expire(scene: Scene, late: Late) -> None:
             if all(not each.backlog for each in stats.subscriptions if each.name == late.subscription):
                 break
             await asyncio.sleep(0.05)
-    await scene.admin.remove_topic_policies(scene.topic, "message_ttl_s")
+    for topic in scene.topics:
+        await scene.admin.remove_topic_policies(topic, "message_ttl_s")
     del scene.policies["message_ttl_s"]
     await late.start(scene)
 
@@ -247,6 +248,11 @@ def key_shared(scene: Scene) -> None:
     scene.type, scene.consumers, scene.main.ordered = ConsumerType.KeyShared, 2, True
     if scene.produce["batching_enabled"]:
         scene.produce["batching_type"] = BatchingType.KeyBased
+
+
+def levels(scene: Scene) -> None:
+    """Of priority: three topics. A key has one level."""
+    scene.levels = scene.produce["levels"] = 3
 
 
 def fair(scene: Scene) -> None:
@@ -353,7 +359,8 @@ def partition_growth(scene: Scene) -> None:
 
 async def grow(scene: Scene) -> None:
     """Pulsar's client looks for partitions once a minute: it subscribes anew."""
-    await scene.admin.update_topic(scene.topic, partitions=4)
+    for topic in scene.topics:
+        await scene.admin.update_topic(topic, partitions=4)
     for each in scene.extra:
         if isinstance(each, Listening):
             await each.close()
@@ -369,7 +376,8 @@ async def again(scene: Scene) -> None:
     """A topic of the same name: it has its own messages alone, and nothing goes on where the former one was."""
     await scene.end_of_life()
     await scene.close()
-    await scene.admin.delete_topic(scene.topic, force=True)
+    for topic in scene.topics:
+        await scene.admin.delete_topic(topic, force=True)
     await scene.make()
     await scene.open()
 
@@ -421,6 +429,13 @@ FEATURES = {
         Feature("retry topic", "what the application sends again later comes again", retry_topic),
         Feature("compaction", "of each key the newest message is received", compaction),
         Feature("dedup", "what is sent twice with one sequence id is received once", dedup),
+        Feature("levels", "messages of all levels are received, each key in its order", levels, {
+            name: f"{who} reads or writes one topic that is named, and has no option of levels: each level is a topic"
+            for name, who in (
+                ("compaction", "a reader of what compaction left"), ("table view", "a table view"),
+                ("reader", "a reader"), ("pattern", "a pattern"), ("Pulsar's client", "Pulsar's client"),
+                ("Spark", "a query"), ("outbox", "an outbox"),
+            )}),
         Feature("Key_Shared", "one key is received in its order", key_shared),
         Feature("fair", "what waits for the limits of its key is received", fair, {
             "Key_Shared": "keys take turns on Shared subscriptions: fair_by_key needs a Shared consumer"}),

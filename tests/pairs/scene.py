@@ -34,6 +34,7 @@ from tests.pairs.clients import (
     Blocking,
     Body,
     got_of,
+    priority_of,
     read_by_spark,
     send_by_outbox,
     send_by_spark,
@@ -88,6 +89,7 @@ class Scene:
         self.dead_topic = f"{self.topic}-dead"
         self.folder = server.folder / f"scene-{number}"
         self.partitions = 0
+        self.levels = 0  # of priority, each a topic
         self.policies: dict[str, Any] = {}
         self.produce: dict[str, Any] = {"batching_enabled": False, "send_timeout_millis": 60_000}
         self.consume: dict[str, Any] = {}
@@ -115,6 +117,13 @@ class Scene:
     # ------------------------------------------------------------------------------ what features say
     def on(self, order: int, run: Callable[[Scene], Awaitable[None]], meanwhile: bool = False) -> None:
         self.events.append(Event(order, run, meanwhile))
+
+    @property
+    def topics(self) -> list[str]:
+        return self._by_level(self.topic) if self.levels else [self.topic]
+
+    def _by_level(self, topic: str) -> list[str]:
+        return [f"{topic}-priority-{level}" for level in range(self.levels)]
 
     def shared(self) -> None:
         if self.type is ConsumerType.Exclusive:
@@ -151,9 +160,10 @@ class Scene:
         return self.faults
 
     async def make(self) -> None:
-        await self.admin.create_topic(self.topic, partitions=self.partitions)
-        if self.policies:
-            await self.admin.set_topic_policies(self.topic, Policies(**self.policies))
+        for topic in self.topics:
+            await self.admin.create_topic(topic, partitions=self.partitions)
+            if self.policies:
+                await self.admin.set_topic_policies(topic, Policies(**self.policies))
 
     async def open(self) -> None:
         self.tasks: list[asyncio.Task[None]] = []
@@ -163,7 +173,8 @@ class Scene:
         self.dead: View | None = None
         if self.letters:
             self.dead = View("dead letters")
-            consumer = await self.subscribe("dead", topic=self.dead_topic, consumer_type=ConsumerType.Exclusive)
+            topics = [self.dead_topic, *self._by_level(self.dead_topic)]  # of the server, and of the SDK
+            consumer = await self.subscribe("dead", topic=topics, consumer_type=ConsumerType.Exclusive)
             self.tasks.append(asyncio.create_task(self._follow(consumer, self.dead)))
         for each in self.extra:
             if each.view is not None and each.is_durable:
@@ -217,6 +228,8 @@ class Scene:
         }  # fmt: skip
         if self.typed:
             defaults["schema"] = AvroSchema(Body)
+        if self.levels and topic == self.topic:
+            defaults["levels"] = self.levels
         consumer = await self.client.subscribe(topic, name, **{**defaults, **options})
         self.opened.append(consumer)
         return consumer
@@ -358,6 +371,7 @@ class Scene:
             half = await self.producer.prepare(
                 value_of(message, self.typed, self.body), message.properties, message.key,
                 event_timestamp=message.number + 1, group="pairs",
+                priority=priority_of(message) if self.levels else None,
             )  # fmt: skip
             if message.number % WAVE in CALLED_OFF:
                 await half.rollback()
@@ -607,7 +621,8 @@ class Listening(Extra):
         self.blocking = await scene.hand(self.who)
         type_ = scene.type.name
         self.view.ordered = type_ != "Shared"
-        await self.blocking.subscribe(scene.topic, f"of-{self.who}", self.view.got.append, type_)
+        options = {"levels": scene.levels} if scene.levels else {}
+        await self.blocking.subscribe(scene.topic, f"of-{self.who}", self.view.got.append, type_, **options)
 
     async def finish(self, scene: Scene) -> None:
         assert self.view is not None, "it has one"
@@ -677,4 +692,4 @@ class Query(Extra):
 
 
 async def parts(scene: Scene) -> list[str]:
-    return list(await scene.admin.parts(scene.topic))
+    return [part for topic in scene.topics for part in await scene.admin.parts(topic)]

@@ -37,13 +37,13 @@ PAIRS = (
 OF_ASYNCIO = {
     "opened by its client": "Producer.open Consumer.open PullConsumer.open Reader.open TableView.open",
     "what the client is made of": (
-        "Client.connections Client.transactions Client.transaction_now Producer.connections TableView.partitions "
-        "TableView.inbox"
+        "Client.connections Client.transactions Client.transaction_now Producer.connections "
+        "Producer.partitions TableView.partitions TableView.inbox"
     ),
     "of its owner alone, which closes and logs it": (
         "Producer.abort Producer.is_over Producer.title Producer.check Consumer.abort Consumer.is_over Consumer.title "
         "Consumer.check Reader.abort Reader.is_over TableView.abort TableView.is_over Listening.abort "
-        "PullConsumer.abort PullConsumer.is_over"
+        "PullConsumer.abort PullConsumer.is_over Consumer.is_closing"
     ),
     "of a query, whose workers run in asyncio": "Client.batch_transaction Client.commit_batch",
     "logged at the interval": "Client.statistics Producer.statistics Consumer.statistics",

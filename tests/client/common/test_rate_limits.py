@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import magnetar
+from magnetar.client.client import Client
 from magnetar.client.common.rate_limits import (
     AsyncRateLimiter,
     BreakerCore,
@@ -15,8 +18,12 @@ from magnetar.client.common.rate_limits import (
     CircuitBreaker,
     CircuitOpen,
     RateLimiter,
+    parse_rate,
 )
 from magnetar.runtime.sim.world import Simulation
+from tests.client import simulated
+from tests.client.fake_broker import FakeBroker
+from tests.support.cluster import cluster
 
 
 class Clock:
@@ -183,3 +190,64 @@ def test_a_call_of_before_the_breaker_opened_neither_closes_it_nor_counts_as_a_t
     trial = breaker.begin_call(11)
     breaker.end_call(trial, None, 12)
     assert breaker.begin_call(12), "a trial without an outcome is made again"
+
+
+# ------------------------------------------------------------------------------------ a rate that is watched
+def test_a_rate_is_a_number_above_0_as_text_and_nothing_else() -> None:
+    assert [parse_rate(each) for each in (b"50", b"0.5", b" 1e3\n")] == [50, 0.5, 1000]
+    wrong = (b"", b"0", b"-1", b"inf", b"nan", b"1e400", b"fast", b"\xff", b"5 a second")
+    assert [parse_rate(each) for each in wrong] == [None] * len(wrong)
+
+
+def test_a_watched_rate_follows_its_key_and_no_other_and_goes_back_when_that_is_deleted(
+    caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("rates")
+
+        async def put(key: str, value: bytes | None) -> None:
+            await producer.send(value, partition_key=key)
+            await asyncio.sleep(1)
+
+        await put("vendor", b"50")
+        first, second = AsyncRateLimiter(10), AsyncRateLimiter(10, leaky=True)
+        view = await first.watch(client, "rates", "vendor")
+        await second.watch(client, "rates", "other")
+        assert (first.rate, second.rate) == (50, 10)
+        await put("other", b"7.5")
+        assert (first.rate, second.rate) == (50, 7.5)
+        for wrong in (b"fast", b"0"):
+            await put("vendor", wrong)
+            assert first.rate == 50
+        await put("vendor", None)
+        assert first.rate == 10
+        await put("vendor", b"20")
+        broker.cut()
+        await put("vendor", b"30")
+        await asyncio.sleep(5)
+        assert first.rate == 30, "also after the connection was lost"
+        await view.close()
+        await put("vendor", b"40")
+        assert (first.rate, second.rate) == (30, 7.5)
+        with pytest.raises(magnetar.InvalidConfiguration):
+            await first.watch(client, "rates", "")
+
+    simulated.simulate(body)
+    assert "the rate 'vendor' stays 50 a second" in caplog.text
+
+
+def test_who_waits_in_a_thread_has_the_rate_that_an_operator_sets(tmp_path: Path) -> None:
+    def program(url: str) -> None:
+        with magnetar.Client(url) as client:
+            limiter = RateLimiter(0.001)
+            limiter.watch(client, "rates", "vendor")
+            assert limiter.allow()
+            client.create_producer("rates").send(b"1000", partition_key="vendor")
+            limiter.wait(timeout=30)
+            assert limiter.rate == 1000
+
+    async def main(run: Callable[[str], None]) -> None:
+        async with cluster(tmp_path) as running:
+            await asyncio.to_thread(run, f"magnetar://{running.brokers[0].endpoint}")
+
+    asyncio.run(main(program))

@@ -1,0 +1,363 @@
+"""Requests and replies over topics: `Client.request`, which waits for the reply to a message, and `Client.serve`, whose
+handler makes the replies.
+
+    server = await client.serve("prices", quote)              quote(message) -> bytes, on a Shared subscription
+    reply = await client.request("prices", b"ACME", 2.0)      the Message that quote's bytes became
+
+| property of a request | |
+|---|---|
+| `reply_to` | the non-persistent topic to which the reply goes: one for each client and namespace |
+| `correlation_id` | of this request; the reply has the same |
+| `deadline` | ms since the epoch, by the requester's clock: the handler does not begin later |
+
+A reply has the property `error`, the class of an exception, and `error_message`, its text, if the handler raised it.
+
+**Not durable.** A request is at least once in its topic, but a reply is kept nowhere: if the requester, the server or
+the broker of the reply topic fails in between, the requester gets Timeout, and does not know whether the handler ran.
+A request that needs its answer after a crash needs two topics.
+**Deadline.** The broker delivers no request past its deadline (proto/expiry.py), and a server does not begin one. A
+reply that comes after its requester gave up (a time-out, a cancelled call) is dropped and counted (`late_replies`); if
+its client is closed, the broker drops it.
+**Order at the server.** It opens the producer of the reply topic; runs the handler; sends the reply; acknowledges the
+request. So a request whose server dies is handled by another one, perhaps a second time. If the reply topic is away,
+the server tries again for GONE_S, or until the deadline. If its role may not produce there, the handler does not run:
+the error is logged, and the request is given back, for another server.
+**Whom a server answers.** `reply_to` is the requester's word, so it must be a reply topic of the request's namespace;
+else the request is acknowledged and counted (`malformed`): no requester makes a server write elsewhere.
+Guards: tests/client/consume/test_requests.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...proto.errors import MagnetarError
+from ...proto.expiry import EXPIRES_AT
+from ...proto.names import TopicName, parse_number
+from ...runtime.network import World
+from ...runtime.tasks import Tasks
+from ..common.checks import WrongMessageType, shorten_value
+from ..common.errors import AuthorizationError, MessageTooBig, PulsarException, Timeout, translate_error
+from ..common.loggers import is_cancelled, log_foreign_error
+from ..model.message import Message
+from ..produce.producer import Producer
+from .consumer import Consumer
+from .dead_letters import describe_error
+from .listening import ListenerStatistics, Listening, ListenOptions
+
+_LOG = logging.getLogger("magnetar.client")
+
+REPLY_TO, CORRELATION_ID, DEADLINE = "reply_to", "correlation_id", "deadline"
+ERROR, ERROR_MESSAGE = "error", "error_message"
+PREFIX = "reply-"
+"""With this the local name of a reply topic begins."""
+GONE_S = 5.0
+"""Seconds for which a server tries to reach a reply topic: a client needs that long to find its topic's new broker."""
+PAUSE_S = 0.2
+"""Seconds between two of these attempts."""
+REPLY_TOPICS_MAX = 1000
+"""Reply topics of which a server keeps a producer; that which is used least recently is closed."""
+
+Open = Callable[[TopicName], Coroutine[Any, Any, Any]]
+
+
+class RequestFailed(PulsarException):
+    """Raised by `Client.request` when the handler raised an exception: `error_class` is its class, as text, and
+    `error_message` its text."""
+
+    def __init__(self, message: str = "", error_class: str = "", error_message: str = "") -> None:
+        super().__init__(message)
+        self.error_class, self.error_message = error_class, error_message
+
+
+# ----------------------------------------------------------------------------------------------------- requester
+class Replies:
+    """The reply topic of a client in one namespace, and the requests that wait for its messages."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.late = 0
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        self._tasks = Tasks()
+        self._error: PulsarException | None = None
+        self._tasks.spawn(self._follow(), f"replies of {consumer.topic()}")
+
+    @property
+    def is_over(self) -> bool:
+        return self._error is not None
+
+    async def wait_connected(self) -> None:
+        """Waits until the broker of the topic has the subscription, or the consumer has ended: until then replies are
+        dropped."""
+        while not self.is_over and not self.consumer.is_connected():
+            await self.consumer.partitions[0].requests.wait_state_changed()
+
+    def expect(self, correlation_id: str) -> asyncio.Future[Message]:
+        """Returns the future of a reply. The caller must call `forget` in the end."""
+        if self._error is not None:
+            raise self._error
+        found = self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
+        return found
+
+    def forget(self, correlation_id: str) -> None:
+        """Fact: no caller waits for this reply any more."""
+        waiting = self._waiting.pop(correlation_id, None)
+        if waiting is not None and not waiting.cancel():
+            waiting.exception()  # was looked at
+
+    async def _follow(self) -> None:
+        """Takes replies until the consumer ends; then all that wait get its error."""
+        error: PulsarException = PulsarException("the client does not receive replies any more")
+        try:
+            while True:
+                try:
+                    message = await self.consumer.receive()
+                    self._on_reply(message)
+                    self.consumer.acknowledge_soon(message)
+                except PulsarException as failed:
+                    if self.consumer.inbox.is_closed:
+                        error = failed
+                        return
+                    _LOG.warning("%s: a reply is not read: %s", self.consumer.topic(), failed)
+        except Exception as failed:
+            error = translate_error(failed)
+            raise
+        finally:
+            self._error = error
+            for each in self._waiting.values():
+                if not each.done():
+                    each.set_exception(type(error)(error.message))
+
+    def _on_reply(self, message: Message) -> None:
+        properties = message.properties()
+        waiting = self._waiting.get(properties.get(CORRELATION_ID, ""))
+        if waiting is None or waiting.done():
+            self.late += 1
+        elif ERROR in properties:
+            name, text = properties[ERROR], properties.get(ERROR_MESSAGE, "")
+            waiting.set_exception(RequestFailed(f"the handler raised {name}: {text}", name, text))
+        else:
+            waiting.set_result(message)
+
+
+class Requester:
+    """Sends the requests of one client, and waits for their replies."""
+
+    def __init__(self, world: World, open_consumer: Open, open_producer: Open) -> None:
+        """Makes the requester. `open_consumer` and `open_producer` open what the client closes with itself."""
+        self._world = world
+        self._open_consumer, self._open_producer = open_consumer, open_producer
+        self._producers: dict[TopicName, Producer] = {}
+        self._replies: dict[str, Replies] = {}  # by namespace
+        self._opening = asyncio.Lock()
+
+    @property
+    def late_replies(self) -> int:
+        """Returns how many replies came for which no caller waited any more."""
+        return sum(each.late for each in self._replies.values())
+
+    async def request(
+        self, topic: TopicName, payload: bytes, timeout_s: float, properties: dict[str, str] | None, key: str | None
+    ) -> Message:
+        """Sends a request and returns its reply. Raises Timeout, RequestFailed, or what a producer raises."""
+        deadline_ms = str(self._world.clock.wall_ms() + round(timeout_s * 1000))
+        id_ = self._world.rng.randbytes(8).hex()
+        try:
+            async with asyncio.timeout(timeout_s):
+                replies, producer = await self._open(topic)
+                reply = replies.expect(id_)
+                try:
+                    named = {REPLY_TO: replies.consumer.topic(), CORRELATION_ID: id_, DEADLINE: deadline_ms}
+                    await producer.send(payload, {**(properties or {}), **named, EXPIRES_AT: deadline_ms}, key)
+                    return await reply
+                finally:
+                    replies.forget(id_)
+        except PulsarException:
+            raise
+        except TimeoutError:
+            text = f"no reply of {topic} within {timeout_s:g} s: no server may be there, or the request may be handled"
+            raise Timeout(text) from None
+
+    async def _open(self, topic: TopicName) -> tuple[Replies, Producer]:
+        async with self._opening:
+            namespace = str(topic.namespace_name)
+            if (replies := self._replies.get(namespace)) is not None:
+                await replies.wait_connected()
+            if replies is None or replies.is_over:
+                name = f"{PREFIX}{self._world.rng.randbytes(16).hex()}"
+                late = replies.late if replies is not None else 0
+                replies = Replies(await self._open_consumer(TopicName.parse(f"non-persistent://{namespace}/{name}")))
+                replies.late = late
+                self._replies[namespace] = replies
+            producer = self._producers.get(topic)
+            if producer is None or producer.is_over:
+                producer = self._producers[topic] = await self._open_producer(topic)
+            return replies, producer
+
+
+# -------------------------------------------------------------------------------------------------------- server
+class Request(NamedTuple):
+    """What the properties of a request say."""
+
+    reply_to: TopicName
+    correlation_id: str
+    deadline_ms: int
+
+    @classmethod
+    def parse(cls, properties: dict[str, str], topic: TopicName) -> Request | None:
+        """Returns the request; None if the properties are none of a request of a topic of this namespace."""
+        id_, deadline = properties.get(CORRELATION_ID), parse_number(properties.get(DEADLINE, ""))
+        try:
+            reply_to = TopicName.parse(properties.get(REPLY_TO, ""))
+        except MagnetarError:
+            return None
+        known = not reply_to.persistent and reply_to.local.startswith(PREFIX) and reply_to.partition < 0
+        if not known or reply_to.namespace_name != topic.namespace_name or not id_ or deadline is None:
+            return None
+        return cls(reply_to, id_, deadline)
+
+
+@dataclass(slots=True)
+class RequestServerStatistics(ListenerStatistics):
+    """The counters of a server of requests, besides those of its listener."""
+
+    answered: int = 0  # requests whose reply was sent
+    raised: int = 0  # … of these: with the error of the handler
+    expired: int = 0  # requests that were not handled: their deadline had passed
+    unanswered: int = 0  # requests whose reply topic could not be reached
+    malformed: int = 0  # messages that are no requests of their namespace
+
+
+class _ReplyProducer:
+    """The producer of one reply topic, if it is open."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.producer: Producer | None = None
+
+
+class RequestServer(Listening):
+    """A server of requests that runs: `Client.serve` returns it. Stop it by `await server.stop()`, or as a context
+    manager; that closes its consumer, too."""
+
+    _counted: RequestServerStatistics
+
+    def __init__(
+        self, consumer: Consumer, handler: Callable[[Message], Any], options: ListenOptions, open_producer: Open
+    ) -> None:
+        super().__init__(consumer, handler, options)
+        self._counted = RequestServerStatistics()
+        self._open_producer = open_producer
+        self._producers: OrderedDict[TopicName, _ReplyProducer] = OrderedDict()
+        self._leaving = Tasks()
+
+    def statistics(self) -> RequestServerStatistics:
+        """Returns the counters."""
+        super().statistics()
+        return self._counted
+
+    # ------------------------------------------------------------------------------ one request
+    async def _call(self, argument: Message, span: Any) -> None:
+        """Answers one request. What this raises gives the request back."""
+        consumer: Any = argument.entry.consumer
+        request = Request.parse(argument.properties(), consumer.topic)
+        if request is None:
+            self._counted.malformed += 1
+            _LOG.warning("%s: %r is no request of this namespace", self._consumer.title(), argument)
+            return
+        if self._is_late(request):
+            self._counted.expired += 1
+            return
+        if not await self._reach(request, None, {}):  # no work for what cannot be answered
+            return
+        await self._answer(request, *await self._handle_request(argument, span))
+
+    async def _handle_request(self, message: Message, span: Any) -> tuple[bytes, dict[str, str]]:
+        """Calls the handler. Returns the payload of the reply and its properties."""
+        try:
+            found = await super()._call(message, span)
+            if found is not None and not isinstance(found, bytes):
+                raise WrongMessageType(f"a handler returns bytes or None, not {shorten_value(found)}")
+            return found or b"", {}
+        except BaseException as error:
+            if is_cancelled(error) or isinstance(error, GeneratorExit):
+                raise
+            log_foreign_error(error, f"{self._consumer.title()}: the handler of {message!r}")
+            return b"", self._tell(error)
+
+    def _tell(self, error: BaseException) -> dict[str, str]:
+        self._counted.raised += 1
+        failure = describe_error(error, "", traceback=False)
+        return {ERROR: failure.error, ERROR_MESSAGE: failure.message}
+
+    async def _answer(self, request: Request, payload: bytes, properties: dict[str, str]) -> None:
+        try:
+            sent = await self._reach(request, payload, properties)
+        except MessageTooBig as error:  # a non-persistent topic takes no chunks
+            log_foreign_error(error, f"{self._consumer.title()}: a reply")
+            sent = await self._reach(request, b"", self._tell(error))
+        self._counted.answered += sent
+
+    # ------------------------------------------------------------------------------ the reply topic
+    async def _reach(self, request: Request, payload: bytes | None, properties: dict[str, str]) -> bool:
+        """Opens the producer of the reply topic and sends the reply, if there is a payload. Tries again while the topic
+        is away. Returns False if it stays away. Raises AuthorizationError if the role of this
+        server may not produce there, MessageTooBig if the payload is."""
+        give_up_at = self._now() + GONE_S
+        while True:
+            try:
+                producer = await self._find_producer(request.reply_to)
+                if payload is not None:
+                    await producer.send(payload, {**properties, CORRELATION_ID: request.correlation_id})
+                return True
+            except MessageTooBig:
+                raise
+            except AuthorizationError as error:
+                raise AuthorizationError(
+                    f"this server may not produce to the reply topic {request.reply_to}: grant its role the right to"
+                    f" produce in the namespace {request.reply_to.namespace_name} ({error.message})"
+                ) from error
+            except MagnetarError as error:
+                if self._now() >= give_up_at or self._is_late(request):
+                    self._counted.unanswered += 1
+                    _LOG.warning("%s: %s is not reached: %s", self._consumer.title(), request.reply_to, error)
+                    return False
+            await asyncio.sleep(PAUSE_S)
+
+    def _is_late(self, request: Request) -> bool:
+        return request.deadline_ms <= self._world.clock.wall_ms()
+
+    async def _find_producer(self, topic: TopicName) -> Producer:
+        found = self._producers.setdefault(topic, _ReplyProducer())
+        self._producers.move_to_end(topic)
+        while len(self._producers) > REPLY_TOPICS_MAX:
+            _, oldest = self._producers.popitem(last=False)
+            if oldest.producer is not None:
+                self._leaving.spawn(_close(oldest.producer), "end of a producer of replies")
+        async with found.turn:
+            if found.producer is None or found.producer.is_over:
+                found.producer = await self._open_producer(topic)
+            return found.producer
+
+    # ------------------------------------------------------------------------------ the end
+    async def stop(self, timeout: float | None = None) -> None:
+        """Stops the server: no further handler is called, and requests that wait go to other servers. Handlers that run
+        have `timeout` seconds (None: `stop_timeout`). Then closes the consumer and the producers of replies."""
+        await super().stop(timeout)
+        if self._consumer.is_closing:
+            return  # it calls this method
+        producers, self._producers = self._producers, OrderedDict()
+        await asyncio.gather(*(_close(each.producer) for each in producers.values() if each.producer is not None))
+        await self._leaving.drain()
+        await self._consumer.close()
+
+
+async def _close(producer: Producer) -> None:
+    try:
+        await producer.close()
+    except PulsarException as error:
+        _LOG.info("%s did not end in order: %s", producer.title(), error)
