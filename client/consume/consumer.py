@@ -436,9 +436,11 @@ class Consumer(ClosedAfterAsyncWith):
         return consumer
 
     async def _open_topics(self, topics: Sequence[TopicName]) -> None:
+        opened: dict[TopicName, int] = {}
         for topic, level in split_by_level(topics, self.settings.levels):
-            self._levels.update((each.base, level) for each in self._dead_letters.add(topic, level))
-        topics = list(self._levels)
+            opened.update(dict.fromkeys(self._dead_letters.add(topic, level), level))
+        self._levels.update((topic.base, level) for topic, level in opened.items())
+        topics = list(opened)
         counts = await asyncio.gather(*(self.connections.fetch_partition_count(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
