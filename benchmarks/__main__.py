@@ -153,7 +153,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("filter", {"size": 1024, "runs": 1}),
     ("fan-out", {}),
     ("stuck-key", {"runs": 1}),
-    ("fair", {"runs": 1}),
+    ("fair", {}),
     ("compact", {"size": 100}),
     ("find", {"runs": 1}),
     ("delayed", {"runs": 1, "messages": 10_000_000}),

@@ -73,12 +73,15 @@ def parse_expires_at(value: str | None) -> int:
     return found if found is not None and found <= TIME_MAX else 0
 
 
-def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int) -> EntryExpiry | None:
+def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int, *, batched: bool) -> EntryExpiry | None:
     """Returns when the messages of an entry expire; None if none of them does. `metadata`: its MessageMetadata, which
-    is encoded before `payload_offset` of the entry: to search those bytes costs less than to look at each property."""
-    if metadata.HasField("num_messages_in_batch"):
+    is encoded before `payload_offset` of the entry: to search those bytes costs less than to look at each property.
+    `batched`: whether it has the field num_messages_in_batch, which the caller has asked for."""
+    if batched:
         return _of_batch(metadata) if metadata.expiry_runs else None
-    if not metadata.properties or _NAME not in bytes(entry[:payload_offset]):
+    if not metadata.properties:
+        return None
+    if (entry if type(entry) is bytes else bytes(entry[:payload_offset])).find(_NAME, 0, payload_offset) < 0:
         return None
     at_ms = 0
     for pair in islice(metadata.properties, PROPERTIES_LONG):

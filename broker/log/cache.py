@@ -57,14 +57,15 @@ class StoredEntry:
         """Parses an entry from the bytes that a bookie returned, and returns it. Raises CorruptEntry if the bytes do
         not parse."""
         index, timestamp_ms, metadata, offset = parse_stored_head(entry)
-        if metadata.HasField("num_messages_in_batch"):
+        batched = metadata.HasField("num_messages_in_batch")
+        if batched:
             count, slots = metadata.num_messages_in_batch, None
         else:
             count, slots = 1, _slots_of_one(metadata)  # now: the head takes 1 KB, and is not kept
         chunk_of = get_chunk_uuid(metadata) if metadata.num_chunks_from_msg > 1 else ""
         return cls(
             position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots,
-            find_entry_expiry(metadata, entry, offset), find_redriven_to(metadata, entry, offset),
+            find_entry_expiry(metadata, entry, offset, batched=batched), find_redriven_to(metadata, entry, offset),
         )  # fmt: skip
 
     @property

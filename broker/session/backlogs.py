@@ -353,6 +353,7 @@ class SubscriptionAdministration:
 
 
 READ_BYTES_MAX = 16 << 20
+_LAST = 1 << 62
 
 
 class MessageIndexRange(msgspec.Struct, frozen=True):
@@ -367,16 +368,20 @@ class MessageIndexRange(msgspec.Struct, frozen=True):
 
 class RangeReader:
     """Reads the messages of a topic that have indexes in a given range. `next_index`: the index at which a reader must
-    continue after the entries that were yielded. `counts_as_delivered`: whether they count in the topic's rates."""
+    continue after the entries that were yielded. `counts_as_delivered`: whether they count in the topic's rates.
+    `entries`: the first and the last entry of the range, if the caller knows them: else the first is searched for, and
+    a bookie reads ahead past the last. They are of one ledger."""
 
     def __init__(
-        self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext, *, counts_as_delivered: bool = True
-    ) -> None:
+        self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext, *, counts_as_delivered: bool = True,
+        entries: tuple[Position, Position] | None = None,
+    ) -> None:  # fmt: skip
         self._caller = caller
         self._counts = counts_as_delivered
         self.next_index = wanted.first
         self._broker = broker
         self._wanted = wanted
+        self._entries = entries
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries that contain the messages of the range, in order. Raises Unauthorized, TopicNotFound,
@@ -392,15 +397,20 @@ class RangeReader:
         end = min(wanted.end, log.shape.end_index)
         if wanted.first >= end:
             return
-        place = await log.reader.find_position_by_index(wanted.first)
-        position, self.next_index = log.shape.next_unskipped_position(place.position), max(
-            wanted.first, place.first_index
-        )
+        if self._entries is None:
+            first, self.next_index = await log.reader.find_position_by_index(wanted.first)
+            last = Position(-1, -1)
+        else:
+            first, last = self._entries
+        position, self.next_index = log.shape.next_unskipped_position(first), max(wanted.first, self.next_index)
         left = wanted.bytes_max or READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.has_visible_entry(position):
             await self._require(name)
             size = min(left, chunk_bytes)
-            for entry in log.reader.read_cached(position, 1000, size) or await log.reader.read(position, size):
+            last_entry = last.entry_id if position <= last else _LAST
+            for entry in log.reader.read_cached(position, 1000, size) or await log.reader.read(
+                position, size, last_entry
+            ):
                 if entry.first_index >= end or left <= 0:
                     self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept
                     break

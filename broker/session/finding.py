@@ -250,12 +250,13 @@ def _mark_acknowledged(entry: FoundEntry, cursor: Cursor) -> FoundEntry:
 
 class _Range(NamedTuple):
     """Consecutive indexes, from `low` to below `high`, of about so many bytes. `is_block`: they are a block of a key
-    index, and are read at once."""
+    index, and are read at once. `entries`: the first and the last entry of them, if they are known."""
 
     low: int
     high: int
     bytes: int = 0
     is_block: bool = False
+    entries: tuple[Position, Position] | None = None
 
 
 class _IndexedRanges:
@@ -289,7 +290,10 @@ class _IndexedRanges:
             block, following = self._blocks[number], self._blocks[number + 1 : number + 2]
             high = min(before, following[0].first_index) if following else before
             if block.first_index < high:
-                return _Range(max(low, block.first_index), max(low, high), block.bytes, is_block=True)
+                first = Position(span.ledger_id, block.first_entry)
+                last = Position(span.ledger_id, following[0].first_entry - 1 if following else span.last_entry)
+                entries = (first, last) if low <= block.first_index else None
+                return _Range(max(low, block.first_index), max(low, high), block.bytes, True, entries)
             before = block.first_index  # it has only what cannot be parsed
             self._candidates.discard(number)
         return _Range(low, low)
@@ -373,7 +377,10 @@ class _BackwardSearch:
         width, why = within.high - within.low if within.is_block else self._width, ""
         while self._before > within.low and not why:
             low = max(within.low, self._before - width)
-            window = await _search_window(self._broker, self._wanted, self._caller, (low, self._before), self._turns)
+            window = await _search_window(
+                self._broker, self._wanted, self._caller, (low, self._before), self._turns,
+                within.entries if low == within.low else None,
+            )  # fmt: skip
             self._bytes += window.bytes
             if window.is_cut:
                 width = max(1, (self._before - low) // 4)
@@ -425,12 +432,14 @@ def _make_entries(found: Sequence[_Found]) -> tuple[FoundEntry, ...]:
 
 
 async def _search_window(
-    broker: TopicManager, wanted: FindRequest, caller: CallContext, indexes: tuple[int, int], turns: EventLoopSlices
-) -> _Window:
+    broker: TopicManager, wanted: FindRequest, caller: CallContext, indexes: tuple[int, int], turns: EventLoopSlices,
+    block: tuple[Position, Position] | None,
+) -> _Window:  # fmt: skip
     window, (first, end) = _Window([]), indexes
     reader = RangeReader(
-        broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller, counts_as_delivered=False
-    )
+        broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller, counts_as_delivered=False,
+        entries=block,
+    )  # fmt: skip
     async with aclosing(reader.read_entries(turns)) as entries:
         async for entry in entries:
             if window.bytes > WINDOW_BYTES and end - first > 1:

@@ -205,11 +205,11 @@ class Producer:
             return TransactionEventToAwait(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, metadata.sequence_id, verdict)
+        batched = metadata.HasField("num_messages_in_batch")
         publish = Publish(
-            self, client_part, numbers,
-            count=metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1,
+            self, client_part, numbers, count=metadata.num_messages_in_batch if batched else 1,
             deliver_at_ms=metadata.deliver_at_time, txn=txn, name=metadata.producer_name, checksum=checksum,
-            expiry=find_entry_expiry(metadata, client_part, offset),
+            expiry=find_entry_expiry(metadata, client_part, offset, batched=batched),
             redriven_to=find_redriven_to(metadata, client_part, offset),
         )  # fmt: skip
         try:

@@ -68,34 +68,28 @@ class ReceiverQueue:
     def take_nowait(self) -> Message | None:
         """Removes the first message that has not expired, and returns it; returns None if the queue has none."""
         while True:
-            message = self._take_first()
-            if message is None or not message.permits:
-                return message
-            entry = message.entry
-            if entry.broker_clock_ms is None or not entry.consumer.drop_if_expired(message):
-                return message
-
-    def _take_first(self) -> Message | None:
-        try:
-            for message in self._first:  # no call of `popleft`: Ctrl-C would fall between it and its result
-                if not message.permits:
-                    return message
-                break
-            else:
+            try:
+                for message in self._first:  # no call of `popleft`: Ctrl-C would fall between it and its result
+                    if not message.permits:
+                        return message
+                    break
+                else:
+                    return None
+            except IndexError:
                 return None
-        except IndexError:
-            return None
-        try:
-            message.entry.consumer.on_taken(message)
-        except PulsarException:  # a damaged one
-            raise
-        except BaseException:
-            message.entry.consumer.on_dequeue_interrupted()
-            message.permits = max(0, message.permits)  # what was given is not given again
-            self.messages.appendleft(message)
-            self.put(())
-            raise
-        return message
+            entry = message.entry
+            try:
+                entry.consumer.on_taken(message)
+            except PulsarException:  # a damaged one
+                raise
+            except BaseException:
+                entry.consumer.on_dequeue_interrupted()
+                message.permits = max(0, message.permits)  # what was given is not given again
+                self.messages.appendleft(message)
+                self.put(())
+                raise
+            if not message.permits or entry.broker_clock_ms is None or not entry.consumer.drop_if_expired(message):
+                return message
 
     def pop_nowait(self) -> Message | None:
         """Removes the message at the front and returns it; None if the queue is empty. The message stays part of the

@@ -36,7 +36,7 @@ def batches_of(times: list[int], *, key_based: bool = False) -> list[EntryExpiry
     for header, entry in zip(headers, entries, strict=True):
         told = [parse_expires_at({p.key: p.value for p in f.properties}.get(EXPIRES_AT)) for f, _ in
                 decode_batch(header, entry)]  # fmt: skip
-        expiry = find_entry_expiry(header.metadata, entry, header.payload_offset)
+        expiry = find_entry_expiry(header.metadata, entry, header.payload_offset, batched=header.batched)
         for now in range(8):
             bits = expiry.find_expired_bits(now) if expiry is not None else 0
             assert bits == sum(1 << at for at, each in enumerate(told) if 0 < each <= now)
@@ -64,7 +64,9 @@ def test_a_single_message_has_the_time_of_its_property_and_a_strange_value_count
         metadata.properties.add(key="other", value="7")
         metadata.properties.add(key=EXPIRES_AT, value=value)
         encoded = metadata.SerializeToString()
-        return find_entry_expiry(metadata, encoded, len(encoded))
+        return find_entry_expiry(
+            metadata, encoded, len(encoded), batched=metadata.HasField("num_messages_in_batch")
+        )
 
     expiry = of("1000")
     assert expiry is not None
@@ -83,7 +85,9 @@ def test_runs_that_contradict_the_batch_count_as_absent() -> None:
         metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=count)
         metadata.expiry_runs.extend(numbers)
         encoded = metadata.SerializeToString()
-        return find_entry_expiry(metadata, encoded, len(encoded))
+        return find_entry_expiry(
+            metadata, encoded, len(encoded), batched=metadata.HasField("num_messages_in_batch")
+        )
 
     assert of(1, 2, 7, 3, 1, 9) is not None
     wrong = ((1, 2), (3, 2, 7), (0, 0, 7), (0, 2, 7, 1, 1, 9), (0, 1, 0), (1 << 60, 1 << 60, 7), (0, 1, 1 << 63))

@@ -91,10 +91,6 @@ class KeyTurns:
         self._waiting_bytes = 0
 
     # ------------------------------------------------------------------ waiting entries
-    def add(self, position: Position) -> None:
-        """Adds a waiting entry whose key is not known. It is read before it is known when its turn comes."""
-        self.entries += self.unread.add(position)
-
     def add_to_key(self, position: Position, slot: int) -> None:
         """Adds a waiting entry of the key with this slot."""
         queue = self._queue(slot)
@@ -192,11 +188,12 @@ class KeyTurns:
             self._list(slot, queue)
             self._forget_if_idle(slot, queue)
 
-    def on_entry_returned(self, position: Position) -> None:
-        """Called when an entry is no longer outstanding, or never was, and waits from now on."""
+    def add(self, position: Position) -> None:
+        """Adds an entry that is no longer outstanding, or never was, and waits from now on. If its key is not known, it
+        is read before it is known when its turn comes."""
         slot = self._held[position][0] if position in self._held else -1
         if slot < 0:
-            self.add(position)
+            self.entries += self.unread.add(position)
             return
         self.add_to_key(position, slot)
         self.release((position,))
@@ -380,10 +377,8 @@ class FairShared(Shared):
         self._passed_over = 0.0  # entries that no consumer gets, among those that wait
 
     def on_entries_released(self, positions: Sequence[Position]) -> None:
+        super().on_entries_released(positions)
         self.turns.release(positions)
-
-    def on_entry_returned(self, position: Position) -> None:
-        self.turns.on_entry_returned(position)
 
     def advance_clock(self, now: float) -> None:
         self.turns.advance_clock(now)

@@ -32,11 +32,14 @@ planted.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
+
+from sortedcontainers import SortedSet
 
 from ....proto.names import Position
 from ....proto.states import Blocked
+from .cursor_state import NOWHERE
 from .in_log_order import (
     HashRingSlotOwners,
     LogOrderPolicy,
@@ -320,13 +323,45 @@ class KeyShared:
 # priority number come first, others only when none of those can. No cumulative acks: the entries before one may be
 # outstanding at other consumers.
 #
-# Chunks of a message go to the consumer that got the first of them while it is connected and can take some (Pulsar
-# PR4): it assembles them. A chunk that another consumer gets is given back, and delivered to that one later. The
-# consumer is remembered for the latest CHUNKED_MAX messages.
+# Chunks of a message go to the consumer at which the earliest outstanding chunk of the message is, while that can take
+# some (Pulsar PR4): it assembles them. While it cannot, another consumer gets the chunk and gives it back, and it is
+# delivered again later. A consumer without the first chunk gives back the others too, so what counts is where the first
+# one is now: a consumer that had it, and gave it back, gets no chunk on the ground of that.
 
 
 TURN_ENTRIES = 20
-CHUNKED_MAX = 10_000
+
+
+class OutstandingChunks:
+    """The outstanding chunks of large messages, and the consumer at which each of them is. O(log n) each."""
+
+    __slots__ = ("_of", "_order")
+
+    def __init__(self) -> None:
+        self._of: dict[Position, tuple[str, Member]] = {}
+        self._order: SortedSet[tuple[str, Position]] = SortedSet()
+
+    def add(self, uuid: str, position: Position, member: Member) -> None:
+        """Adds a chunk of the message `uuid`, which is delivered to the consumer."""
+        self._of[position] = uuid, member
+        self._order.add((uuid, position))
+
+    def remove(self, positions: Iterable[Position]) -> None:
+        """Removes entries that are no longer outstanding. Ignores those that are no chunks."""
+        for position in positions:
+            if (chunk := self._of.pop(position, None)) is not None:
+                self._order.discard((chunk[0], position))
+
+    def find_assembler(self, uuid: str) -> Member | None:
+        """Returns the consumer at which the earliest outstanding chunk of the message is; None: none is outstanding."""
+        at = self._order.bisect_left((uuid, NOWHERE))
+        if at == len(self._order) or self._order[at][0] != uuid:
+            return None
+        return self._of[self._order[at][1]][1]
+
+    def check(self, outstanding: set[Position]) -> None:
+        assert self._of.keys() <= outstanding, "a chunk that is not outstanding is kept"
+        assert {(uuid, position) for position, (uuid, _) in self._of.items()} == set(self._order), "the order is wrong"
 
 
 class Shared(LogOrderPolicy):
@@ -340,7 +375,7 @@ class Shared(LogOrderPolicy):
         self.candidates: list[Member] = []  # by priority, then in order of joining
         self._current: Member | None = None
         self._left_in_turn = 0
-        self._chunked: dict[str, Member] = {}  # message in chunks → who puts it together
+        self._chunks: OutstandingChunks | None = None  # until there is a chunk: an empty set takes 2 KB
 
     def why_refused(self, newcomer: Member) -> str | None:
         return None
@@ -351,34 +386,53 @@ class Shared(LogOrderPolicy):
 
     def remove_member(self, member: Member) -> None:
         self.candidates.remove(member)
-        for uuid in [uuid for uuid, holder in self._chunked.items() if holder is member]:
-            del self._chunked[uuid]
         if self._current is member:
             self._current, self._left_in_turn = None, 0
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
-        holder = self._chunked.get(entry.chunk_of) if entry.chunk_of else None
-        if holder is not None and holder.may_receive:
-            self._goes_out(entry.position, waited)
-            return holder
-        current = self._current
-        if (
-            current is None or self._left_in_turn <= 0
-            or current.permits <= 0 or current.paused or current.blocked
-        ):  # fmt: skip
-            current = self._next_member()
-            if current is None:
-                return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
-            first = current.priority == self.candidates[0].priority  # else a better one may be able at any moment
-            self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
-        self._left_in_turn -= 1
+        chunk_of = entry.chunk_of
+        current = self._find_able_assembler(chunk_of) if chunk_of else None
+        if current is None:
+            current = self._current
+            if (
+                current is None or self._left_in_turn <= 0
+                or current.permits <= 0 or current.paused or current.blocked
+            ):  # fmt: skip
+                current = self._next_member()
+                if current is None:
+                    return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
+                first = current.priority == self.candidates[0].priority  # else a better one may be able at any moment
+                self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
+            self._left_in_turn -= 1
         if waited:
             self._goes_out(entry.position, waited)
-        if entry.chunk_of and holder is None:
-            self._chunked[entry.chunk_of] = current
-            if len(self._chunked) > CHUNKED_MAX:
-                del self._chunked[next(iter(self._chunked))]
+        if chunk_of:
+            self._chunks = self._chunks or OutstandingChunks()
+            self._chunks.add(chunk_of, entry.position, current)
         return current
+
+    def _find_able_assembler(self, uuid: str) -> Member | None:
+        """Returns the consumer that assembles the message; None: none does, or it cannot receive an entry now."""
+        member = self._chunks.find_assembler(uuid) if self._chunks is not None else None
+        return member if member is not None and member.may_receive else None
+
+    def on_entries_released(self, positions: Sequence[Position]) -> None:
+        if self._chunks is not None:
+            self._chunks.remove(positions)
+
+    def on_entry_returned(self, position: Position) -> None:
+        super().on_entry_returned(position)
+        if self._chunks is not None:
+            self._chunks.remove((position,))
+
+    def clear(self) -> None:
+        super().clear()
+        self._chunks = None
+
+    def check(self, outstanding: set[Position]) -> None:
+        super().check(outstanding)
+        if self._chunks is not None:
+            self._chunks.check(outstanding)
 
     def _next_member(self) -> Member | None:
         """Returns the next consumer in turn that can receive an entry. Considers the first priority at which there is

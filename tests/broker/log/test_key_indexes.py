@@ -15,6 +15,7 @@ import pytest
 from magnetar.broker.cluster.orphans import find_orphans
 from magnetar.broker.log import key_index_core, key_indexes
 from magnetar.broker.log.key_indexes import KeyIndexes
+from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.session import finding
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
@@ -23,6 +24,7 @@ from magnetar.client.model.settings import BatchingType, CompressionType
 from magnetar.metadata import paths
 from magnetar.metadata.store import parse_ledger_ids
 from magnetar.proto.errors import BackPressure, Unavailable
+from magnetar.proto.names import Position
 from magnetar.proto.policies import Policies
 from magnetar.proto.states import TopicState
 from tests.client.model.keys import Keys
@@ -128,6 +130,34 @@ async def test_a_search_passes_over_what_cannot_match_and_says_what_it_looked_at
         assert (nothing.messages, nothing.skipped) == ([], found.skipped)
         assert nothing.looked_at == found.looked_at
         assert topic.key_indexes.built == 5
+
+
+async def test_a_search_reads_the_entries_of_its_blocks_and_none_to_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(tmp_path) as at:
+        await at.send(*(f"k{each % 50}" for each in range(101)))
+        await at.index()
+        reads, first_ids = list[tuple[Position, int]](), [span.ledger_id for span in at.topic.log.shape.spans]
+        read, bisect = TopicLogReader.read, list[int]()
+
+        async def note(self: TopicLogReader, position: Position, size: int, last: int = 1 << 62) -> Any:
+            reads.append((position, last))
+            return await read(self, position, size, last)
+
+        async def note_bisection(self: TopicLogReader, index: int) -> Any:
+            bisect.append(index)
+            return await find_position(self, index)
+
+        find_position = TopicLogReader.find_position_by_index
+        monkeypatch.setattr(TopicLogReader, "read", note)
+        monkeypatch.setattr(TopicLogReader, "read_cached", lambda *_: [])
+        monkeypatch.setattr(TopicLogReader, "find_position_by_index", note_bisection)
+        assert [each.index for each in (await at.find(key="k7", before_index=100)).messages] == [57, 7]
+        assert reads == [(Position(first_ids[2], 12), 17), (Position(first_ids[0], 6), 11)]
+        assert not bisect
+        assert [each.index for each in (await at.find(key="k7", before_index=50)).messages] == [7]
+        assert not bisect
 
 
 async def test_searches_without_an_index_and_by_text_or_with_the_policy_off_read_none(
