@@ -1749,14 +1749,16 @@ class ChangePermissionsRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., grant: _Optional[_Union[ChangePermissionsRequest.Grant, _Mapping]] = ..., revoke: _Optional[str] = ..., grant_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., revoke_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., prefix_mode: bool = ...) -> None: ...
 
 class UnloadNamespaceRequest(_message.Message):
-    __slots__ = ("namespace", "bundle", "here")
+    __slots__ = ("namespace", "bundle", "here", "destination")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     HERE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     bundle: str
     here: bool
-    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: bool = ...) -> None: ...
+    destination: str
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: bool = ..., destination: _Optional[str] = ...) -> None: ...
 
 class UnloadNamespaceReply(_message.Message):
     __slots__ = ("topics", "bundles")
@@ -1765,6 +1767,82 @@ class UnloadNamespaceReply(_message.Message):
     topics: int
     bundles: int
     def __init__(self, topics: _Optional[int] = ..., bundles: _Optional[int] = ...) -> None: ...
+
+class ListBundlesRequest(_message.Message):
+    __slots__ = ("namespace", "here")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    here: bool
+    def __init__(self, namespace: _Optional[str] = ..., here: bool = ...) -> None: ...
+
+class BundleRow(_message.Message):
+    __slots__ = ("namespace", "bundle", "broker", "endpoint", "topics", "rate_in", "rate_out", "throughput_in", "throughput_out")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    RATE_IN_FIELD_NUMBER: _ClassVar[int]
+    RATE_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundle: str
+    broker: str
+    endpoint: str
+    topics: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., broker: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ...) -> None: ...
+
+class ListBundlesReply(_message.Message):
+    __slots__ = ("bundles", "silent")
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    bundles: _containers.RepeatedCompositeFieldContainer[BundleRow]
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bundles: _Optional[_Iterable[_Union[BundleRow, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BalanceBrokersRequest(_message.Message):
+    __slots__ = ("dry_run",)
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    def __init__(self, dry_run: bool = ...) -> None: ...
+
+class BundleMoveRow(_message.Message):
+    __slots__ = ("namespace", "bundle", "source", "target", "load")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundle: str
+    source: str
+    target: str
+    load: float
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., load: _Optional[float] = ...) -> None: ...
+
+class BrokerLoadRow(_message.Message):
+    __slots__ = ("broker", "before", "after")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    before: float
+    after: float
+    def __init__(self, broker: _Optional[str] = ..., before: _Optional[float] = ..., after: _Optional[float] = ...) -> None: ...
+
+class BalanceBrokersReply(_message.Message):
+    __slots__ = ("moves", "brokers")
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[BundleMoveRow]
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerLoadRow]
+    def __init__(self, moves: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ..., brokers: _Optional[_Iterable[_Union[BrokerLoadRow, _Mapping]]] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ("namespace", "partitions", "in_memory_here")

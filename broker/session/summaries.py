@@ -30,18 +30,21 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from ...metadata import paths
 from ...metadata.records import BookieRecord, BrokerRecord
 from ...proto import operations as op
 from ...proto import states
 from ...proto import statistics as values
 from ...proto.entry import find_distinct_keys, key_of_single_message, parse_stored_head
 from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
-from ...proto.names import Position, compute_key_slot
+from ...proto.names import NamespaceName, Position, compute_key_slot
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays, TxnId
 from ...proto.statistics import (
     BookieInfo,
     BrokerSummary,
+    BundlePage,
+    BundleRow,
     ClusterSummary,
     DiedBroker,
     KeptLedger,
@@ -397,6 +400,28 @@ class ClusterSummaries:
         missing = tuple(sorted({*others.silent, *others.older}))
         return TopicPage(tuple(rows), after_it, sum(page.found for page in pages), missing)
 
+    async def list_bundles(self, name: NamespaceName | None, *, here: bool) -> BundlePage:
+        """Returns the bundles of a namespace (of all, if None) that brokers own, with what flows there. `here`: those
+        of this broker only."""
+        mine = await self._list_own_bundles(name)
+        if here:
+            return BundlePage(mine, ())
+        members = await self._broker.read_brokers_and_bookies()
+        others = await self._ask_others(members, op.LIST_BUNDLES, namespace=str(name or ""))
+        rows = sorted((*mine, *(row for each in others.answers for row in each.bundles)), key=_by_bundle)
+        return BundlePage(tuple(rows), tuple(sorted({*others.silent, *others.older})))
+
+    async def _list_own_bundles(self, name: NamespaceName | None) -> tuple[BundleRow, ...]:
+        broker = self._broker
+        await broker.survey.take()  # the rates are those of a walk
+        found = list[BundleRow]()
+        for path, sums in broker.sum_bundles().items():
+            place = paths.parse_bundle_owner(path)
+            if place is not None and name in (None, NamespaceName.parse(place[0])):
+                rates = sums.rate_in, sums.rate_out, sums.throughput_in, sums.throughput_out
+                found.append(BundleRow(*place, broker.name, broker.endpoint, sums.topics, *rates))
+        return tuple(sorted(found, key=_by_bundle))
+
     async def _page(
         self, query: TopicPageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
     ) -> TopicPage:
@@ -458,6 +483,10 @@ class ClusterSummaries:
         )
         found = [each for each in answers if each is not None]
         return AnswersOfBrokers(found, tuple(silent), tuple(sorted(refusing)), tuple(sorted(late)), frozenset(older))
+
+
+def _by_bundle(row: BundleRow) -> tuple[str, str]:
+    return row.namespace, row.bundle
 
 
 def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:

@@ -218,6 +218,7 @@ spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
 brokers list
 brokers list -o json
 brokers security
+brokers balance --dry-run
 brokers drain none
 brokers undrain none
 brokers forget none
