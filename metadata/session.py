@@ -34,7 +34,7 @@ from ..runtime.alarm import Alarm
 from ..runtime.clock import Clock
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.tasks import Tasks
-from .store import MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
+from .store import MetadataDisk, MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
@@ -324,7 +324,7 @@ class ReconnectingStore(MetadataStore):
     async def revision(self) -> int:
         return await self._read(lambda session: session.revision())
 
-    async def measure_disk(self) -> tuple[int, int] | None:
+    async def measure_disk(self) -> MetadataDisk | None:
         return await self._read(lambda session: session.measure_disk())
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:

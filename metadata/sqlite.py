@@ -32,7 +32,16 @@ from ..runtime.alarm import Alarm
 from ..runtime.network import World
 from ..runtime.tasks import Worker
 from .paths import INCARNATIONS
-from .store import CheckNodeVersion, MetadataStore, NodeChanged, Operation, PutNode, VersionedValue, WatchReset
+from .store import (
+    CheckNodeVersion,
+    MetadataDisk,
+    MetadataStore,
+    NodeChanged,
+    Operation,
+    PutNode,
+    VersionedValue,
+    WatchReset,
+)
 from .tree import EndSession, Job, MetadataDiskFailed, MetadataTree, Node, OpenSession
 from .tree_core import (
     ChangeHistory,
@@ -145,11 +154,12 @@ class SqliteStore:
             "known_nodes": len(self._known), "known_bytes": self._known.bytes,
         }  # fmt: skip
 
-    async def measure_disk(self) -> tuple[int, int] | None:
-        """Returns (size, free space) of the disk with the metadata file, in bytes; None if it is in memory alone."""
+    async def measure_disk(self) -> MetadataDisk | None:
+        """Returns the size and the free space of the disk with the metadata file; None if it is in memory alone."""
         if self._tree.path == MEMORY or self.closed:
             return None
-        return await self._worker.run(self._world.files.disk_usage, str(PurePath(self._tree.path).parent))
+        folder = str(PurePath(self._tree.path).parent)
+        return MetadataDisk(*await self._worker.run(self._world.files.disk_usage, folder))
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
@@ -476,7 +486,7 @@ class LocalSession(MetadataStore):
         self._store.check_session(self._session)
         return await self._store.children(path)
 
-    async def measure_disk(self) -> tuple[int, int] | None:
+    async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:

@@ -206,7 +206,8 @@ UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPER
 ), routes=(
     HttpRoute("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
     HttpRoute("PUT", "{N}/{bundle}/unload", "One bundle is given back, or moves to the broker "
-         "`destination`; `destinationBroker` is not looked at.", name="unload_bundle", parts=(PathPart("bundle", "bundle"),)),
+         "`destination`; `destinationBroker` is not looked at.", name="unload_bundle",
+         parts=(PathPart("bundle", "bundle"),)),
 ))  # fmt: skip
 GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
 CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE, routes=(

@@ -600,6 +600,8 @@ class BrokerSummary(Value, frozen=True):
     by_age: tuple[TopicRow, ...]
     token_ends_ms: int = 0  # since the epoch: the end of its own token; 0: it has none, or no end
     full: tuple[str, ...] = ()  # at most 50 topics that take no publishes, because of their backlog quota
+    certificate_ends_ms: int = 0  # since the epoch: of the first certificate that it shows to others; 0: it has none
+    draining: bool = False  # it gives away what it owns, and gets nothing
 
 
 class DiedBroker(Value, frozen=True):
@@ -624,6 +626,7 @@ class ClusterSummary(Value, frozen=True):
     died: tuple[DiedBroker, ...] = ()
     metadata_total_bytes: int = 0  # of the disk with the metadata; 0: not known
     metadata_free_bytes: int = 0
+    metadata_certificate_ends_ms: int = 0  # of the metadata service; 0: it has none, or does not say
 
 
 class TopicPage(Value, frozen=True):

@@ -1297,7 +1297,7 @@ class NamespaceSums(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topics: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ...) -> None: ...
 
 class BrokerSummary(_message.Message):
-    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full")
+    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full", "certificate_ends_ms", "draining")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -1312,6 +1312,8 @@ class BrokerSummary(_message.Message):
     BY_AGE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     version: str
@@ -1326,10 +1328,12 @@ class BrokerSummary(_message.Message):
     by_age: _containers.RepeatedCompositeFieldContainer[TopicRow]
     token_ends_ms: int
     full: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ...) -> None: ...
+    certificate_ends_ms: int
+    draining: bool
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
-    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes")
+    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes", "metadata_certificate_ends_ms")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
@@ -1340,6 +1344,7 @@ class BrokerSummariesReply(_message.Message):
     DIED_FIELD_NUMBER: _ClassVar[int]
     METADATA_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METADATA_CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
     silent: _containers.RepeatedScalarFieldContainer[str]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
@@ -1350,7 +1355,8 @@ class BrokerSummariesReply(_message.Message):
     died: _containers.RepeatedCompositeFieldContainer[DiedBroker]
     metadata_total_bytes: int
     metadata_free_bytes: int
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ...) -> None: ...
+    metadata_certificate_ends_ms: int
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ..., metadata_certificate_ends_ms: _Optional[int] = ...) -> None: ...
 
 class DiedBroker(_message.Message):
     __slots__ = ("name", "endpoint", "seen_ms")
@@ -2839,12 +2845,14 @@ class BookiesReply(_message.Message):
     def __init__(self, bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ...) -> None: ...
 
 class MetadataDisk(_message.Message):
-    __slots__ = ("total_bytes", "free_bytes")
+    __slots__ = ("total_bytes", "free_bytes", "certificate_ends_ms")
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     total_bytes: int
     free_bytes: int
-    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    certificate_ends_ms: int
+    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., certificate_ends_ms: _Optional[int] = ...) -> None: ...
 
 class BackupRequest(_message.Message):
     __slots__ = ("name",)

@@ -20,7 +20,17 @@ from google.protobuf.message import Message
 from ...metadata.records import BrokerRecord, GrantsRecord, PartitionedRecord
 from ...metadata.records import LostRange as LostRecord
 from ...proto import operations as op
-from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotAllowed, NotFound, NotOwner, Unavailable
+from ...proto.errors import (
+    BadVersion,
+    Busy,
+    DataLost,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    NotOwner,
+    Unavailable,
+)
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties

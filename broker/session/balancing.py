@@ -77,9 +77,9 @@ async def _move_bundles(broker: TopicManager, administration: Administration, mo
 
     async def move(each: BundleMove) -> None:
         async with turns:
-            name = NamespaceName.parse(each.namespace)
+            name, endpoint = NamespaceName.parse(each.namespace), endpoints[each.source]
             try:
-                await administration.unload_bundles(name, each.source, endpoints[each.source], [each.bundle], each.target)
+                await administration.unload_bundles(name, each.source, endpoint, [each.bundle], each.target)
             except MagnetarError as error:
                 errors.append(error)
 

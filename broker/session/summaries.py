@@ -32,6 +32,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 from ...metadata import paths
 from ...metadata.records import BookieRecord, BrokerRecord
+from ...metadata.store import MetadataDisk
 from ...proto import operations as op
 from ...proto import states
 from ...proto import statistics as values
@@ -59,6 +60,7 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
+from ...runtime.tcp.listening import CERTIFICATES
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
 from ..log.log_shape_core import Span
@@ -354,20 +356,20 @@ class ClusterSummaries:
             tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died), *disk,
         )  # fmt: skip
 
-    async def _measure_metadata_disk(self, members: RegisteredServers) -> tuple[int, int]:
-        """Returns the size of the disk with the metadata, and what is free; (0, 0) if the metadata does not say."""
+    async def _measure_metadata_disk(self, members: RegisteredServers) -> MetadataDisk:
+        """Returns the disk with the metadata, and the end of its certificate; zeros if the metadata does not say."""
         if members.away_ms or members.late:
-            return 0, 0
+            return MetadataDisk(0, 0)
         try:
             async with asyncio.timeout(OTHERS_S):
-                return await self._broker.metadata.measure_disk() or (0, 0)
+                return await self._broker.metadata.measure_disk() or MetadataDisk(0, 0)
         except (MagnetarError, TimeoutError) as error:
             _LOG.debug("the disk of the metadata is not known: %r", error)
-            return 0, 0
+            return MetadataDisk(0, 0)
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
-        survey = await broker.survey.take()
+        survey, me = await broker.survey.take(), broker.own_broker_record
 
         def rows(measure: str) -> tuple[TopicRow, ...]:
             return tuple(_row(facts, broker.endpoint) for facts in survey.largest[measure])
@@ -377,6 +379,7 @@ class ClusterSummaries:
             survey.total.degraded, _sums("", survey.total),
             tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
             rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
+            CERTIFICATES.find_first_end_ms(), me is not None and me.draining,
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:

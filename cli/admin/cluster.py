@@ -26,6 +26,7 @@ from click import option
 
 from ...proto.alarms import (
     find_alarms,
+    find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
     find_repair_alarms,
@@ -80,6 +81,7 @@ def status(session: Session) -> None:
     died = [asdict(each) for each in summary.died]
     alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
     alarms += find_metadata_disk_alarms(summary.metadata_total_bytes, summary.metadata_free_bytes)
+    alarms += find_certificate_alarms("the metadata service", summary.metadata_certificate_ends_ms, now_ms)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
@@ -144,6 +146,7 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
         "in": total["rate_in"], "out": total["rate_out"], "backlog": total["backlog"],
         "connections": found["connections"], "degraded": found["degraded"], "storageBytes": total["storage_bytes"],
         "tokenEndsMs": found["token_ends_ms"], "full": list(found["full"]),
+        "certificateEndsMs": found["certificate_ends_ms"], "draining": found["draining"],
     }  # fmt: skip
     return row if found["since_ms"] else row | dict.fromkeys(UNKNOWN_OF_OLDER)
 
@@ -199,6 +202,7 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
                 known[id_].update(gcRefused=found["gcRefused"], disk=found.get("disk"))
+                known[id_].update(certificateEndsMs=found.get("certificateEndsMs"))
     if answered:
         try:
             for each in ask_any_bookie(session, "bookies", answered)["bookies"]:
@@ -541,7 +545,7 @@ def get_runtime_config(session: Session, changed: bool) -> None:
 def update_dynamic_config(session: Session, setting: str, value: str) -> None:
     """Change a setting of all brokers. The value is stored in the metadata, and each broker applies it within a second
     or two. Until it is deleted, it overrides the value with which a broker was started, also for brokers that start
-    later.
+    later. The setting log_level is applied by bookies and by the metadata service, too.
 
     \b
     Examples:
@@ -549,7 +553,8 @@ def update_dynamic_config(session: Session, setting: str, value: str) -> None:
       magnetar brokers update-dynamic-config --config dispatch_rate_messages --value 1000
     """
     session.admin.change_setting(name=setting, value=value)
-    session.out.print_result_text(f"{setting} is {value} at all brokers", config=setting, value=value)
+    where = "all brokers, bookies and metadata services" if setting == "log_level" else "all brokers"
+    session.out.print_result_text(f"{setting} is {value} at {where}", config=setting, value=value)
 
 
 @session_command(CONFIG)

@@ -606,8 +606,8 @@ class Admin(ClosedAfterWith):
 
     def unload_namespace(self, name: str, bundle: str = "", *, destination: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
-        topics at the next look-up: the broker with the name or address `destination`, if it is given. A broker of an older
-        release unloads its bundles and does not look at `destination`.
+        topics at the next look-up; if `destination` is given, the broker with that name or address. A broker of an
+        older release unloads its bundles and does not look at `destination`.
         """
 
     def unload_topic(self, topic: str) -> None:

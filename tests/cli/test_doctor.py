@@ -54,6 +54,7 @@ def report(**changed: Any) -> dict[str, Any]:
 def broker(**changed: Any) -> dict[str, Any]:
     return {
         "broker": "one", "endpoint": "b1:7650", "version": "1", "busy": 0.1, "degraded": 0, "tokenEndsMs": 0,
+        "certificateEndsMs": 0, "draining": False,
         "full": (), **changed,
     }  # fmt: skip
 
@@ -146,6 +147,10 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
      "The newest backup of the metadata has a time 1 h from now: a clock was wrong, and its age is not known.", True),
     ("D16", {"brokers": [broker(tokenEndsMs=NOW_MS - 1)]},
      "The own token of broker one has ended: no other broker answers it then.", True),
+    ("D16", {"metadata_certificate_ends_ms": NOW_MS + 13 * 86_400_000},
+     "A certificate of the metadata service ends in 13 d: no new connection is made then.", False),
+    ("D25", {"brokers": [broker(draining=True)]},
+     "Broker one drains: it gives away what it owns, and gets nothing until that is ended.", False),
     ("D17", {"brokers": [broker(full=["t"])]},
      "t takes no publishes: the backlog of its slowest subscription is above the quota.", True),
     ("D18", {"bookies": [bookie()] * 4 + [bookie(gcRefused="why")]},

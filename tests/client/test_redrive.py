@@ -113,7 +113,7 @@ async def test_a_run_ends_where_the_letters_ended_when_it_began(tmp_path: Path) 
         failing = asyncio.create_task(fail_again())
         try:
             result = await made.run(rate=20.0)
-            assert (result.sent, result.left, result.is_complete) == ({TOPIC: 2}, {}, True), "each once, not three times"
+            assert (result.sent, result.left, result.is_complete) == ({TOPIC: 2}, {}, True), "once, not three times"
         finally:
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
