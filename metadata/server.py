@@ -36,8 +36,8 @@ from ..runtime.budget import CallerMemory
 from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, RunningServer, Stream, World
 from ..runtime.peer.server import is_local
-from ..runtime.tcp.listening import CERTIFICATES
 from ..runtime.tasks import Supervisor
+from ..runtime.tcp.listening import CERTIFICATES
 from . import paths
 from .log_level import follow_log_level
 from .remote import encode_watch_events, parse_operations

@@ -31,7 +31,7 @@ METADATA_HEALTH = "magnetar health --http http://HOST:PORT  # of a metadata serv
 """The command that asks the metadata itself. A broker does not know where metadata servers answer for their health."""
 NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
 
-NEW_CERTIFICATE = "magnetar security certificate --folder DIR  # of a broker's port; of a member: security member"
+NEW_CERTIFICATE = "magnetar security certificate --folder DIR  # of a member: magnetar security member"
 
 
 class Alarm(NamedTuple):

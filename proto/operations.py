@@ -618,11 +618,6 @@ DESCRIBE_SECURITY: Operation[values.SecurityDescription] = Operation(
     help="Returns who is connected to the broker that is asked, until when, and whom it denied something.",
     routes=(HttpRoute("GET", "/admin/v3/security", "Who is connected to this broker, and whom it denied something.",
                       answer="SecurityDescription"),),
-    cli=CliVerb(
-        "brokers security", "Who is connected, until when, and who was denied something.",
-        "The credentials with which clients are connected to the broker that is asked, when they expire, and the "
-        "callers to whom it denied something.", "-o json",
-    ),
 )  # fmt: skip
 
 _OF_CLIENTS = {

@@ -563,6 +563,8 @@ class TopicRow(Value, frozen=True):
     producers: int
     consumers: int
     subscriptions: int  # durable ones
+    slowest: str = ""  # the durable subscription with the largest backlog; empty: none has one
+    slowest_backlog: int = 0
 
 
 class NamespaceSums(Value, frozen=True):

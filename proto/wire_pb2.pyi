@@ -1243,7 +1243,7 @@ class BrokerSummariesRequest(_message.Message):
     def __init__(self, here: bool = ...) -> None: ...
 
 class TopicRow(_message.Message):
-    __slots__ = ("name", "owner", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog", "oldest_ms", "producers", "consumers", "subscriptions")
+    __slots__ = ("name", "owner", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog", "oldest_ms", "producers", "consumers", "subscriptions", "slowest", "slowest_backlog")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     RATE_IN_FIELD_NUMBER: _ClassVar[int]
@@ -1256,6 +1256,8 @@ class TopicRow(_message.Message):
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_BACKLOG_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     rate_in: float
@@ -1268,7 +1270,9 @@ class TopicRow(_message.Message):
     producers: int
     consumers: int
     subscriptions: int
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., subscriptions: _Optional[int] = ...) -> None: ...
+    slowest: str
+    slowest_backlog: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., subscriptions: _Optional[int] = ..., slowest: _Optional[str] = ..., slowest_backlog: _Optional[int] = ...) -> None: ...
 
 class NamespaceSums(_message.Message):
     __slots__ = ("name", "topics", "subscriptions", "producers", "consumers", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog")

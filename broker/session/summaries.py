@@ -65,7 +65,7 @@ from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
 from ..log.log_shape_core import Span
 from ..log.unfolding import is_entry_slow_to_parse
-from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
+from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, find_slowest_subscription, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NOWHERE
@@ -511,6 +511,7 @@ def _row(facts: MeasuredTopic, owner: str) -> TopicRow:
         topic.name.full, owner, rates.messages_in, rates.messages_out, rates.bytes_in, rates.bytes_out,
         topic.log.shape.size, facts.backlog, facts.oldest_ms, len(topic.producers),
         sum(len(each.consumers) for each in subscriptions), sum(each.is_durable for each in subscriptions),
+        *find_slowest_subscription(topic),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ Also in this file, below its heading: `magnetar namespaces|topics grant-permissi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -570,12 +570,15 @@ def update_tenant(session: Session, tenant: str, admin_roles: str, allowed_clust
     session.out.print_result_text(f"tenant {tenant} updated", tenant=tenant)
 
 
-@session_command(watched=True)
-def tenant_stats(session: Session, tenant: str) -> None:
+@session_command(option("--sum", "sums", is_flag=True, help="And the sums, as the last row."), watched=True)
+def tenant_stats(session: Session, tenant: str, *, sums: bool) -> None:
     """Show how many topics the namespaces of a tenant have, and their rates (messages and bytes a second). Only a super
     user is told the rates.
 
-    Example: magnetar tenants stats public
+    \b
+    Examples:
+      magnetar tenants stats public
+      magnetar tenants stats public --sum
     """
     from .stats import RATES
 
@@ -584,7 +587,15 @@ def tenant_stats(session: Session, tenant: str) -> None:
     rates = _rates_of_namespaces(session)
     rows = [{"namespace": each, "topics": len(admin.topics(each)), **dict(zip(RATES, rates(each), strict=True))}
             for each in admin.namespaces(tenant)]  # fmt: skip
+    if sums:
+        rows.append({"namespace": tenant, **{name: _sum_column(rows, name) for name in ("topics", *RATES)}})
     session.out.print_rows(rows, ("namespace", "topics", *RATES), empty=f"no namespaces in {tenant}")
+
+
+def _sum_column(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Returns the sum of one number of the rows; None if it is not known of one of them."""
+    known = [row[name] for row in rows]
+    return None if None in known else sum(known)
 
 
 def _rates_of_namespaces(session: Session) -> Callable[[str], list[float | None]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.cli.admin import cluster
 from magnetar.cli.admin.cluster import ask_bookie_states, make_topic_row
 from magnetar.cli.common.output import CommandOutput, format_cell
 from magnetar.cli.common.processes import Processes
@@ -25,7 +26,7 @@ from magnetar.proto.alarms import (
     find_repair_alarms,
 )
 from magnetar.proto.errors import TimedOut
-from magnetar.proto.statistics import BookieInfo, ClusterSummary
+from magnetar.proto.statistics import BookieInfo, BrokerInfo, ClusterSummary, SecurityDescription
 from tests.support.processes import Cluster, run_cli, run_here
 
 NOW_MS = 1_000_000_000_000
@@ -155,6 +156,33 @@ def test_fewer_copies_are_a_remark_once_all_bookies_are_back() -> None:
     assert ("1 topic writes fewer copies than asked for.", True) in alarms([broker(degraded=1)], bookies=back[:2])
 
 
+def test_each_broker_is_asked_who_is_connected_and_one_that_is_silent_is_named() -> None:
+    class Other:
+        """A session at one broker."""
+
+        def __init__(self, endpoint: str) -> None:
+            self.endpoint, self.admin = endpoint, self
+
+        def brief(self, timeout_s: float) -> Any:
+            return self
+
+        def describe_security(self) -> SecurityDescription:
+            if self.endpoint == "b2:1":
+                raise TimedOut("too slow")
+            return SecurityDescription(self.endpoint, (), ())
+
+        def close(self) -> None:
+            closed.append(self.endpoint)
+
+    closed = list[str]()
+    session: Any = SimpleNamespace(at=Other)
+    brokers = [BrokerInfo(f"broker-{number}", f"b{number}:1") for number in (1, 2, 3)]
+    found, silent = cluster.ask_who_is_connected(session, brokers)
+    assert [each["broker"] for each in found] == ["b1:1", "b3:1"]
+    assert silent == {"broker-2": "too slow"}
+    assert closed == ["b1:1", "b2:1", "b3:1"]
+
+
 def test_that_bookies_do_not_answer_this_caller_is_a_note_and_no_alarm() -> None:
     found = alarms(repair=None, why="b:1 asks for keys: give --security", refused=True)
     assert found == [("Bookies and repair were not asked: b:1 asks for keys: give --security.", False)]
@@ -263,7 +291,8 @@ def test_the_command_of_an_alarm_is_safe_to_copy_whatever_a_topic_is_called() ->
 
 def test_an_age_that_is_not_known_is_a_dash_and_null() -> None:
     names = ("rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "producers", "consumers")
-    row = {"name": "t", "owner": "o", "backlog": 9, "oldest_ms": 0, **dict.fromkeys(names, 0)}
+    row = {"name": "t", "owner": "o", "backlog": 9, "oldest_ms": 0, "slowest": "", "slowest_backlog": 0}
+    row |= dict.fromkeys(names, 0)
     shown = make_topic_row(row, NOW_MS)
     assert (shown["oldest"], shown["oldestMs"], format_cell(shown["oldest"])) == (None, None, "-")
     shown = make_topic_row(row | {"oldest_ms": NOW_MS - 61_000}, NOW_MS)

@@ -36,7 +36,7 @@ async def set_log_level(session: MetadataStore, level: str) -> None:
 
 async def until(level: str) -> None:
     async with asyncio.timeout(10):
-        while get_log_level() != level:
+        while get_log_level() != level:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

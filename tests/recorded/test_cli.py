@@ -33,6 +33,7 @@ tenants get none -o json
 tenants update acme
 tenants stats acme
 tenants stats public
+tenants stats public --sum
 tenants delete acme
 tenants delete acme -y
 tenants delete acme -y
