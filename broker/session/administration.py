@@ -249,7 +249,7 @@ class Administration:
         """Lets one broker, the `owner` at `endpoint`, give up these bundles, to `destination` unless it is empty."""
         if owner == self._broker.name:
             return [await self.unload_namespace(name, each, here=True, destination=destination) for each in bundles]
-        asked = {"namespace": str(name), "here": True, "destination": destination}
+        asked: dict[str, Any] = {"namespace": str(name), "here": True, "destination": destination}
         return [
             await call_operation_at_broker(self._broker.world, endpoint, op.UNLOAD_NAMESPACE, bundle=each, **asked)
             for each in bundles
