@@ -75,6 +75,7 @@ from ..runtime.clock import Clock
 from ..runtime.files import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
+from ..runtime.tcp.listening import CERTIFICATES
 from .maintenance import marks
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
 from .maintenance.repair_core import GONE, list_bookies_of_ledger
@@ -183,6 +184,7 @@ class BookieAdmin:
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),
             "limbo": self._limbo(),
+            "certificateEndsMs": CERTIFICATES.find_first_end_ms() or None,
             "gcRefused": None if refused is None else refused.describe(),
             "gc": self._runs.describe(),
             "scrub": self._scrub(),

@@ -22,6 +22,7 @@ from uuid import UUID
 import msgspec
 
 from ..metadata import paths, records
+from ..metadata.log_level import follow_log_level
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
 from ..proto.versions import PRODUCT
@@ -193,6 +194,7 @@ class Bookie:
             ("bookie-gc", self._collector.run_forever), ("bookie-limbo", self._limbo.run),
             ("bookie-scrub", self._scrubber.run), ("bookie-mend", self._mender.run),
             ("bookie-repair", self._repair.run),
+            ("bookie-log-level", lambda: follow_log_level(self._registration.metadata)),
         ):  # fmt: skip
             self.background.start_supervised(name, work)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8080"
 """Where `magnetar standalone` serves REST, and answers there."""
 ANSWER_BYTES_MAX = 16 << 10
+WAIT_LOOK_S = 0.25
+"""Seconds between two questions whether a server is ready."""
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Addresses at which a server listens, and where it is reached."""
 
@@ -54,13 +57,18 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     "--timeout", "timeout_s", type=FiniteNumber(0.1, 600), default=4.0, show_default=True,
     help="Seconds to wait for its answer.",
 )  # fmt: skip
-def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: float) -> int:
+@click.option(
+    "--wait", "wait_s", type=FiniteNumber(0, 86_400), default=0.0, metavar="SECONDS",
+    help="Until it is ready, at most so long, as after a restart.",
+)  # fmt: skip
+def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: float, wait_s: float) -> int:
     """Ask a server whether it is ready. Exit code 0: it is; 1: it is not, and the reasons are printed.
 
     \b
     Examples:
       magnetar health
       magnetar health --http http://127.0.0.1:7670 --live
+      magnetar health --http http://127.0.0.1:7670 --wait 60
       magnetar health --http https://broker-1:8443 --tls-ca ca.pem
     """
     where = url or _url_of_environment() or DEFAULT_URL
@@ -70,11 +78,26 @@ def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: f
     if live and started:
         raise click.UsageError("--live or --started, not both")
     path = parts.path.rstrip("/") or ("/livez" if live else "/startz" if started else "/readyz")
+    clock = SystemClock()
+    end_s = clock.monotonic() + wait_s
+    while True:
+        try:
+            text = _ask_if_ready(where, path, tls_ca, timeout_s, "" if parts.path.rstrip("/") else path)
+        except Failure:
+            if clock.monotonic() >= end_s:
+                raise
+            time.sleep(WAIT_LOOK_S)
+        else:
+            click.echo(text)
+            return OK
+
+
+def _ask_if_ready(where: str, path: str, tls_ca: str, timeout_s: float, shown: str) -> str:
+    """Returns the answer of a server that is ready. Raises Failure if it is not, or does not answer."""
     status, text = _ask(where, path, tls_ca, timeout_s)
-    if status == 200:
-        click.echo(text)
-        return OK
-    raise Failure(f"{where}{'' if parts.path.rstrip('/') else path} answers {status}: {text}")
+    if status != 200:
+        raise Failure(f"{where}{shown} answers {status}: {text}")
+    return text
 
 
 def _url_of_environment() -> str:

@@ -33,6 +33,9 @@ The subscription is Exclusive: one run at a time reads the letters, in the order
 that stay. A run waits for the end of the transaction of one that was killed before it reads. Where the log is read
 again (an abort, another owner), a letter at or before `_passed` was counted already, and is not looked at twice. The
 subscription keeps all letters from its first use on; delete it when nothing is to go back.
+
+A run looks at the letters that are there when it begins. What becomes a letter later stays for the next run: else a
+program that goes on failing would get the same message three times from one command, which would not end.
 Guarding tests: tests/client/test_redrive.py.
 """
 
@@ -129,7 +132,7 @@ class RedriveResult:
     """The letters that went back, by topic, and those that were looked at and stay, by the reason. `readers`: of each
     topic of `sent` that is no retry-letter topic, the subscriptions that get the copies: those that gave the letters
     up, or with `to` or `to_all` every one; None: not known.
-    `is_complete`: every letter was looked at."""
+    `is_complete`: every letter that was there when the run began was looked at."""
 
     sent: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
@@ -173,6 +176,8 @@ class Redrive:
         self._where: Filter | None = parse_filter(options.where) if options.where else None
         self._aborted = 0  # transactions, one after the other
         self._passed: dict[str, _Place] = {}  # of each partition the last letter that was looked at
+        self._ends: dict[str, Position] = {}  # of each partition the last letter when the run began
+        self._seen: set[str] = set()  # partitions whose last letter, or a later one, came
         self._targets: dict[tuple[str, str], _Target] = {}
         self._too_big: set[tuple[str, _Place]] = set()
         self._producers: dict[tuple[TopicName, bool, Hashable], Producer] = {}
@@ -185,6 +190,7 @@ class Redrive:
             await self._client.connections.fetch_partition_count(self._to, create=False)
         parts = await self._admin.parts(self._topic.full)
         is_new = SUBSCRIPTION not in await self._admin.subscriptions(parts[0])
+        await self._note_ends(parts)
         consumer = await self._subscribe(parts, is_new=is_new)
         try:
             while not self._is_enough and (letters := await self._receive_letters(consumer, parts)):
@@ -234,25 +240,52 @@ class Redrive:
     async def _fetch_stats(self, parts: Sequence[str]) -> list[TopicStats]:
         return await asyncio.gather(*(self._admin.topic_stats(part) for part in parts))
 
+    async def _note_ends(self, parts: Sequence[str]) -> None:
+        for part, last in zip(parts, await asyncio.gather(*map(self._admin.last_message_id, parts)), strict=True):
+            self._ends[part] = Position(last.ledger_id(), last.entry_id())
+            if last.entry_id() < 0:
+                self._seen.add(part)
+
+    def _is_later(self, letter: Message) -> bool:
+        """Returns whether a letter came after the run began. Notes when its partition has no other one."""
+        end, position = self._ends[letter.topic_name()], letter.entry.position
+        if position > end:
+            self._seen.add(letter.topic_name())
+        return position > end
+
     async def _receive_letters(self, consumer: Consumer, parts: Sequence[str]) -> list[Message]:
         """Returns the next letters; none if all of them were received."""
         letters, size, since_s, ended = list[Message](), 0, self._now(), False
-        wanted = self._count_wanted()
-        while len(letters) < wanted and size < BATCH_BYTES:
+        wanted, heard_s = self._count_wanted(), self._now()
+        while len(letters) < wanted and size < BATCH_BYTES and len(self._seen) < len(parts):
             try:
                 letter = await consumer.receive(IDLE_MS)
+                is_later = self._is_later(letter)
             except Timeout:
+                is_later = True
+            if is_later and (self._now() - heard_s) * 1000 < IDLE_MS:
+                continue
+            if is_later:  # and nothing else for so long
                 found = None if letters else await self._has_ended(parts, since_s, ended=ended)
                 if found is None:
                     break
-                ended = found
+                ended, heard_s = found, self._now()
                 continue
-            ended = False
+            ended, heard_s = False, self._now()
             place = self._passed.get(letter.topic_name())
             if place is None or _find_place(letter) > place:
                 letters.append(letter)
                 size += len(letter.data())
+        if not letters and len(self._seen) == len(parts):
+            self._note_unseen(await self._fetch_stats(parts))
         return letters
+
+    def _note_unseen(self, stats: Sequence[TopicStats]) -> None:
+        """Notes how many letters no consumer can get, because of an open transaction."""
+        unseen = sum(each.end_index - each.transactions.stable_index for each in stats if each.transactions)
+        if unseen:
+            self.result.left["in an open transaction, or after the begin of one"] = unseen
+        self.result.is_complete = not unseen
 
     def _count_wanted(self) -> int:
         options, wanted = self._options, BATCH_MESSAGES
@@ -267,10 +300,7 @@ class Redrive:
         found = _pick_subscriptions(stats)
         waits = {each.blocked for each in found} - _AT_END
         if not waits and ended:
-            unseen = sum(each.end_index - each.transactions.stable_index for each in stats if each.transactions)
-            if unseen:
-                self.result.left["in an open transaction, or after the begin of one"] = unseen
-            self.result.is_complete = not unseen
+            self._note_unseen(stats)
             return None
         if waits and self._now() - since_s > SILENT_MAX_S:
             undelivered = max(1, sum(each.backlog for each in found) - self.result.left.total())

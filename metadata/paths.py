@@ -161,6 +161,15 @@ def bundle_owner(tenant_: str, namespace_: str, bundle: str) -> str:
     return f"{OWNERS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{bundle}"
 
 
+def parse_bundle_owner(path: str) -> tuple[str, str] | None:
+    """Returns (tenant/namespace, bundle) of the path of a bundle's owner record; None if it is of something else."""
+    root, _, tail = path.partition(f"{OWNERS}/")
+    parts = tail.split("/")
+    if root or len(parts) != 3 or "_" not in parts[2]:
+        return None
+    return f"{decode_segment(parts[0])}/{decode_segment(parts[1])}", parts[2]
+
+
 def tenant(tenant_: str) -> str:
     return f"{TENANTS}/{encode_segment(tenant_)}"
 

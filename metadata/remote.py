@@ -51,6 +51,7 @@ from .store import (
     ABSENT,
     CheckNodeVersion,
     Delete,
+    MetadataDisk,
     MetadataStore,
     NodeChanged,
     Operation,
@@ -331,7 +332,7 @@ class RemoteStore(SessionStore):
         reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path="/cluster"))
         return int(reply.revision)
 
-    async def measure_disk(self) -> tuple[int, int] | None:
+    async def measure_disk(self) -> MetadataDisk | None:
         """Returns what the service measures; None if it has no file, or is of an older release."""
         try:
             found = await self._ask(DISK, wire.Empty())
@@ -339,7 +340,8 @@ class RemoteStore(SessionStore):
             if is_unknown_operation(error):
                 return None
             raise
-        return (found.total_bytes, found.free_bytes) if found.total_bytes else None
+        known = found.total_bytes, found.free_bytes, found.certificate_ends_ms
+        return MetadataDisk(*known) if found.total_bytes else None
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         check_operations(operations)

@@ -36,10 +36,13 @@ from ..runtime.budget import CallerMemory
 from ..runtime.config import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, RunningServer, Stream, World
 from ..runtime.peer.server import is_local
+from ..runtime.tasks import Supervisor
+from ..runtime.tcp.listening import CERTIFICATES
 from . import paths
+from .log_level import follow_log_level
 from .remote import encode_watch_events, parse_operations
 from .sqlite import SqliteStore
-from .store import CheckNodeVersion, Operation, PutNode
+from .store import CheckNodeVersion, MetadataDisk, Operation, PutNode
 from .tree_core import check_prefix, is_at_or_below, may_role_write
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
@@ -64,6 +67,7 @@ class MetadataServer:
         self._store = store
         self._serving = serving
         self.memory = memory
+        self._background = Supervisor()
 
     @classmethod
     async def start(
@@ -81,7 +85,11 @@ class MetadataServer:
         except BaseException:
             await store.close()
             raise
-        return cls(store, serving, memory)
+        running = cls(store, serving, memory)
+        if service is None:
+            session = store.new_session()
+            running._background.start_supervised("metadata-log-level", lambda: follow_log_level(session))
+        return running
 
     @property
     def endpoint(self) -> Endpoint:
@@ -99,12 +107,13 @@ class MetadataServer:
     def last_backup_ms(self) -> int:
         return self._store.last_backup_ms
 
-    async def measure_disk(self) -> tuple[int, int] | None:
+    async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()
 
     async def close(self) -> None:
         """Ends the connections of clients, then closes the store. The sessions of clients do not end: they go on after
         the next start."""
+        await self._background.close()
         await self._serving.close()
         await self._store.close()
 
@@ -144,8 +153,9 @@ class MetadataService:
         return wire.BackupReply(path=path, revision=revision, bytes=size)
 
     async def disk(self, request: wire.Empty, context: CallContext) -> wire.MetadataDisk:
-        total, free = await self._store.measure_disk() or (0, 0)
-        return wire.MetadataDisk(total_bytes=total, free_bytes=free)
+        total, free, _ = await self._store.measure_disk() or MetadataDisk(0, 0)
+        ends_ms = CERTIFICATES.find_first_end_ms()
+        return wire.MetadataDisk(total_bytes=total, free_bytes=free, certificate_ends_ms=ends_ms)
 
     async def session(self, stream: SessionStream, context: CallContext) -> None:
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]

@@ -38,7 +38,7 @@ from ..runtime.clock import Clock
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Endpoint
 from ..runtime.tasks import Tasks
-from .store import MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
+from .store import MetadataDisk, MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
 from .tree_core import check_path
 
 CALL_TIMEOUT_S = 10.0
@@ -329,7 +329,7 @@ class ReconnectingStore(MetadataStore):
     async def revision(self) -> int:
         return await self._read(lambda session: session.revision())
 
-    async def measure_disk(self) -> tuple[int, int] | None:
+    async def measure_disk(self) -> MetadataDisk | None:
         return await self._read(lambda session: session.measure_disk())
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:

@@ -51,6 +51,7 @@ from .paths import INCARNATIONS
 from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode
 from .store import (
     CheckNodeVersion,
+    MetadataDisk,
     MetadataStore,
     NodeChanged,
     Operation,
@@ -182,11 +183,12 @@ class SqliteStore:
             "known_nodes": len(self._known), "known_bytes": self._known.bytes,
         }  # fmt: skip
 
-    async def measure_disk(self) -> tuple[int, int] | None:
-        """Returns (size, free space) of the disk with the metadata file, in bytes; None if it is in memory alone."""
+    async def measure_disk(self) -> MetadataDisk | None:
+        """Returns the size and the free space of the disk with the metadata file; None if it is in memory alone."""
         if self._tree.path == MEMORY or self.closed:
             return None
-        return await self._worker.run(self._world.files.disk_usage, str(PurePath(self._tree.path).parent))
+        folder = str(PurePath(self._tree.path).parent)
+        return MetadataDisk(*await self._worker.run(self._world.files.disk_usage, folder))
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
@@ -513,7 +515,7 @@ class LocalSession(MetadataStore):
         self._store.check_session(self._session)
         return await self._store.children(path)
 
-    async def measure_disk(self) -> tuple[int, int] | None:
+    async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:

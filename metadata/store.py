@@ -104,6 +104,15 @@ class WatchReset(msgspec.Struct, frozen=True):
     revision: int
 
 
+class MetadataDisk(NamedTuple):
+    """The disk with the metadata, and when the first of the certificates ends that the service shows to others, in ms
+    since the epoch; 0: it has none, or does not say."""
+
+    total_bytes: int
+    free_bytes: int
+    certificate_ends_ms: int = 0
+
+
 class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on."""
 
@@ -131,8 +140,8 @@ class MetadataStore(Protocol):
 
     async def revision(self) -> int: ...
 
-    async def measure_disk(self) -> tuple[int, int] | None:
-        """Returns (size, free space) of the disk with the metadata, in bytes; None if that is not known."""
+    async def measure_disk(self) -> MetadataDisk | None:
+        """Returns the size and the free space of the disk with the metadata; None if that is not known."""
         return None
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:

@@ -21,6 +21,8 @@ OLD_S = 3600.0
 """If the oldest message of a topic is unacknowledged for longer than this, in seconds, there is an alarm."""
 TOKEN_SOON_MS, TOKEN_NOW_MS = 14 * 86_400_000, 86_400_000
 """When a broker's own token ends within TOKEN_SOON_MS, there is an alarm; within TOKEN_NOW_MS an operator must act."""
+COPIES = 3
+"""Bookies that a ledger needs for all its copies, unless a namespace says otherwise."""
 WORST = 5
 """The largest number of topics with old messages for which there is an alarm."""
 
@@ -28,6 +30,8 @@ WORST = 5
 METADATA_HEALTH = "magnetar health --http http://HOST:PORT  # of a metadata server: its --health address"
 """The command that asks the metadata itself. A broker does not know where metadata servers answer for their health."""
 NEW_TOKEN = "magnetar security token create --folder DIR --role broker --days 90 --out DIR/broker.token --replace"
+
+NEW_CERTIFICATE = "magnetar security certificate --folder DIR  # of a member: magnetar security member"
 
 
 class Alarm(NamedTuple):
@@ -48,12 +52,13 @@ def find_alarms(
 ) -> list[Alarm]:  # fmt: skip
     """Returns all alarms of a cluster except those of repair; those that need an operator come first.
 
-    Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` (0: no end) and
-    `full`, the topics that accept no publishes. Each of `bookies` has `bookie`, `state`, `freeBytes` and `totalBytes`,
-    and if they are known `ledgers`, `gcRefused` and `disk`, the state of its disk. Of `oldest`, topics with their
-    `name` and `oldest_ms`, the first WORST are considered. `silent` are the brokers that did not answer; `refusing` are
-    those of them that refused the own token or certificate of the broker that was asked. `late` are those of `brokers`
-    that answered only when they were asked again. Each of `died` has `name`, `endpoint` and `seen_ms`."""
+    Each of `brokers` has the fields `broker`, `busy` (None: not known), `degraded`, `tokenEndsMs` and
+    `certificateEndsMs` (0: no end), `draining`, and `full`, the topics that accept no publishes. Each of `bookies` has
+    `bookie`, `state`, `freeBytes` and `totalBytes`, and if they are known `ledgers`, `gcRefused`, `certificateEndsMs`
+    and `disk`, the state of its disk. Of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are
+    considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the own token or
+    certificate of the broker that was asked. `late` are those of `brokers` that answered only when they were asked
+    again. Each of `died` has `name`, `endpoint` and `seen_ms`."""
     found = []
     for name in late:
         text = f"Broker {name} answers late: only when it was asked again."
@@ -81,17 +86,25 @@ def find_alarms(
     if not writable:
         found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list", code="D03"))
     for each in bookies:
-        found += _alarms_of_bookie(each)
+        found += _alarms_of_bookie(each, now_ms)
     degraded = sum(each["degraded"] for each in brokers)
     if degraded:
-        text = f"{format_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
-        found.append(Alarm(text, "magnetar bookies list", code="D05"))
+        found.append(_make_degraded_alarm(degraded, is_any_away=len(writable) < max(COPIES, len(bookies))))
     for each in oldest[:WORST]:
         age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
         if age_s > OLD_S:
             text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
             found.append(Alarm(text, f"magnetar why {shlex.quote(each['name'])}", needed=False, code="D12"))
     return sorted(found, key=lambda alarm: not alarm.needed)
+
+
+def _make_degraded_alarm(degraded: int, *, is_any_away: bool) -> Alarm:
+    """Returns the alarm that topics write fewer copies; a remark once all bookies take writes again, as after each
+    restart of a bookie, because the next ledgers have all copies."""
+    text = f"{format_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for"
+    if not is_any_away:
+        text += ", and all copies again with their next ledgers, as all bookies take writes"
+    return Alarm(f"{text}.", "magnetar bookies list", needed=is_any_away, code="D05")
 
 
 def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]:
@@ -104,13 +117,29 @@ def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
         ends = f"ends in {format_age(left_ms / 1000)}" if left_ms > 0 else "has ended"
         text = f"The own token of broker {name} {ends}: no other broker answers it then."
         yield Alarm(text, NEW_TOKEN, needed=left_ms < TOKEN_NOW_MS, code="D16")
+    yield from find_certificate_alarms(f"broker {name}", broker["certificateEndsMs"], now_ms)
+    if broker["draining"]:
+        text = f"Broker {name} drains: it gives away what it owns, and gets nothing until that is ended."
+        yield Alarm(text, f"magnetar brokers undrain {shlex.quote(name)}", needed=False, code="D25")
     for topic in broker["full"]:
         text = f"{topic} takes no publishes: the backlog of its slowest subscription is above the quota."
         yield Alarm(text, f"magnetar why {shlex.quote(topic)}", code="D17")
 
 
-def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
+def find_certificate_alarms(what: str, ends_ms: int | None, now_ms: int) -> list[Alarm]:
+    """Returns the alarm that a certificate of a server ends soon; none if `ends_ms` is later, 0 or None: it has none.
+    `what`: the server."""
+    left_ms = (ends_ms or 0) - now_ms
+    if not ends_ms or left_ms >= TOKEN_SOON_MS:
+        return []
+    ends = f"ends in {format_age(left_ms / 1000)}" if left_ms > 0 else "has ended"
+    text = f"A certificate of {what} {ends}: no new connection is made then."
+    return [Alarm(text, NEW_CERTIFICATE, needed=left_ms < TOKEN_NOW_MS, code="D16")]
+
+
+def _alarms_of_bookie(bookie: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]:
     name, state = bookie["bookie"][:8], bookie["state"]
+    yield from find_certificate_alarms(f"bookie {name}", bookie.get("certificateEndsMs"), now_ms)
     free = bookie["freeBytes"] / bookie["totalBytes"] if bookie["totalBytes"] else 1.0
     if state != "limbo" and (reason := bookie.get("gcRefused")):
         text = f"Bookie {name} deletes nothing of some ledgers: {reason}."

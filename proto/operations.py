@@ -201,10 +201,13 @@ DELETE_NAMESPACE: Operation[None] = Operation(
     method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
     routes=(HttpRoute("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
 )  # fmt: skip
-UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE, routes=(
+UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE, takes=(
+    RequestField("destination", str, "The broker that gets the bundles: its name or address."),
+), routes=(
     HttpRoute("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
-    HttpRoute("PUT", "{N}/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.",
-         name="unload_bundle", parts=(PathPart("bundle", "bundle"),)),
+    HttpRoute("PUT", "{N}/{bundle}/unload", "One bundle is given back, or moves to the broker "
+         "`destination`; `destinationBroker` is not looked at.", name="unload_bundle",
+         parts=(PathPart("bundle", "bundle"),)),
 ))  # fmt: skip
 GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
 CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE, routes=(
@@ -499,6 +502,27 @@ FORGET_BROKER: Operation[None] = Operation("ForgetBroker", OPERATE, routes=(
     HttpRoute("DELETE", "/admin/v3/brokers/{broker}", "One that died will not come back: it is not shown any more.",
               parts=_BROKER),
 ))  # fmt: skip
+LIST_BUNDLES: Operation[values.BundlePage] = Operation(
+    "ListBundles", OPERATE, method="list_bundles",
+    takes=(RequestField("namespace", str, "Only those of this one."),
+           RequestField("here", bool, "Of the broker that is asked alone.")),
+    help="Returns the bundles that brokers own, and what flows there. `namespace`: only those of this one.",
+    routes=(HttpRoute("GET", "/admin/v3/bundles", "The bundles that brokers own, and what flows there.",
+                 answer="BundlePage"),),
+)  # fmt: skip
+BALANCE_BROKERS: Operation[values.Balance] = Operation(
+    "BalanceBrokers", OPERATE, method="balance_brokers",
+    takes=(RequestField("dry_run", bool, "Move nothing: show what would move."),),
+    help="Moves bundles from brokers that carry much to those that carry little. `dry_run`: only says which.",
+    routes=(HttpRoute("PUT", "/admin/v3/brokers/balance", "Bundles move to the brokers that carry little.",
+                 answer="Balance"),),
+    cli=CliVerb(
+        "brokers balance", "Move bundles from brokers that carry much to those that carry little.",
+        "Move bundles from the brokers that carry much to those that carry little, such as one that was added or "
+        "restarted. Their clients are told where to go. Shows each bundle that moved, and what each broker carries "
+        "before and after: messages and KiB a second, in and out, and a tenth for each topic.", "--dry-run",
+    ),
+)  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
     "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
 )
@@ -594,11 +618,6 @@ DESCRIBE_SECURITY: Operation[values.SecurityDescription] = Operation(
     help="Returns who is connected to the broker that is asked, until when, and whom it denied something.",
     routes=(HttpRoute("GET", "/admin/v3/security", "Who is connected to this broker, and whom it denied something.",
                       answer="SecurityDescription"),),
-    cli=CliVerb(
-        "brokers security", "Who is connected, until when, and who was denied something.",
-        "The credentials with which clients are connected to the broker that is asked, when they expire, and the "
-        "callers to whom it denied something.", "-o json",
-    ),
 )  # fmt: skip
 
 _OF_CLIENTS = {

@@ -31,7 +31,8 @@ from .states import (
 )
 
 __all__ = (
-    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BriefTopicStats", "BrokerInfo", "BrokerSummary",
+    "BacklogAnalysis", "BacklogQuotaState", "Balance", "BalancedBroker", "Blocked", "BookieInfo", "BriefTopicStats",
+    "BrokerInfo", "BrokerSummary", "BundleMove", "BundlePage", "BundleRow",
     "ClusterSummary", "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
     "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "FilterTrial",
     "HalfDecision", "HalfState", "HalfStats", "HeldKey", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState",
@@ -99,6 +100,53 @@ class Unloaded(Value, frozen=True):
 
     topics: int
     bundles: int
+
+
+class BundleRow(Value, frozen=True):
+    """A bundle that a broker owns, and what is loaded and flows there. Rates count a second."""
+
+    namespace: str
+    bundle: str  # as 0x00000000_0x08000000
+    broker: str  # the owner's name
+    endpoint: str  # HOST:PORT
+    topics: int  # that are loaded
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+
+
+class BundlePage(Value, frozen=True):
+    """The bundles that brokers own. `silent` names the brokers that did not answer, or are of an older release."""
+
+    bundles: tuple[BundleRow, ...]
+    silent: tuple[str, ...]
+
+
+class BundleMove(Value, frozen=True):
+    """A bundle that a balance moves. `load` is its messages and KiB a second, in and out, and a tenth for each topic.
+    """
+
+    namespace: str
+    bundle: str
+    source: str  # the name of the broker that has it
+    target: str  # … of the one that gets it
+    load: float
+
+
+class BalancedBroker(Value, frozen=True):
+    """A broker that takes part in a balance: the load of its bundles before the moves, and after them."""
+
+    broker: str
+    before: float
+    after: float
+
+
+class Balance(Value, frozen=True):
+    """The result of a balance: the bundles that moved (or would), and the loads of the brokers."""
+
+    moves: tuple[BundleMove, ...]
+    brokers: tuple[BalancedBroker, ...]
 
 
 # ------------------------------------------------------------------------------------ topics
@@ -517,6 +565,8 @@ class TopicRow(Value, frozen=True):
     producers: int
     consumers: int
     subscriptions: int  # durable ones
+    slowest: str = ""  # the durable subscription with the largest backlog; empty: none has one
+    slowest_backlog: int = 0
 
 
 class NamespaceSums(Value, frozen=True):
@@ -554,6 +604,8 @@ class BrokerSummary(Value, frozen=True):
     by_age: tuple[TopicRow, ...]
     token_ends_ms: int = 0  # since the epoch: the end of its own token; 0: it has none, or no end
     full: tuple[str, ...] = ()  # at most 50 topics that take no publishes, because of their backlog quota
+    certificate_ends_ms: int = 0  # since the epoch: of the first certificate that it shows to others; 0: it has none
+    draining: bool = False  # it gives away what it owns, and gets nothing
 
 
 class DiedBroker(Value, frozen=True):
@@ -578,6 +630,7 @@ class ClusterSummary(Value, frozen=True):
     died: tuple[DiedBroker, ...] = ()
     metadata_total_bytes: int = 0  # of the disk with the metadata; 0: not known
     metadata_free_bytes: int = 0
+    metadata_certificate_ends_ms: int = 0  # of the metadata service; 0: it has none, or does not say
 
 
 class TopicPage(Value, frozen=True):

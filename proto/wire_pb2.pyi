@@ -1245,7 +1245,7 @@ class BrokerSummariesRequest(_message.Message):
     def __init__(self, here: bool = ...) -> None: ...
 
 class TopicRow(_message.Message):
-    __slots__ = ("name", "owner", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog", "oldest_ms", "producers", "consumers", "subscriptions")
+    __slots__ = ("name", "owner", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog", "oldest_ms", "producers", "consumers", "subscriptions", "slowest", "slowest_backlog")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     RATE_IN_FIELD_NUMBER: _ClassVar[int]
@@ -1258,6 +1258,8 @@ class TopicRow(_message.Message):
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_BACKLOG_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     rate_in: float
@@ -1270,7 +1272,9 @@ class TopicRow(_message.Message):
     producers: int
     consumers: int
     subscriptions: int
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., subscriptions: _Optional[int] = ...) -> None: ...
+    slowest: str
+    slowest_backlog: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., subscriptions: _Optional[int] = ..., slowest: _Optional[str] = ..., slowest_backlog: _Optional[int] = ...) -> None: ...
 
 class NamespaceSums(_message.Message):
     __slots__ = ("name", "topics", "subscriptions", "producers", "consumers", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog")
@@ -1299,7 +1303,7 @@ class NamespaceSums(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topics: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ...) -> None: ...
 
 class BrokerSummary(_message.Message):
-    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full")
+    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age", "token_ends_ms", "full", "certificate_ends_ms", "draining")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -1314,6 +1318,8 @@ class BrokerSummary(_message.Message):
     BY_AGE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     version: str
@@ -1328,10 +1334,12 @@ class BrokerSummary(_message.Message):
     by_age: _containers.RepeatedCompositeFieldContainer[TopicRow]
     token_ends_ms: int
     full: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ...) -> None: ...
+    certificate_ends_ms: int
+    draining: bool
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., token_ends_ms: _Optional[int] = ..., full: _Optional[_Iterable[str]] = ..., certificate_ends_ms: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class BrokerSummariesReply(_message.Message):
-    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes")
+    __slots__ = ("brokers", "silent", "bookies", "metadata_away_ms", "refusing", "late", "metadata_late", "died", "metadata_total_bytes", "metadata_free_bytes", "metadata_certificate_ends_ms")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
@@ -1342,6 +1350,7 @@ class BrokerSummariesReply(_message.Message):
     DIED_FIELD_NUMBER: _ClassVar[int]
     METADATA_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     METADATA_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METADATA_CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
     silent: _containers.RepeatedScalarFieldContainer[str]
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
@@ -1352,7 +1361,8 @@ class BrokerSummariesReply(_message.Message):
     died: _containers.RepeatedCompositeFieldContainer[DiedBroker]
     metadata_total_bytes: int
     metadata_free_bytes: int
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ...) -> None: ...
+    metadata_certificate_ends_ms: int
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ..., metadata_away_ms: _Optional[int] = ..., refusing: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., metadata_late: bool = ..., died: _Optional[_Iterable[_Union[DiedBroker, _Mapping]]] = ..., metadata_total_bytes: _Optional[int] = ..., metadata_free_bytes: _Optional[int] = ..., metadata_certificate_ends_ms: _Optional[int] = ...) -> None: ...
 
 class DiedBroker(_message.Message):
     __slots__ = ("name", "endpoint", "seen_ms")
@@ -1751,14 +1761,16 @@ class ChangePermissionsRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., grant: _Optional[_Union[ChangePermissionsRequest.Grant, _Mapping]] = ..., revoke: _Optional[str] = ..., grant_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., revoke_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., prefix_mode: bool = ...) -> None: ...
 
 class UnloadNamespaceRequest(_message.Message):
-    __slots__ = ("namespace", "bundle", "here")
+    __slots__ = ("namespace", "bundle", "here", "destination")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     HERE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     bundle: str
     here: bool
-    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: bool = ...) -> None: ...
+    destination: str
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: bool = ..., destination: _Optional[str] = ...) -> None: ...
 
 class UnloadNamespaceReply(_message.Message):
     __slots__ = ("topics", "bundles")
@@ -1767,6 +1779,82 @@ class UnloadNamespaceReply(_message.Message):
     topics: int
     bundles: int
     def __init__(self, topics: _Optional[int] = ..., bundles: _Optional[int] = ...) -> None: ...
+
+class ListBundlesRequest(_message.Message):
+    __slots__ = ("namespace", "here")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    here: bool
+    def __init__(self, namespace: _Optional[str] = ..., here: bool = ...) -> None: ...
+
+class BundleRow(_message.Message):
+    __slots__ = ("namespace", "bundle", "broker", "endpoint", "topics", "rate_in", "rate_out", "throughput_in", "throughput_out")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    RATE_IN_FIELD_NUMBER: _ClassVar[int]
+    RATE_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundle: str
+    broker: str
+    endpoint: str
+    topics: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., broker: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ...) -> None: ...
+
+class ListBundlesReply(_message.Message):
+    __slots__ = ("bundles", "silent")
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    bundles: _containers.RepeatedCompositeFieldContainer[BundleRow]
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bundles: _Optional[_Iterable[_Union[BundleRow, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BalanceBrokersRequest(_message.Message):
+    __slots__ = ("dry_run",)
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    def __init__(self, dry_run: bool = ...) -> None: ...
+
+class BundleMoveRow(_message.Message):
+    __slots__ = ("namespace", "bundle", "source", "target", "load")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundle: str
+    source: str
+    target: str
+    load: float
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., source: _Optional[str] = ..., target: _Optional[str] = ..., load: _Optional[float] = ...) -> None: ...
+
+class BrokerLoadRow(_message.Message):
+    __slots__ = ("broker", "before", "after")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    before: float
+    after: float
+    def __init__(self, broker: _Optional[str] = ..., before: _Optional[float] = ..., after: _Optional[float] = ...) -> None: ...
+
+class BalanceBrokersReply(_message.Message):
+    __slots__ = ("moves", "brokers")
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[BundleMoveRow]
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerLoadRow]
+    def __init__(self, moves: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ..., brokers: _Optional[_Iterable[_Union[BrokerLoadRow, _Mapping]]] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ("namespace", "partitions", "in_memory_here")
@@ -2769,12 +2857,14 @@ class BookiesReply(_message.Message):
     def __init__(self, bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ...) -> None: ...
 
 class MetadataDisk(_message.Message):
-    __slots__ = ("total_bytes", "free_bytes")
+    __slots__ = ("total_bytes", "free_bytes", "certificate_ends_ms")
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     total_bytes: int
     free_bytes: int
-    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    certificate_ends_ms: int
+    def __init__(self, total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., certificate_ends_ms: _Optional[int] = ...) -> None: ...
 
 class BackupRequest(_message.Message):
     __slots__ = ("name",)

@@ -194,16 +194,29 @@ def _add_settings(
     kind: type[msgspec.Struct], values: dict[str, object], source: str, given: Mapping[str, object]
 ) -> None:
     """Converts and adds the settings of one source."""
+    _check_names(kind, source, given)
+    for name, value in given.items():
+        values[name] = _convert(name, value, _type_of(kind, name), source)
+
+
+def _check_names(
+    kind: type[msgspec.Struct], source: str, given: Mapping[str, object], table: str = ""
+) -> None:
+    """Raises InvalidConfiguration if `kind`, or a table inside it, has no setting of a name that is given. `table`: the
+    name of the table that `kind` is, with a dot."""
     names = kind.__struct_fields__
     for name, value in given.items():
         if name not in names:
+            called = f"{table}{name}"
             raise InvalidConfiguration(
-                f"{source}: there is no setting {name!r}{_suggest(name, names)}; there are: {', '.join(names)}",
-                setting=name,
+                f"{source}: there is no setting {called!r}{_suggest(name, names)}; there are: {', '.join(names)}",
+                setting=called,
                 source=source,
                 allowed=", ".join(names),
             )
-        values[name] = _convert(name, value, _type_of(kind, name), source)
+        inside = _table_of(kind, name) if isinstance(value, Mapping) else None
+        if inside is not None and isinstance(value, Mapping):
+            _check_names(inside, source, value, f"{table}{name}.")
 
 
 def _variables(section: str, environment: Mapping[str, str] | None) -> dict[str, tuple[str, str]]:

@@ -17,11 +17,19 @@ choose the same one. A broker that drains is no candidate. A broker reports its 
 too, for ASSIGNED_S at most: each such bundle as one bundle, and as busy as a bundle of the group is on average. A
 broker of an older Magnetar reports nothing: it counts as idle, with what was assigned to it.
 Guard: tests/broker/cluster/test_placement.py.
+
+Balance: which bundles move when an operator asks for it, by the loads that their owners measured just now.
+
+    moves = plan_balance(["one", "two"], {"one": [BundleLoad(path, load), …], "two": []})
+
+The moves go from the broker with the highest load to the one with the lowest, each of a bundle once, and each makes the
+two more alike. What would gain little stays, because a move costs its clients a pause.
+Guard: tests/broker/cluster/test_balance.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 from zlib import crc32
@@ -109,6 +117,62 @@ class BrokerLoadReport(NamedTuple):
         reported. So an idle broker writes no reports to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_DIFFERENCE_MIN / 2 or bundles > told.bundles // 10
+
+
+BALANCED_SHARE = 0.1
+"""Of the mean load of the brokers: two brokers that differ by less are left alone, and so is a bundle whose move brings
+them together by less."""
+MOVES_MAX = 64
+"""Moves of one plan. With MOVED_AT_ONCE at a time they end within the time-out of the request."""
+
+
+class BundleLoad(NamedTuple):
+    """A bundle that a broker owns, and its load in any unit."""
+
+    path: str  # of the owner record
+    load: float
+
+
+class PlannedMove(NamedTuple):
+    """A bundle that is to move from one broker to another."""
+
+    path: str
+    source: str
+    target: str
+    load: float
+
+
+def plan_balance(brokers: Sequence[str], bundles: Mapping[str, Sequence[BundleLoad]]) -> list[PlannedMove]:
+    """Returns the moves after which the loads of the `brokers` are alike, the most useful one first; at most MOVES_MAX.
+    `bundles`: what each of the brokers owns, by its name."""
+    loads = {name: sum(each.load for each in bundles.get(name, ())) for name in brokers}
+    left = {name: sorted(bundles.get(name, ())) for name in brokers}
+    least = BALANCED_SHARE * sum(loads.values()) / max(1, len(loads))
+    moves = list[PlannedMove]()
+    while len(moves) < MOVES_MAX and (move := _find_best_move(loads, left, least)) is not None:
+        moves.append(move)
+        loads[move.source] -= move.load
+        loads[move.target] += move.load
+        left[move.source].remove(BundleLoad(move.path, move.load))  # it is not moved twice
+    return moves
+
+
+def _find_best_move(
+    loads: Mapping[str, float], left: Mapping[str, Sequence[BundleLoad]], least: float
+) -> PlannedMove | None:
+    """Returns the move that brings two brokers closest together: the two that differ most, if a bundle fits; None if no
+    move is worth its pause."""
+    order = sorted(loads, key=lambda name: (loads[name], name))
+    for source in reversed(order):
+        for target in order:
+            apart = loads[source] - loads[target]
+            if apart <= least:
+                break
+            worth = [each for each in left[source] if each.load > 0 and apart - abs(apart - 2 * each.load) >= least]
+            if worth:
+                best = min(worth, key=lambda each: (abs(apart - 2 * each.load), each.path))
+                return PlannedMove(best.path, source, target, best.load)
+    return None
 
 
 HASHES = 1 << 32

@@ -387,6 +387,10 @@ class Catalog:
         """
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
+            if await self._store.get(_topic_path(topic)) is not None:
+                raise InvalidRequest(
+                    f"topic {topic} was made without partitions, and stays so: make another one with partitions"
+                )
             raise TopicNotFound(f"there is no partitioned topic {topic}", topic=topic)
         record, version = found
         if not record.partitions <= partitions <= PARTITIONS_MAX:

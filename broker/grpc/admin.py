@@ -47,6 +47,7 @@ from ..node.topic_manager import TopicManager
 from ..session import inspection, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
+from ..session.balancing import balance_brokers
 from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
 from ..session.schedules import ScheduleCatalog
 from ..session.summaries import (
@@ -278,7 +279,9 @@ class AdminService:
 
     async def unload_namespace(self, request: wire.UnloadNamespaceRequest, context: CallContext) -> values.Unloaded:
         name = NamespaceName.parse(request.namespace)
-        return await self._administration.unload_namespace(name, request.bundle, here=request.here)
+        return await self._administration.unload_namespace(
+            name, request.bundle, here=request.here, destination=request.destination
+        )
 
     # ------------------------------------------------------------------ policies
     async def get_policies(self, request: wire.PoliciesRequest, context: CallContext) -> str:
@@ -532,6 +535,13 @@ class AdminService:
 
     async def forget_broker(self, request: wire.Name, context: CallContext) -> None:
         await self._administration.forget_broker(request.name)
+
+    async def list_bundles(self, request: wire.ListBundlesRequest, context: CallContext) -> values.BundlePage:
+        name = NamespaceName.parse(request.namespace) if request.namespace else None
+        return await ClusterSummaries(self._broker).list_bundles(name, here=request.here)
+
+    async def balance_brokers(self, request: wire.BalanceBrokersRequest, context: CallContext) -> values.Balance:
+        return await balance_brokers(self._broker, self._administration, dry_run=request.dry_run)
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [describe_bookie(each) for each in await self._broker.list_bookies()]

@@ -120,6 +120,17 @@ def measure_topic(topic: Topic) -> MeasuredTopic:
     return MeasuredTopic(topic, topic.traffic.walked_rates, backlog, oldest)
 
 
+def find_slowest_subscription(topic: Topic) -> tuple[str, int]:
+    """Returns the name and the backlog of the durable subscription with the largest backlog; ("", 0): none has one.
+    Reads no entry."""
+    waiting = (
+        (estimate_backlog(topic.log, each), name) for name, each in topic.subscriptions.items()
+        if each.is_durable and topic.log.shape.has_readable_entry_after(each.cursor.mark)
+    )  # fmt: skip
+    backlog, name = max(waiting, default=(0, ""))
+    return (name, backlog) if backlog else ("", 0)
+
+
 class _Group:
     """The topics of one namespace. A topic keeps its group (`TopicStatistics.walked_group`), so that a walk need not
     read the topic's name: with 100,000 topics, a walk takes as long as its reads of memory."""

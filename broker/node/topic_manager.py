@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
 from ...ledger.writer_core import Striping
+from ...metadata import paths
 from ...metadata.records import (
     CLUSTER_FORMAT,
     BookieRecord,
@@ -85,7 +86,7 @@ from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import CommittedHalfPublisher, InternalProducer, TopicTransactionSettler
 from .load_turns import BrokerStateMemory, TopicLoadQueue
-from .survey import TopicSurveyRunner
+from .survey import TopicGroupTotals, TopicSurveyRunner
 
 if TYPE_CHECKING:
     from ...ledger.bookies import Bookies
@@ -490,8 +491,11 @@ class TopicManager:
 
     async def _move(self, session: _OwnershipSession, path: str) -> None:
         heir = await session.ownership.choose_next_owner(path, others=True)
-        if heir is None or not session.settled:
-            return
+        if heir is not None and session.settled:
+            await self._move_to(session, path, heir)
+
+    async def _move_to(self, session: _OwnershipSession, path: str, heir: BrokerRecord) -> int:
+        """Gives one bundle to the broker `heir`. Returns how many topics were loaded."""
         self.heirs[heir.endpoint] = heir
         going: list[Topic] = []
         is_of_bundle = session.ownership.make_owner_check(path)
@@ -509,6 +513,7 @@ class TopicManager:
 
         await session.ownership.move_bundle(path, heir, unload)
         _LOG.info("%s, with %d topics, is given to %s", path, len(going), heir.name)
+        return len(going)
 
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         session, self._session = self._open(), None
@@ -701,6 +706,19 @@ class TopicManager:
         if topic is not None:
             await run_to_end(topic.close())
 
+    async def move_bundles(self, name: NamespaceName, bundle: str, heir: BrokerRecord) -> tuple[int, int]:
+        """Gives one bundle of a namespace that this broker owns (all bundles if `bundle` is empty) to the broker
+        `heir`. Returns (number of unloaded topics, number of bundles that were given away)."""
+        session = self._open()
+        if not session.settled:
+            raise Unavailable(_UNSETTLED)
+        await self._get_namespace_with_bundle(name, bundle)
+        moved = [
+            await self._move_to(session, path, heir)
+            for path in session.ownership.list_owned_bundle_paths(name) if path.endswith(bundle)
+        ]  # fmt: skip
+        return sum(moved), len(moved)
+
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
         """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
         releases the bundles: the next broker that is asked for one of the topics becomes the owner. Returns (number of
@@ -727,6 +745,22 @@ class TopicManager:
             await ownership.release_bundle(path, unload)
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
+
+    def sum_bundles(self) -> dict[str, TopicGroupTotals]:
+        """Returns the number and the rates of the loaded topics of each bundle that this broker owns, by the path of
+        its owner record. The rates are those of the last survey."""
+        ownership = self._open().ownership
+        found = {path: TopicGroupTotals() for path in ownership.owner_record_paths if paths.parse_bundle_owner(path)}
+        sums = {ownership.make_owner_check(path): total for path, total in found.items()}
+        for topic in self.loaded.values():
+            if (total := sums.get(topic.owned)) is not None:
+                rates = topic.traffic.walked_rates
+                total.topics += 1
+                total.rate_in += rates.messages_in
+                total.rate_out += rates.messages_out
+                total.throughput_in += rates.bytes_in
+                total.throughput_out += rates.bytes_out
+        return found
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
         """Returns the owner records of the bundles of a namespace that have an owner, by bundle. If `bundle` is not

@@ -20,7 +20,17 @@ from google.protobuf.message import Message
 from ...metadata.records import BrokerRecord, GrantsRecord, PartitionedRecord
 from ...metadata.records import LostRange as LostRecord
 from ...proto import operations as op
-from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
+from ...proto.errors import (
+    BadVersion,
+    Busy,
+    DataLost,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    NotOwner,
+    Unavailable,
+)
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
@@ -28,7 +38,7 @@ from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, Skipp
 from ...proto.translation import convert_reply, request_of
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import compute_bundle_number
-from ..cluster.ownership import cancel_drain, check_can_drain, forget_broker, order_drain
+from ..cluster.ownership import cancel_drain, check_can_drain, forget_broker, order_drain, takes_assigned_bundles
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
@@ -101,6 +111,11 @@ def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
         )
         total += -(-(each.end_index - each.first_index) * left // entries)
     return total
+
+
+def may_get_bundles(broker: BrokerRecord) -> bool:
+    """Returns whether bundles may be given to this broker."""
+    return not broker.draining and takes_assigned_bundles(broker)
 
 
 class Administration:
@@ -180,25 +195,42 @@ class Administration:
         except MagnetarError as error:
             _LOG.info("bundles of namespace %s, which is being deleted, are not given up: %s", name, error)
 
-    async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
+    async def _find_destination(self, named: str) -> BrokerRecord:
+        """Returns the broker with this name or address. Raises NotFound; NotAllowed if it may get no bundles."""
+        for each in await self._broker.list_brokers():
+            if named in (each.name, each.endpoint):
+                if may_get_bundles(each):
+                    return each
+                why = "drains" if each.draining else "is of an older release"
+                raise NotAllowed(f"broker {each.name!r} {why}: no bundle is given to it")
+        raise NotFound(f"no broker {named!r} is registered; 'magnetar brokers list' shows them")
+
+    async def unload_namespace(
+        self, name: NamespaceName, bundle: str = "", *, here: bool, destination: str = ""
+    ) -> Unloaded:
         """Unloads the topics of one bundle of a namespace, or of all of its bundles if `bundle` is empty. `here`: only
-        at this broker; else at every broker. Returns how many topics were unloaded, and how many bundles were given up.
+        at this broker; else at every broker. `destination`: the name or address of the broker that gets the bundles;
+        what it has already stays there. Returns how many topics were unloaded, and how many bundles were given up.
 
         Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
         its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
         the same time, and each gives up one bundle after the other. If a broker fails, its error is raised after the
         others have finished.
         """
-        if here:
+        heir = await self._find_destination(destination) if destination else None
+        if here and heir is None:
             return Unloaded(*await self._broker.unload_namespace(name, bundle))
+        if here and heir is not None:
+            is_there = heir.name == self._broker.name
+            return Unloaded(0, 0) if is_there else Unloaded(*await self._broker.move_bundles(name, bundle, heir))
         bundles_of: dict[str, list[str]] = {}
         for each, owner in (await self._broker.list_bundle_owners(name, bundle)).items():
             bundles_of.setdefault(owner.broker, []).append(each)
         endpoints = {each.name: each.endpoint for each in await self._broker.list_brokers()}
         endpoints.setdefault(self._broker.name, "")
         asked = (
-            self._unload_bundles(name, owner, endpoints[owner], bundles)
-            for owner, bundles in bundles_of.items() if owner in endpoints
+            self.unload_bundles(name, owner, endpoints[owner], bundles, destination)
+            for owner, bundles in bundles_of.items() if owner in endpoints and (heir is None or owner != heir.name)
         )  # fmt: skip
         done = list[Unloaded]()
         errors = list[BaseException]()
@@ -211,16 +243,15 @@ class Administration:
             raise errors[0]
         return Unloaded(sum(each.topics for each in done), sum(each.bundles for each in done))
 
-    async def _unload_bundles(
-        self, name: NamespaceName, owner: str, endpoint: str, bundles: Sequence[str]
+    async def unload_bundles(
+        self, name: NamespaceName, owner: str, endpoint: str, bundles: Sequence[str], destination: str
     ) -> list[Unloaded]:
+        """Lets one broker, the `owner` at `endpoint`, give up these bundles, to `destination` unless it is empty."""
         if owner == self._broker.name:
-            return [Unloaded(*await self._broker.unload_namespace(name, each)) for each in bundles]
-        world = self._broker.world
+            return [await self.unload_namespace(name, each, here=True, destination=destination) for each in bundles]
+        asked: dict[str, Any] = {"namespace": str(name), "here": True, "destination": destination}
         return [
-            await call_operation_at_broker(
-                world, endpoint, op.UNLOAD_NAMESPACE, namespace=str(name), bundle=each, here=True
-            )
+            await call_operation_at_broker(self._broker.world, endpoint, op.UNLOAD_NAMESPACE, bundle=each, **asked)
             for each in bundles
         ]
 

@@ -30,18 +30,22 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from ...metadata import paths
 from ...metadata.records import BookieRecord, BrokerRecord
+from ...metadata.store import MetadataDisk
 from ...proto import operations as op
 from ...proto import states
 from ...proto import statistics as values
 from ...proto.entry import find_distinct_keys, key_of_single_message, parse_stored_head
 from ...proto.errors import InvalidRequest, MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
-from ...proto.names import Position, compute_key_slot, parse_redriven_to
+from ...proto.names import NamespaceName, Position, compute_key_slot, parse_redriven_to
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays, TxnId
 from ...proto.statistics import (
     BookieInfo,
     BrokerSummary,
+    BundlePage,
+    BundleRow,
     ClusterSummary,
     DiedBroker,
     KeptLedger,
@@ -56,11 +60,12 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime.files import PROCESS
 from ...runtime.health import HEARTBEAT
+from ...runtime.tcp.listening import CERTIFICATES
 from ..cluster.ownership import RegisteredServers
 from ..common.token_bucket import EventLoopSlices
 from ..log.log_shape_core import Span
 from ..log.unfolding import is_entry_slow_to_parse
-from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, measure_topic
+from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, find_slowest_subscription, measure_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NOWHERE
@@ -352,20 +357,20 @@ class ClusterSummaries:
             tuple(DiedBroker(each.broker, each.endpoint, each.seen_ms) for each in members.died), *disk,
         )  # fmt: skip
 
-    async def _measure_metadata_disk(self, members: RegisteredServers) -> tuple[int, int]:
-        """Returns the size of the disk with the metadata, and what is free; (0, 0) if the metadata does not say."""
+    async def _measure_metadata_disk(self, members: RegisteredServers) -> MetadataDisk:
+        """Returns the disk with the metadata, and the end of its certificate; zeros if the metadata does not say."""
         if members.away_ms or members.late:
-            return 0, 0
+            return MetadataDisk(0, 0)
         try:
             async with asyncio.timeout(OTHERS_S):
-                return await self._broker.metadata.measure_disk() or (0, 0)
+                return await self._broker.metadata.measure_disk() or MetadataDisk(0, 0)
         except (MagnetarError, TimeoutError) as error:
             _LOG.debug("the disk of the metadata is not known: %r", error)
-            return 0, 0
+            return MetadataDisk(0, 0)
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
-        survey = await broker.survey.take()
+        survey, me = await broker.survey.take(), broker.own_broker_record
 
         def rows(measure: str) -> tuple[TopicRow, ...]:
             return tuple(_row(facts, broker.endpoint) for facts in survey.largest[measure])
@@ -375,6 +380,7 @@ class ClusterSummaries:
             survey.total.degraded, _sums("", survey.total),
             tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
             rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
+            CERTIFICATES.find_first_end_ms(), me is not None and me.draining,
         )  # fmt: skip
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
@@ -397,6 +403,28 @@ class ClusterSummaries:
         after_it = _next(query, rows) if more else ""
         missing = tuple(sorted({*others.silent, *others.older}))
         return TopicPage(tuple(rows), after_it, sum(page.found for page in pages), missing)
+
+    async def list_bundles(self, name: NamespaceName | None, *, here: bool) -> BundlePage:
+        """Returns the bundles of a namespace (of all, if None) that brokers own, with what flows there. `here`: those
+        of this broker only."""
+        mine = await self._list_own_bundles(name)
+        if here:
+            return BundlePage(mine, ())
+        members = await self._broker.read_brokers_and_bookies()
+        others = await self._ask_others(members, op.LIST_BUNDLES, namespace=str(name or ""))
+        rows = sorted((*mine, *(row for each in others.answers for row in each.bundles)), key=_by_bundle)
+        return BundlePage(tuple(rows), tuple(sorted({*others.silent, *others.older})))
+
+    async def _list_own_bundles(self, name: NamespaceName | None) -> tuple[BundleRow, ...]:
+        broker = self._broker
+        await broker.survey.take()  # the rates are those of a walk
+        found = list[BundleRow]()
+        for path, sums in broker.sum_bundles().items():
+            place = paths.parse_bundle_owner(path)
+            if place is not None and name in (None, NamespaceName.parse(place[0])):
+                rates = sums.rate_in, sums.rate_out, sums.throughput_in, sums.throughput_out
+                found.append(BundleRow(*place, broker.name, broker.endpoint, sums.topics, *rates))
+        return tuple(sorted(found, key=_by_bundle))
 
     async def _page(
         self, query: TopicPageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
@@ -461,6 +489,10 @@ class ClusterSummaries:
         return AnswersOfBrokers(found, tuple(silent), tuple(sorted(refusing)), tuple(sorted(late)), frozenset(older))
 
 
+def _by_bundle(row: BundleRow) -> tuple[str, str]:
+    return row.namespace, row.bundle
+
+
 def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:
     """Returns the summary of a broker of an older release, which does not answer for it: what its registration says."""
     nothing = _sums("", TopicGroupTotals())
@@ -480,6 +512,7 @@ def _row(facts: MeasuredTopic, owner: str) -> TopicRow:
         topic.name.full, owner, rates.messages_in, rates.messages_out, rates.bytes_in, rates.bytes_out,
         topic.log.shape.size, facts.backlog, facts.oldest_ms, len(topic.producers),
         sum(len(each.consumers) for each in subscriptions), sum(each.is_durable for each in subscriptions),
+        *find_slowest_subscription(topic),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from click import option
 
 from ...proto.alarms import (
     find_alarms,
+    find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
     find_repair_alarms,
@@ -48,7 +49,10 @@ WORST = 5
 """Topics that `status` shows."""
 BROKER_COLUMNS = ("broker", "endpoint", "version", "up", "busy", "topics", "in", "out", "backlog", "connections")
 BOOKIE_COLUMNS = ("bookie", "endpoint", "version", "state", "freePercent", "freeBytes")
-TOPIC_COLUMNS = ("topic", "in", "out", "bytesIn", "bytesOut", "backlog", "oldest", "storage", "producers", "consumers")
+TOPIC_COLUMNS = (
+    "topic", "in", "out", "bytesIn", "bytesOut", "backlog", "slowest", "slowestBacklog", "oldest", "storage",
+    "producers", "consumers",
+)  # fmt: skip
 SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 """The ways of `top`, and how pages of topics are sorted for them."""
 MEASURED = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that is not acknowledged"}
@@ -80,6 +84,7 @@ def status(session: Session) -> None:
     died = [asdict(each) for each in summary.died]
     alarms = find_alarms(brokers, summary.silent, bookies, oldest, now_ms, summary.refusing, summary.late, died)
     alarms += find_metadata_disk_alarms(summary.metadata_total_bytes, summary.metadata_free_bytes)
+    alarms += find_certificate_alarms("the metadata service", summary.metadata_certificate_ends_ms, now_ms)
     if not away:
         alarms += find_repair_alarms(repair, storage.why, refused=storage.refused, unlisted=storage.unlisted)
     alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
@@ -144,6 +149,7 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
         "in": total["rate_in"], "out": total["rate_out"], "backlog": total["backlog"],
         "connections": found["connections"], "degraded": found["degraded"], "storageBytes": total["storage_bytes"],
         "tokenEndsMs": found["token_ends_ms"], "full": list(found["full"]),
+        "certificateEndsMs": found["certificate_ends_ms"], "draining": found["draining"],
     }  # fmt: skip
     return row if found["since_ms"] else row | dict.fromkeys(UNKNOWN_OF_OLDER)
 
@@ -199,6 +205,7 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
                 known[id_]["version"] = found.get("version")  # an older bookie does not say it
                 known[id_].update(gcRefused=found["gcRefused"], disk=found.get("disk"))
+                known[id_].update(certificateEndsMs=found.get("certificateEndsMs"))
     if answered:
         try:
             for each in ask_any_bookie(session, "bookies", answered)["bookies"]:
@@ -243,6 +250,7 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
         "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],
         "bytesIn": found["throughput_in"], "bytesOut": found["throughput_out"], "backlog": found["backlog"],
         "oldest": format_age((now_ms - oldest) / 1000) if oldest else None, "oldestMs": oldest or None,
+        "slowest": found["slowest"] or None, "slowestBacklog": found["slowest_backlog"],
         "storage": found["storage_bytes"], "producers": found["producers"], "consumers": found["consumers"],
     }  # fmt: skip
 
@@ -256,7 +264,7 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
 )
 def top(session: Session, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
     """Show the topics of all brokers with most traffic, the largest backlog or the oldest message, again and again
-    until Ctrl-C.
+    until Ctrl-C. A backlog is that of all subscriptions together; slowest is the subscription with the largest one.
 
     \b
     Examples:
@@ -354,6 +362,9 @@ brokers = LazyGroup(
         "update-dynamic-config": LazyCommand(
             ".admin.cluster", "update_dynamic_config", "Change a setting of all brokers, without a restart."
         ),
+        "security": LazyCommand(
+            ".admin.cluster", "show_security", "Who is connected, until when, and who was denied something."
+        ),
         "delete-dynamic-config": LazyCommand(
             ".admin.cluster", "delete_dynamic_config", "Each broker has its own value of it again."
         ),
@@ -412,6 +423,8 @@ def list_brokers(session: Session) -> None:
     session.out.print_rows(rows, ("name", "endpoint", "topics", "bundles", "draining"), empty="no brokers")
 
 
+BROKER_ASK_S = 5.0
+"""Seconds for which a broker is asked for what only it knows."""
 DRAIN_LOOK_S = 0.5
 """Seconds between two questions for what a broker still owns."""
 
@@ -491,6 +504,66 @@ def forget_broker(session: Session, broker: str, yes: bool) -> None:
     session.out.print_result_text(f"broker {broker} is forgotten", broker=broker)
 
 
+SECURITY_COLUMNS = ("broker", "role", "kind", "method", "credential_id", "expires_ms", "producers", "consumers")
+
+
+@session_command(
+    option("--broker", "named", default="", metavar="NAME", help="Only of this one."),
+    watched=True, name="security",
+)  # fmt: skip
+def show_security(session: Session, named: str) -> None:
+    """The credentials with which clients are connected to the brokers, when they expire, and the callers to whom
+    brokers denied something. Each broker is asked at the address that look-ups answer. If one does not answer, the exit
+    code is 1.
+
+    \b
+    Examples:
+      magnetar brokers security
+      magnetar brokers security --broker broker-1 -o json
+    """
+    brokers = [each for each in session.admin.brokers() if named in ("", each.name)]
+    if not brokers:
+        raise Failure(f"no broker {named!r} is registered; 'magnetar brokers list' shows them", NOT_FOUND)
+    found, silent = ask_who_is_connected(session, brokers)
+    _print_security(session, found)
+    for name, why in silent.items():
+        click.echo(f"broker {name} does not answer: {why}", err=True)
+    if silent:
+        sys.exit(FAILED)
+
+
+def ask_who_is_connected(
+    session: Session, brokers: Sequence[BrokerInfo]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Asks each of the brokers who is connected. Returns the answers, and by name why others did not answer."""
+    from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized
+
+    found, silent = list[dict[str, Any]](), dict[str, str]()
+    for broker in brokers:
+        other = session.at(broker.endpoint).brief(BROKER_ASK_S)
+        try:
+            found.append(asdict(other.admin.describe_security()))
+        except (Unauthenticated, Unauthorized):
+            raise
+        except MagnetarError as error:
+            silent[broker.name] = str(error)
+        finally:
+            other.close()
+    return found, silent
+
+
+def _print_security(session: Session, found: Sequence[Mapping[str, Any]]) -> None:
+    if session.out.is_structured:
+        session.out.print_rows(found, ("broker", "roles", "refused"))
+        return
+    roles = [{"broker": each["broker"], **role} for each in found for role in each["roles"]]
+    session.out.print_rows(roles, SECURITY_COLUMNS, empty="no client is connected with credentials")
+    refused = [{"broker": each["broker"], **caller} for each in found for caller in each["refused"]]
+    if refused:
+        click.echo()
+        session.out.print_rows(refused, ("broker", "caller", "refusals"))
+
+
 CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's.")
 
 
@@ -543,7 +616,7 @@ def get_runtime_config(session: Session, changed: bool) -> None:
 def update_dynamic_config(session: Session, setting: str, value: str) -> None:
     """Change a setting of all brokers. The value is stored in the metadata, and each broker applies it within a second
     or two. Until it is deleted, it overrides the value with which a broker was started, also for brokers that start
-    later.
+    later. The setting log_level is applied by bookies and by the metadata service, too.
 
     \b
     Examples:
@@ -551,7 +624,8 @@ def update_dynamic_config(session: Session, setting: str, value: str) -> None:
       magnetar brokers update-dynamic-config --config dispatch_rate_messages --value 1000
     """
     session.admin.change_setting(name=setting, value=value)
-    session.out.print_result_text(f"{setting} is {value} at all brokers", config=setting, value=value)
+    where = "all brokers, bookies and metadata services" if setting == "log_level" else "all brokers"
+    session.out.print_result_text(f"{setting} is {value} at {where}", config=setting, value=value)
 
 
 @session_command(CONFIG)

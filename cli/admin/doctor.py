@@ -29,6 +29,7 @@ from ...proto.alarms import (
     OLD_S,
     Alarm,
     find_alarms,
+    find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
     find_repair_alarms,
@@ -95,6 +96,7 @@ class ClusterFacts:
     died: Sequence[Row] = ()  # DiedBroker
     metadata_late: bool = False  # as of `status`
     metadata_disk: tuple[int, int] = (0, 0)  # its size, and what is free; size 0: not known
+    metadata_certificate_ends_ms: int = 0  # 0: it has none, or it is not known
 
 
 class DoctorCheck(NamedTuple):
@@ -139,6 +141,11 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
 
 def _metadata(facts: ClusterFacts) -> list[Alarm]:
     return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms, late=facts.metadata_late)
+
+
+def _ending(facts: ClusterFacts) -> list[Alarm]:
+    metadata = find_certificate_alarms("the metadata service", facts.metadata_certificate_ends_ms, facts.now_ms)
+    return [*metadata, *_alarms("D16")(facts)]
 
 
 def _metadata_disk(facts: ClusterFacts) -> list[Alarm] | str:
@@ -338,11 +345,12 @@ CHECKS = (
     DoctorCheck("D13", "partitions of a topic get about as many messages", _skewed),
     DoctorCheck("D14", "settings that somebody may not have meant", _risky),
     DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup, False),
-    DoctorCheck("D16", "the brokers' own tokens last for two weeks", _alarms("D16"), False),
+    DoctorCheck("D16", "certificates of servers, and the brokers' own tokens, last for two weeks", _ending, False),
     DoctorCheck("D17", "no topic refuses or holds publishes for its backlog quota", _alarms("D17"), False),
     DoctorCheck("D18", "no bookie refuses to collect garbage", _alarms("D18")),
     DoctorCheck("D19", "no broker has gone without closing in order", _alarms("D19"), False),
     DoctorCheck("D20", "space on the disk of the metadata", _metadata_disk),
+    DoctorCheck("D25", "no broker drains, unless that is meant", _alarms("D25"), False),
 )
 """What `magnetar doctor` looks at, in this order."""
 
@@ -362,6 +370,7 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
         oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=find_newest_file_time_ms(backup, now_ms),
         version=PRODUCT, url=session.url, metadata_away_ms=summary.metadata_away_ms, late=summary.late,
         metadata_disk=(summary.metadata_total_bytes, summary.metadata_free_bytes),
+        metadata_certificate_ends_ms=summary.metadata_certificate_ends_ms,
         metadata_late=summary.metadata_late, died=[asdict(each) for each in summary.died],
     )  # fmt: skip
     if summary.metadata_away_ms or summary.metadata_late:

@@ -5,8 +5,8 @@ Also in this file, below its heading: `magnetar namespaces|topics grant-permissi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 from click import option
@@ -23,6 +23,9 @@ from .policies import (
     with_options_for_policies,
 )
 from .policies import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
+
+if TYPE_CHECKING:
+    from ...proto.statistics import BundleRow
 
 # --------------------------------------------------------------------------------------------------- permissions
 # `magnetar namespaces|topics grant-permission …`: who may do what, with pulsar-admin's verbs.
@@ -371,27 +374,61 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     session.out.print_result_text(f"namespace {namespace} deleted", namespace=namespace)
 
 
+BUNDLE_COLUMNS = ("bundle", "broker", "topics", "in", "out", "bytesIn", "bytesOut")
+
+
 @session_command(watched=True)
 def bundles(session: Session, namespace: str = "public/default") -> None:
-    """List the bundles of a namespace: the ranges of the hashes of topic names that brokers own.
+    """List the bundles of a namespace: the ranges of the hashes of topic names that brokers own. For a super user with
+    the owner of each, its loaded topics, and what flows there a second; - where it has no owner.
 
-    Example: magnetar namespaces bundles public/default
+    \b
+    Examples:
+      magnetar namespaces bundles public/default
+      magnetar namespaces bundles public/default --watch 2s
     """
     from ...broker.cluster.bundles_core import make_bundle_name
+    from ...proto.errors import Unauthorized
 
     count = session.admin.namespace(namespace).bundles
-    session.out.print_names([make_bundle_name(number, count) for number in range(count)], empty="no bundles")
+    names = [make_bundle_name(number, count) for number in range(count)]
+    try:
+        page = session.admin.list_bundles(namespace=namespace)
+    except Unauthorized:  # an administrator of the tenant, who does not see the brokers
+        session.out.print_names(names, empty="no bundles")
+        return
+    owned = {each.bundle: each for each in page.bundles}
+    rows = [_make_bundle_row(name, owned.get(name)) for name in names]
+    session.out.print_rows(rows, BUNDLE_COLUMNS, empty="no bundles")
+    for name in page.silent:
+        click.echo(f"broker {name} does not answer, or is of an older release: its bundles are missing", err=True)
 
 
-@session_command(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))
-def unload(session: Session, namespace: str, bundle: str) -> None:
+def _make_bundle_row(name: str, found: BundleRow | None) -> dict[str, Any]:
+    if found is None:
+        return {"bundle": name, **dict.fromkeys(BUNDLE_COLUMNS[1:])}
+    return {
+        "bundle": name, "broker": found.broker, "topics": found.topics, "in": found.rate_in, "out": found.rate_out,
+        "bytesIn": found.throughput_in, "bytesOut": found.throughput_out,
+    }  # fmt: skip
+
+
+@session_command(
+    option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."),
+    option("--to", "destination", default="", metavar="BROKER", help="The broker that gets it: its name or address."),
+)
+def unload(session: Session, namespace: str, bundle: str, destination: str) -> None:
     """Let every broker close its topics of a namespace and give them up. A topic gets a new owner when a client next
-    looks it up.
+    looks it up; with --to it moves to that broker, and its clients are told so.
 
-    Example: magnetar namespaces unload public/default
+    \b
+    Examples:
+      magnetar namespaces unload public/default
+      magnetar namespaces unload public/default --bundle 0x00000000_0x08000000 --to broker-2
     """
-    found = session.admin.unload_namespace(namespace, bundle)
-    text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics unloaded"
+    found = session.admin.unload_namespace(namespace, bundle, destination=destination)
+    done = f"moved to {destination}" if destination else "unloaded"
+    text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics {done}"
     session.out.print_result_text(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
 
 
@@ -533,12 +570,15 @@ def update_tenant(session: Session, tenant: str, admin_roles: str, allowed_clust
     session.out.print_result_text(f"tenant {tenant} updated", tenant=tenant)
 
 
-@session_command(watched=True)
-def tenant_stats(session: Session, tenant: str) -> None:
+@session_command(option("--sum", "sums", is_flag=True, help="And the sums, as the last row."), watched=True)
+def tenant_stats(session: Session, tenant: str, *, sums: bool) -> None:
     """Show how many topics the namespaces of a tenant have, and their rates (messages and bytes a second). Only a super
     user is told the rates.
 
-    Example: magnetar tenants stats public
+    \b
+    Examples:
+      magnetar tenants stats public
+      magnetar tenants stats public --sum
     """
     from .stats import RATES
 
@@ -547,7 +587,15 @@ def tenant_stats(session: Session, tenant: str) -> None:
     rates = _rates_of_namespaces(session)
     rows = [{"namespace": each, "topics": len(admin.topics(each)), **dict(zip(RATES, rates(each), strict=True))}
             for each in admin.namespaces(tenant)]  # fmt: skip
+    if sums:
+        rows.append({"namespace": tenant, **{name: _sum_column(rows, name) for name in ("topics", *RATES)}})
     session.out.print_rows(rows, ("namespace", "topics", *RATES), empty=f"no namespaces in {tenant}")
+
+
+def _sum_column(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Returns the sum of one number of the rows; None if it is not known of one of them."""
+    known = [row[name] for row in rows]
+    return None if None in known else sum(known)
 
 
 def _rates_of_namespaces(session: Session) -> Callable[[str], list[float | None]]:

@@ -88,9 +88,12 @@ def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) ->
     only = rows[0] if len(rows) == 1 and not session.out.is_structured else {}
     nested = [name for name, value in only.items() if _is_rows(value)]
     if nested:
-        session.out.print_record({name: value for name, value in only.items() if name not in nested})
-        for name in nested:
-            click.echo()
+        flat = {name: value for name, value in only.items() if name not in nested}
+        if flat:
+            session.out.print_record(flat)
+        for number, name in enumerate(nested):
+            if flat or number:
+                click.echo()
             session.out.print_rows(only[name], [*only[name][0]])
         return
     session.out.print_rows(rows, [*(rows[0] if rows else ())], empty=empty)

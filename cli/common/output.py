@@ -325,7 +325,9 @@ def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str)
         print(line(format_field(column, row.get(column)) for column in columns))
 
 
-MOMENTS = frozenset(("createdMs", "earliestMsgPublishTimeInBacklog", "expires_ms", "sinceMs", "tokenEndsMs"))
+MOMENTS = frozenset((
+    "certificateEndsMs", "createdMs", "earliestMsgPublishTimeInBacklog", "expires_ms", "sinceMs", "tokenEndsMs",
+))  # fmt: skip
 """Fields with a time in ms since the epoch (0: none), which a table shows as a time in UTC."""
 
 

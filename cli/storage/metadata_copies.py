@@ -16,7 +16,7 @@ from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..common.units import FiniteNumber
 from ..run.servers import get_members_section
-from .admin_port import METADATA, ROLE, SECURITY, OperatorOptions
+from .admin_port import METADATA, ROLE, SECURITY, OperatorOptions, resolve_context_option
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
@@ -41,7 +41,7 @@ time at the latest."""
 @click.argument("name", default="")
 @click.option(
     "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
-    help="The metadata service, HOST:PORT; it runs on this machine.",
+    help="The metadata service, HOST:PORT; it runs on this machine.", callback=resolve_context_option,
 )  # fmt: skip
 @SECURITY
 @OUTPUT

@@ -59,6 +59,9 @@ class Admin(ClosedAfterWith):
     def backlog_size(self, topic: str, position: MessageId) -> int:
         """Returns the approximate number of bytes that are stored in a topic after the message at `position`."""
 
+    def balance_brokers(self, *, dry_run: bool = False) -> values.Balance:
+        """Moves bundles from brokers that carry much to those that carry little. `dry_run`: only says which."""
+
     def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
@@ -287,6 +290,9 @@ class Admin(ClosedAfterWith):
 
     def last_message_id(self, topic: str) -> MessageId:
         """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message."""
+
+    def list_bundles(self, *, namespace: str = "", here: bool = False) -> values.BundlePage:
+        """Returns the bundles that brokers own, and what flows there. `namespace`: only those of this one."""
 
     def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that a broker stored at `publish_time_ms`, by its clock, or later; if
@@ -600,9 +606,10 @@ class Admin(ClosedAfterWith):
         themselves. Raises NotFound if there is no such broker.
         """
 
-    def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
+    def unload_namespace(self, name: str, bundle: str = "", *, destination: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
-        topics at the next look-up.
+        topics at the next look-up; if `destination` is given, the broker with that name or address. A broker of an
+        older release unloads its bundles and does not look at `destination`.
         """
 
     def unload_topic(self, topic: str) -> None:

@@ -127,6 +127,12 @@ class AdminClient(ClosedAfterAsyncWith):
     async def schemas(self, topic: str) -> list[values.TopicSchema]:
         """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
 
+    async def list_bundles(self, *, namespace: str = "", here: bool = False) -> values.BundlePage:
+        """Returns the bundles that brokers own, and what flows there. `namespace`: only those of this one."""
+
+    async def balance_brokers(self, *, dry_run: bool = False) -> values.Balance:
+        """Moves bundles from brokers that carry much to those that carry little. `dry_run`: only says which."""
+
     async def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
@@ -617,9 +623,10 @@ class AdminClient(ClosedAfterAsyncWith):
         themselves. Raises NotFound if there is no such broker.
         """
 
-    async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
+    async def unload_namespace(self, name: str, bundle: str = "", *, destination: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
-        topics at the next look-up.
+        topics at the next look-up; if `destination` is given, the broker with that name or address. A broker of an
+        older release unloads its bundles and does not look at `destination`.
         """
 
     async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:

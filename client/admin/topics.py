@@ -559,10 +559,14 @@ async def update_namespace(
     )  # fmt: skip
 
 
-async def unload_namespace(self: OperationCaller, name: str, bundle: str = "") -> values.Unloaded:
+async def unload_namespace(
+    self: OperationCaller, name: str, bundle: str = "", *, destination: str = ""
+) -> values.Unloaded:
     """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
-    topics at the next look-up."""
-    return await self._call(op.UNLOAD_NAMESPACE, namespace=to_full_namespace_name(name), bundle=bundle)
+    topics at the next look-up; if `destination` is given, the broker with that name or address. A broker of an
+    older release unloads its bundles and does not look at `destination`."""
+    asked = {"namespace": to_full_namespace_name(name), "bundle": bundle, "destination": destination}
+    return await self._call(op.UNLOAD_NAMESPACE, **asked)
 
 
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:

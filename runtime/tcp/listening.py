@@ -70,6 +70,10 @@ class CertificateFiles:
                 self._found[path] = stamp, end
         return {path: end for path, (_, end) in self._found.items() if end is not None}
 
+    def find_first_end_ms(self) -> int:
+        """Returns when the first of the certificates expires, in ms since the epoch; 0: there is none."""
+        return int(1000 * min(self.read_expiry_times().values(), default=0))
+
 
 CERTIFICATES = CertificateFiles()
 """Those of this process."""

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from magnetar.cli.common import session as sessions
 from magnetar.cli.common.profiles import load_context, load_profile
 from magnetar.cli.common.session import confirm
 from magnetar.cli.storage.admin_port import OperatorOptions, with_operator_options
+from magnetar.cli.storage.metadata_copies import backup
 from magnetar.proto.errors import InvalidConfiguration
 from tests.cli.test_profile import Written, run, written
 from tests.security.test_settings import private
@@ -68,6 +70,11 @@ def test_a_context_says_who_an_operator_is_for_bookies_and_where_the_metadata_is
     assert operator("--context", "two") == (None, "127.0.0.1:7640"), "who names a context goes nowhere else"
     context("use", "one")
     assert operator() == (own, "of-the-shell:1")
+    monkeypatch.delenv("MAGNETAR_METADATA")
+    asked = list[str]()
+    monkeypatch.setattr("magnetar.cli.run.servers.parse_metadata_address", lambda text: asked.append(text))
+    CliRunner().invoke(backup, [])
+    assert asked == ["m:7640"], "a backup is made where the context says"
 
 
 def test_contexts_are_added_used_shown_and_deleted(context: Context, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.cli import check
+from magnetar.cli.common.exits import Failure
 from magnetar.cli.common.processes import Process, Processes
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_cli, run_here
 
 pytestmark = pytest.mark.processes
 
@@ -21,6 +23,24 @@ def facts(server: Process) -> dict[str, str]:
 
 def health(where: str, *options: str) -> Result:
     return run_cli("health", "--http", f"http://{where}", *options)
+
+
+def test_a_command_waits_until_a_server_is_ready_and_not_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Failure("not reached"), (503, "it starts"), (200, "ok")]
+    times = list[float]()
+
+    def ask(*_: object) -> tuple[int, str]:
+        answer = answers.pop(0)
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(check, "_ask", ask)
+    monkeypatch.setattr(check.time, "sleep", times.append)
+    found = run_here("health", "--http", "http://127.0.0.1:1", "--wait", "60")
+    assert (found.code, found.out.strip(), len(times)) == (0, "ok", 2)
+    answers[:] = [(503, "it starts")]
+    assert run_here("health", "--http", "http://127.0.0.1:1").code == 1
 
 
 def wait_code(where: str, code: int, *options: str) -> Result:

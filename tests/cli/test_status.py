@@ -12,14 +12,21 @@ from typing import Any
 
 import pytest
 
+from magnetar.cli.admin import cluster
 from magnetar.cli.admin.cluster import ask_bookie_states, make_topic_row
 from magnetar.cli.common.output import CommandOutput, format_cell
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.storage import ledgers
 from magnetar.cli.storage.admin_port import BookiePeer, OperatorOptions
-from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_metadata_disk_alarms, find_repair_alarms
+from magnetar.proto.alarms import (
+    find_alarms,
+    find_certificate_alarms,
+    find_metadata_alarms,
+    find_metadata_disk_alarms,
+    find_repair_alarms,
+)
 from magnetar.proto.errors import TimedOut
-from magnetar.proto.statistics import BookieInfo, ClusterSummary
+from magnetar.proto.statistics import BookieInfo, BrokerInfo, ClusterSummary, SecurityDescription
 from tests.support.processes import Cluster, run_cli, run_here
 
 NOW_MS = 1_000_000_000_000
@@ -27,7 +34,8 @@ GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "reasons": {}, "s
 
 
 def broker(**changed: Any) -> dict[str, Any]:
-    return {"broker": "one", "busy": None, "degraded": 0, "tokenEndsMs": 0, "full": (), **changed}
+    none = {"busy": None, "degraded": 0, "tokenEndsMs": 0, "certificateEndsMs": 0, "draining": False, "full": ()}
+    return {"broker": "one", **none, **changed}
 
 
 def bookie(**changed: Any) -> dict[str, Any]:
@@ -118,6 +126,61 @@ def test_an_own_token_of_a_broker_that_ends_in_two_weeks_can_wait_and_a_later_en
     assert alarms([broker(tokenEndsMs=NOW_MS + 14 * day_ms)]) == []
     text = "The own token of broker one ends in 13 d: no other broker answers it then."
     assert alarms([broker(tokenEndsMs=NOW_MS + 14 * day_ms - 1)]) == [(text, False)]
+
+
+def test_a_certificate_of_any_server_that_ends_is_an_alarm_and_in_two_weeks_a_remark() -> None:
+    day_ms = 86_400_000
+    for ends_ms, ends, needed in ((-1, "has ended", True), (13 * day_ms, "ends in 13 d", False)):
+        text = f"A certificate of broker one {ends}: no new connection is made then."
+        assert alarms([broker(certificateEndsMs=NOW_MS + ends_ms)]) == [(text, needed)]
+        text = f"A certificate of bookie 12345678 {ends}: no new connection is made then."
+        assert alarms(bookies=[bookie(certificateEndsMs=NOW_MS + ends_ms)]) == [(text, needed)]
+        (found,) = find_certificate_alarms("the metadata service", NOW_MS + ends_ms, NOW_MS)
+        assert (found.needed, found.code) == (needed, "D16")
+    assert alarms([broker(certificateEndsMs=NOW_MS + 14 * day_ms)], bookies=[bookie(certificateEndsMs=None)]) == []
+
+
+def test_a_broker_that_drains_is_a_remark_with_the_command_that_ends_it() -> None:
+    (found,) = find_alarms([broker(draining=True)], [], [bookie()], [], NOW_MS)
+    assert (found.needed, found.command) == (False, "magnetar brokers undrain one")
+
+
+def test_fewer_copies_are_a_remark_once_all_bookies_are_back() -> None:
+    back = [bookie()] * 3
+    (found,) = alarms([broker(degraded=14)], bookies=back)
+    assert found[0].startswith("14 topics write fewer copies than asked for, and all copies again")
+    assert not found[1]
+    for state in ("absent", "read-only", "departing", "limbo"):
+        found = alarms([broker(degraded=14)], bookies=[*back, bookie(state=state)])
+        assert ("14 topics write fewer copies than asked for.", True) in found
+    assert ("1 topic writes fewer copies than asked for.", True) in alarms([broker(degraded=1)], bookies=back[:2])
+
+
+def test_each_broker_is_asked_who_is_connected_and_one_that_is_silent_is_named() -> None:
+    class Other:
+        """A session at one broker."""
+
+        def __init__(self, endpoint: str) -> None:
+            self.endpoint, self.admin = endpoint, self
+
+        def brief(self, timeout_s: float) -> Any:
+            return self
+
+        def describe_security(self) -> SecurityDescription:
+            if self.endpoint == "b2:1":
+                raise TimedOut("too slow")
+            return SecurityDescription(self.endpoint, (), ())
+
+        def close(self) -> None:
+            closed.append(self.endpoint)
+
+    closed = list[str]()
+    session: Any = SimpleNamespace(at=Other)
+    brokers = [BrokerInfo(f"broker-{number}", f"b{number}:1") for number in (1, 2, 3)]
+    found, silent = cluster.ask_who_is_connected(session, brokers)
+    assert [each["broker"] for each in found] == ["b1:1", "b3:1"]
+    assert silent == {"broker-2": "too slow"}
+    assert closed == ["b1:1", "b2:1", "b3:1"]
 
 
 def test_that_bookies_do_not_answer_this_caller_is_a_note_and_no_alarm() -> None:
@@ -228,7 +291,8 @@ def test_the_command_of_an_alarm_is_safe_to_copy_whatever_a_topic_is_called() ->
 
 def test_an_age_that_is_not_known_is_a_dash_and_null() -> None:
     names = ("rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "producers", "consumers")
-    row = {"name": "t", "owner": "o", "backlog": 9, "oldest_ms": 0, **dict.fromkeys(names, 0)}
+    row = {"name": "t", "owner": "o", "backlog": 9, "oldest_ms": 0, "slowest": "", "slowest_backlog": 0}
+    row |= dict.fromkeys(names, 0)
     shown = make_topic_row(row, NOW_MS)
     assert (shown["oldest"], shown["oldestMs"], format_cell(shown["oldest"])) == (None, None, "-")
     shown = make_topic_row(row | {"oldest_ms": NOW_MS - 61_000}, NOW_MS)

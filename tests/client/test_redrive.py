@@ -103,6 +103,30 @@ async def test_letters_go_back_once_as_they_were_before_they_failed(tmp_path: Pa
         assert (again.sent, again.left) == ({}, {}), "each went once"
 
 
+async def test_a_run_ends_where_the_letters_ended_when_it_began(tmp_path: Path) -> None:
+    async with shop(tmp_path) as made:
+        await made.letters(b"1", b"2")
+
+        async def fail_again() -> None:
+            """A program that is not mended: each message becomes a letter again, at once."""
+            consumer = await made.client.subscribe(TOPIC, "billing", consumer_type=ConsumerType.Shared)
+            while True:
+                message = await consumer.receive()
+                origin = {"REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": "billing", "ORIGIN_MESSAGE_ID": "1:2:-1:-1"}
+                async with await made.client.create_producer(LETTERS) as producer:
+                    await producer.send(message.data(), properties=origin | message.properties())
+                await consumer.acknowledge(message)
+
+        await made.admin.create_subscription(TOPIC, "billing")
+        failing = asyncio.create_task(fail_again())
+        try:
+            result = await made.run(rate=20.0)
+            assert (result.sent, result.left, result.is_complete) == ({TOPIC: 2}, {}, True), "once, not three times"
+        finally:
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+
+
 async def test_only_what_is_asked_for_goes_and_the_rest_stays_for_later(tmp_path: Path) -> None:
     async with shop(tmp_path) as made:
         await made.letters(b"1", b"2", region="eu")

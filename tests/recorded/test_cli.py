@@ -33,6 +33,7 @@ tenants get none -o json
 tenants update acme
 tenants stats acme
 tenants stats public
+tenants stats public --sum
 tenants delete acme
 tenants delete acme -y
 tenants delete acme -y
@@ -218,6 +219,7 @@ spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
 brokers list
 brokers list -o json
 brokers security
+brokers balance --dry-run
 brokers drain none
 brokers undrain none
 brokers forget none

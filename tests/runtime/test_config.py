@@ -102,6 +102,18 @@ def test_unknown_names_are_errors_wherever_they_stand(tmp_path: Path) -> None:
         load(Sample, "bookie", environment={}, file=write(tmp_path, "flush_bytes = 3\n"))
 
 
+def test_an_unknown_name_in_a_table_of_a_file_is_an_error_too(tmp_path: Path) -> None:
+    from magnetar.bookie.server import BookieConfig
+
+    for text, said in (
+        ("[bookie.store]\ndisk_full_share = 0.5\n", "there is no setting 'store.disk_full_share'"),
+        ("[bookie.store]\nmemtable_byte = 1\n", "did you mean 'memtable_bytes'"),
+        ("[bookie.repair]\nspeed = 1\n", "there is no setting 'repair.speed'"),
+    ):
+        with pytest.raises(InvalidConfiguration, match=said):
+            load(BookieConfig, "bookie", environment={}, file=write(tmp_path, text), overrides={"data": "d"})
+
+
 def test_a_file_that_cannot_be_read_or_is_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"missing\.toml"):
         load(Sample, "bookie", environment={}, file=str(tmp_path / "missing.toml"))

@@ -39,6 +39,7 @@ from ....proto import operations as op
 from ....proto.alarms import (
     Alarm,
     find_alarms,
+    find_certificate_alarms,
     find_metadata_alarms,
     find_metadata_disk_alarms,
     find_repair_alarms,
@@ -448,11 +449,13 @@ def _alarms(found: ClusterSummary, now_ms: int, departing: Collection[str]) -> l
     oldest.sort(key=itemgetter("oldest_ms"))
     metadata = find_metadata_alarms(found.metadata_away_ms, now_ms, late=found.metadata_late)
     metadata += find_metadata_disk_alarms(found.metadata_total_bytes, found.metadata_free_bytes)
+    metadata += find_certificate_alarms("the metadata service", found.metadata_certificate_ends_ms, now_ms)
     return metadata + find_alarms(
         [
             {
                 "broker": each.name, "busy": each.loop_busy, "degraded": each.degraded,
                 "tokenEndsMs": each.token_ends_ms, "full": each.full,
+                "certificateEndsMs": each.certificate_ends_ms, "draining": each.draining,
             }
             for each in found.brokers
         ],

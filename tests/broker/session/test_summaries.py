@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     InvalidRequest,
     SessionExpired,
     SubscriptionNotFound,
+    TopicNotFound,
     Unauthenticated,
     Unavailable,
     WrongProtocol,
@@ -410,3 +411,25 @@ async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bound
             found = await admin.broker_summaries()
             assert found.metadata_away_ms
             assert [each.name for each in found.brokers] == ["one"]
+
+
+async def test_a_row_of_a_topic_names_the_subscription_with_the_largest_backlog(running: Cluster) -> None:
+    url = f"magnetar://{running.brokers[0].endpoint}"
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "fast")
+        await made(admin, "t", "slow")
+        await made(admin, "u", "done")
+        await send(client, "t", 5)
+        await admin.skip_messages("t", "fast", 3)
+        rows = {each.name.rpartition("/")[2]: each for each in (await admin.topic_page()).topics}
+        assert (rows["t"].backlog, rows["t"].slowest, rows["t"].slowest_backlog) == (7, "slow", 5)
+        assert (rows["u"].backlog, rows["u"].slowest, rows["u"].slowest_backlog) == (0, "", 0)
+
+
+async def test_the_number_of_partitions_of_a_topic_without_any_is_refused_and_says_why(running: Cluster) -> None:
+    async with AdminClient(f"magnetar://{running.brokers[0].endpoint}") as admin:
+        await admin.create_topic("t")
+        with pytest.raises(InvalidRequest, match="was made without partitions, and stays so"):
+            await admin.update_topic("t", partitions=2)
+        with pytest.raises(TopicNotFound):
+            await admin.update_topic("none", partitions=2)
