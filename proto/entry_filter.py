@@ -13,6 +13,8 @@ Rules
 - A message in chunks has one verdict: that of its first chunk. All chunks carry the properties of the message, so a
   later one whose first chunk was not seen is judged by its own.
 - Who reads the compacted form gets each tombstone, so that no table keeps a key that is deleted (`keeps_tombstones`).
+- A batch whose summary (summary.py) says that nothing in it is wanted is not looked into (`excludes`), encrypted or not.
+  Of tombstones a summary says nothing.
 - The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
 
 Guarding tests: tests/proto/test_entry_filter.py.
@@ -34,6 +36,7 @@ from .entry_pb2 import MessageMetadata, SingleMessageMetadata
 from .errors import CorruptEntry, InvalidRequest
 from .filters import Filter, parse_filter
 from .schema import decode_version
+from .summary import may_match, parse_summary
 
 FILTER, TAGS = "filter", "filter.tags"
 """Properties of a subscription. `filter`: its filter. `filter.tags`: the short form of a filter by the property `tag`,
@@ -46,6 +49,8 @@ FILTER_PROPERTIES = (FILTER, TAGS, JMS_SELECTOR, JMS_FILTERING)
 VERDICTS_MAX = 8192
 """Heads of items whose verdicts are kept, about 2 MB at most for each filter."""
 VERDICT_HEAD_BYTES_MAX = 260
+SUMMARIES_MAX = 1024
+"""Summaries of entries whose verdicts are kept, 300 KB at most for each filter."""
 CHUNKED_MESSAGES_MAX = 1000
 """Messages in chunks whose verdicts are kept until their last chunk."""
 
@@ -120,7 +125,9 @@ def _read_nothing(name: str) -> None:
 class EntryFilter:
     """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted."""
 
-    __slots__ = ("_chunks", "_of_entry", "_of_entry_names", "_verdicts", "filter", "keeps_tombstones")
+    __slots__ = (
+        "_chunks", "_of_entry", "_of_entry_names", "_summaries", "_verdicts", "filter", "keeps_tombstones",
+    )  # fmt: skip
 
     def __init__(self, wanted: Filter, *, keeps_tombstones: bool = False) -> None:
         self.filter = wanted
@@ -129,6 +136,20 @@ class EntryFilter:
         self._of_entry_names = tuple(sorted(wanted.system_names & _OF_ENTRY))
         self._of_entry: list[str | int | None] = []  # their values in the last batch: the verdicts hold for these
         self._chunks: dict[str, bool] = {}  # uuid → verdict
+        self._summaries: dict[bytes, bool] = {}  # summary of an entry → nothing in it is wanted
+
+    def excludes(self, metadata: MessageMetadata) -> bool:
+        """Returns True if the summary of a batch says that no message in it is wanted. `metadata`: that of its
+        entry."""
+        summary: bytes = metadata.summary
+        if not summary or self.keeps_tombstones or not metadata.HasField("num_messages_in_batch"):
+            return False
+        found = self._summaries.get(summary)
+        if found is None:
+            if len(self._summaries) >= SUMMARIES_MAX:
+                self._summaries.clear()
+            found = self._summaries[summary] = not may_match(self.filter.root, parse_summary(summary))
+        return found
 
     def find_unwanted(self, head: StoredEntryHead, entry: Buffer) -> int:
         """Returns which messages of a stored entry are not wanted, as bits. Decompresses a batch: the caller asks
@@ -136,6 +157,8 @@ class EntryFilter:
         metadata, offset = head.metadata, head.payload_offset
         try:
             if metadata.HasField("num_messages_in_batch"):
+                if self.excludes(metadata):
+                    return (1 << metadata.num_messages_in_batch) - 1
                 return 0 if metadata.encryption_keys else self._find_unwanted_of_batch(metadata, entry, offset)
             if metadata.num_chunks_from_msg > 1:
                 return not self._wants_chunk(metadata)

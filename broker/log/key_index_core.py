@@ -31,6 +31,7 @@ Rule: an index never hides a message that a search could find. It has what a sea
 `decode_for_inspection`): an encrypted batch is one message with the fields of its head, and so is a chunk. A block with
 an entry that cannot be parsed is always a candidate (OPAQUE). Where a message may match though a search at the broker
 cannot see it, because it is in an encrypted batch, the block is HIDDEN; `find_candidates` with `hidden=True` keeps it.
+So does it any publish time: a message in chunks has that of its first chunk, which may be in another block.
 
 Guarding tests: tests/broker/log/test_key_index_core.py.
 """
@@ -328,8 +329,10 @@ class KeyIndex:
         self, expression: Node, postings: Mapping[int, BitMap], *, hidden: bool = False
     ) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. `postings`: the blocks
-        of each hash of `list_questions`. `hidden`: also those with messages that only a consumer can decrypt."""
-        found = find_candidates(expression, _BlockEvidence(self, lambda value: postings.get(value, BitMap())))
+        of each hash of `list_questions`. `hidden`: also those in which a message may match by what is not in the block:
+        only a consumer can decrypt it, or its first chunk is elsewhere."""
+        look_up = lambda value: postings.get(value, BitMap())  # noqa: E731
+        found = find_candidates(expression, _BlockEvidence(self, look_up, publish_times=not hidden))
         found = found | self._opaque
         return found | self._hidden if hidden else found
 
@@ -337,8 +340,11 @@ class KeyIndex:
 class _BlockEvidence:
     """What an index knows of its blocks: the evidence of `find_candidates`, of type BitMap."""
 
-    def __init__(self, index: KeyIndex, look_up: Callable[[int], BitMap]) -> None:
+    def __init__(
+        self, index: KeyIndex, look_up: Callable[[int], BitMap], *, publish_times: bool = True
+    ) -> None:
         self._index = index
+        self._publish_times = publish_times
         self._look_up = look_up
         self.everything, self.nothing = BitMap(range(len(index.blocks))), BitMap()
 
@@ -356,7 +362,7 @@ class _BlockEvidence:
         return self.everything
 
     def reaches(self, name: Name, low: float, high: float) -> BitMap:
-        if name.name == "message.publish_time":
+        if name.name == "message.publish_time" and self._publish_times:
             bounds = [(each.publish_low, each.publish_high) for each in self._index.blocks]
         elif name.name == "message.event_time":
             bounds = [(each.event_low, each.event_high) for each in self._index.blocks]
