@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -108,14 +109,48 @@ def _read_key(fields: Any) -> str:
 
 def wants_message(wanted: Filter, fields: Any, size: int, metadata: MessageMetadata) -> bool:
     """Returns whether the filter wants a message. The arguments are those of `read_field`."""
-    names, found = wanted.names, dict[str, str]()
-    for pair in fields.properties:  # a microsecond each: what is not asked for is not decoded
-        name = pair.key
-        if name in names:
-            found[name] = decode_text(pair.value)
+    found = dict[str, str]()
+    _collect_properties(fields, wanted.names, found)
     if not wanted.system_names:
         return wanted.matches(found, _read_nothing)
     return wanted.matches(found, partial(read_field, fields, size, metadata))
+
+
+def _collect_properties(fields: Any, names: Collection[str], found: dict[str, str]) -> None:
+    """Adds the properties of a message that have one of the names to `found`. The last one of a name counts."""
+    for pair in fields.properties[:]:  # a microsecond each: what is not asked for is not decoded. A list, as it is faster
+        name = pair.key
+        if name in names:
+            found[name] = decode_text(pair.value)
+
+
+def encode_names(names: Iterable[str]) -> dict[bytes, str]:
+    """Returns the names by their UTF-8. No property has a name that has none."""
+    found = dict[bytes, str]()
+    for name in names:
+        with suppress(UnicodeEncodeError):
+            found[name.encode()] = name
+    return found
+
+
+def read_leading_properties(head: bytes, at: int, names: Mapping[bytes, str], found: dict[str, str]) -> int:
+    """Reads properties from an encoded SingleMessageMetadata without protobuf, which takes twice as long: those at its
+    beginning (`at`), where all clients write them, as far as each has less than 128 bytes. Adds those that have one of
+    the names (UTF-8 → text) to `found`. Returns where it has ended: what follows has to be parsed, and may have
+    more."""
+    end = len(head) - 5
+    while at < end and head[at] == 10 and head[at + 2] == 10:  # properties; its key
+        size, key_size = head[at + 1], head[at + 3]
+        key_end, following = at + 4 + key_size, at + 2 + size
+        if size > 127 or following > end + 5 or key_size + 4 > size:
+            break
+        if head[key_end] != 18 or head[key_end + 1] != size - key_size - 4:  # its value, which is the rest
+            break
+        name = names.get(head[at + 4 : key_end])
+        if name is not None:
+            found[name] = head[key_end + 2 : following].decode("utf-8", "replace")
+        at = following
+    return at
 
 
 def _read_nothing(name: str) -> None:
@@ -126,13 +161,15 @@ class EntryFilter:
     """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted."""
 
     __slots__ = (
-        "_chunks", "_of_entry", "_of_entry_names", "_summaries", "_verdicts", "filter", "keeps_tombstones",
+        "_chunks", "_encoded_names", "_of_entry", "_of_entry_names", "_summaries", "_verdicts", "filter",
+        "keeps_tombstones",
     )  # fmt: skip
 
     def __init__(self, wanted: Filter, *, keeps_tombstones: bool = False) -> None:
         self.filter = wanted
         self.keeps_tombstones = keeps_tombstones
         self._verdicts: dict[bytes, tuple[bool, int]] = {}  # head of an item → (wanted, length of the item)
+        self._encoded_names = encode_names(wanted.names)
         self._of_entry_names = tuple(sorted(wanted.system_names & _OF_ENTRY))
         self._of_entry: list[str | int | None] = []  # their values in the last batch: the verdicts hold for these
         self._chunks: dict[str, bool] = {}  # uuid → verdict
@@ -172,6 +209,15 @@ class EntryFilter:
             return True
         return wants_message(self.filter, fields, size, metadata)
 
+    def _wants_item(self, fields: Any, size: int, metadata: MessageMetadata, found: dict[str, str]) -> bool:
+        """Returns whether a message of a batch is wanted. `found`: those of its properties that the filter names."""
+        if fields.compacted_out:
+            return False
+        if self.keeps_tombstones and (fields.null_value or not size):
+            return True
+        read = partial(read_field, fields, size, metadata) if self.filter.system_names else _read_nothing
+        return self.filter.matches(found, read)
+
     def _wants_chunk(self, metadata: MessageMetadata) -> bool:
         uuid, last = get_chunk_uuid(metadata), metadata.num_chunks_from_msg - 1
         wanted = self._chunks.get(uuid) if metadata.chunk_id else None
@@ -201,11 +247,16 @@ class EntryFilter:
         bits, some = bytearray(b"0") * count, False  # the number in base 2: setting bits of an int is quadratic
         for at in range(1, count + 1):
             # Most heads are as long as the one before. A head begins with its length: equal bytes are all of it.
-            found = known(items[offset : offset + guess])
+            head = items[offset : offset + guess]
+            found = known(head)
             if found is None:
-                guess = 4 + size_at(items, offset)[0]
-                head = items[offset : offset + guess]
-                found = known(head) or self._judge_item(head, metadata)
+                size = 4 + size_at(items, offset)[0]
+                if size != guess:
+                    guess = size
+                    head = items[offset : offset + guess]
+                    found = known(head)
+                if found is None:
+                    found = self._judge_item(head, metadata)
             wanted, length = found
             offset += length
             if not wanted:
@@ -217,11 +268,15 @@ class EntryFilter:
 
     def _judge_item(self, head: bytes, metadata: MessageMetadata) -> tuple[bool, int]:
         """Judges the message of a batch with the head `head`. A message that compaction removed is not wanted."""
-        fields = SingleMessageMetadata.FromString(head[4:])
+        found: dict[str, str] = {}
+        rest = head[read_leading_properties(head, 4, self._encoded_names, found) :]
+        fields = SingleMessageMetadata.FromString(rest)
         size = fields.payload_size
         if size < 0 or not fields.HasField("payload_size"):
             raise CorruptEntry(f"payload_size is {size} or missing")
-        verdict = not fields.compacted_out and self._wants(fields, size, metadata), len(head) + size
+        if 10 in rest:  # the tag of a property, or another byte
+            _collect_properties(fields, self.filter.names, found)
+        verdict = self._wants_item(fields, size, metadata, found), len(head) + size
         if len(head) <= VERDICT_HEAD_BYTES_MAX:
             if len(self._verdicts) >= VERDICTS_MAX:
                 self._verdicts.clear()
