@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 
 from pyroaring import BitMap
 
-from ...proto.entry import parse_stored_head
+from ...proto.entry import StoredEntryHead, parse_stored_head
 from ...proto.entry_filter import EntryFilter
 from ...proto.errors import CorruptEntry
 from ...proto.filters import Filter
@@ -199,6 +199,26 @@ class SubscriptionFilter:
         else:
             self.shown_unwanted += messages
 
+    def on_shown_unwanted_acked(self, messages: int) -> None:
+        """Called when messages that were left to consumers are acknowledged, as the rest of their batch has expired."""
+        self.shown_unwanted -= messages
+        self.filtered += messages
+
+    def find_unwanted_if_quick(self, entry: StoredEntry) -> int:
+        """Returns which messages of the entry are not wanted, as bits, and counts nothing; 0 if that takes long."""
+        try:
+            head = parse_stored_head(entry.frames[-1])
+        except CorruptEntry:
+            return 0
+        return 0 if self._takes_long(head, entry) else self._judge.find_unwanted(head, entry.frames[-1])
+
+    def _takes_long(self, head: StoredEntryHead, entry: StoredEntry) -> bool:
+        metadata = head.metadata
+        return metadata.HasField("num_messages_in_batch") and (
+            is_entry_slow_to_parse(metadata)
+            or max(metadata.uncompressed_size, len(entry.frames[-1])) > self._quick_bytes
+        )
+
     def _find_unwanted(self, entry: StoredEntry, world: World) -> int | None:
         """Returns which messages of the entry are not wanted, as bits; None if that takes long: a task finds it."""
         found = self._found_aside
@@ -210,13 +230,10 @@ class SubscriptionFilter:
             head = parse_stored_head(data)
         except CorruptEntry:
             return 0  # its consumer reports the damage
-        metadata = head.metadata
-        if self._judge.excludes(metadata):
+        if self._judge.excludes(head.metadata):
             self.filtered_unread += entry.count
             return (1 << entry.count) - 1
-        if metadata.HasField("num_messages_in_batch") and (
-            is_entry_slow_to_parse(metadata) or max(metadata.uncompressed_size, len(data)) > self._quick_bytes
-        ):
+        if self._takes_long(head, entry):
             if self._aside is None:
                 self._aside = entry.position
                 if self._tasks is None:
