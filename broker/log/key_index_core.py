@@ -331,7 +331,7 @@ class KeyIndex:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. `postings`: the blocks
         of each hash of `list_questions`. `hidden`: also those in which a message may match by what is not in the block:
         only a consumer can decrypt it, or its first chunk is elsewhere."""
-        look_up = lambda value: postings.get(value, BitMap())  # noqa: E731
+        look_up = lambda value: postings.get(value, BitMap())
         found = find_candidates(expression, _BlockEvidence(self, look_up, publish_times=not hidden))
         found = found | self._opaque
         return found | self._hidden if hidden else found

@@ -73,8 +73,8 @@ class ReadAheadBuffer:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
-        "_kept_bytes", "_last_to_read", "_log", "_loop", "_lost", "_memory", "_most", "_next_to_read", "_reading", "_retry", "_seeks", "_subscription",
-        "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
+        "_kept_bytes", "_last_to_read", "_log", "_loop", "_lost", "_memory", "_most", "_next_to_read", "_reading",
+        "_retry", "_seeks", "_subscription", "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(

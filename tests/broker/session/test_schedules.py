@@ -277,7 +277,7 @@ async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(a
     assert [each.status for each in await catalog(at).list_stats(NAME)] == ["waits"]
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "made anew"])
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "anew"])
 async def test_a_broker_that_does_not_know_yet_that_a_schedule_is_gone_fires_nothing_again(
     at: Deployment, anew: bool
 ) -> None:

@@ -137,7 +137,7 @@ async def test_a_consumer_that_does_not_acknowledge_by_index_is_shown_a_batch_wh
     assert expired(at) == 2
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["before it is shown", "after it was shown"])
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 async def test_a_batch_of_which_each_message_is_expired_or_unwanted_is_not_shown_whole(
     at: Deployment, again: bool
 ) -> None:
