@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from magnetar.proto import entry_filter as under_test
 from magnetar.proto.entry import (
     decode_batch,
     decode_text,
@@ -22,7 +23,6 @@ from magnetar.proto.entry_filter import (
     encode_names,
     find_filter,
     make_tags_filter,
-    read_leading_properties,
     wants_message,
 )
 from magnetar.proto.entry_pb2 import EncryptionKeys, KeyValue, MessageMetadata, SingleMessageMetadata
@@ -97,17 +97,19 @@ _pairs = st.builds(
         10, (field(18, value) + field(10, key) if swapped else field(10, key, long=long) + field(18, value)) + more,
         long=long,
     ),
-    _texts, _texts, *[st.sampled_from([False, False, False, True])] * 2, st.sampled_from([b"", b"", b"\x18\x05"]),
+    st.one_of(st.sampled_from([b"a", b"b"]), _texts), _texts, *[st.sampled_from([False, False, False, True])] * 2,
+    st.sampled_from([b"", b"", b"\x18\x05"]),
 )  # fmt: skip
 _parts = st.one_of(_pairs, _pairs, st.sampled_from([b"\x18\x0a", b"\x28\x0a", field(18, b"k")]), st.binary(max_size=3))
 
 
 @settings(deadline=None)
+@example(field(10, field(10, b"a") + field(18, b"1")) + field(10, field(10, b"a") + field(18, b"2")) + b"\x18\x01")
 @given(st.lists(_parts, max_size=5).map(b"".join))
 def test_properties_that_are_read_without_protobuf_are_those_that_it_reads(head: bytes) -> None:
     found: dict[str, str] = {}
     names = encode_names(["a", "b", "é", "v" * 130, "\udcff"])
-    rest = head[read_leading_properties(head, 0, names, found) :]
+    rest = head[under_test.read_leading_properties(head, 0, names, found) :]
     try:
         whole = SingleMessageMetadata.FromString(head)
     except DecodeError:
