@@ -1,7 +1,8 @@
 """filter: one message of WANTED_EVERY is wanted; the broker filters, or the program drops the rest itself.
 
 Backlogs of messages of --size bytes, with a property of 100 values, are stored first: `uniform`, batches of messages
-with equal values (by key); `mixed`, batches in which each value is; `alone`, an entry each. Two subscriptions take
+with equal values (by key); `summarized`, the same with `filter_properties`; `indexed`, `uniform` in a sealed ledger
+with a key index; `mixed`, batches in which each value is; `alone`, an entry each. Two subscriptions take
 turns on each: one with a filter, which the broker applies, and one whose consumer receives everything and looks at the
 property, as a program does without filters. The value is how many times more messages a second the first passes over,
 in uniform batches. `detail` has for each kind: messages a second, bytes of entries that the consumer is sent and
@@ -23,6 +24,8 @@ WANTED = "\"group\" = '7'"
 MESSAGES_MAX = 400_000
 ALONE_MESSAGES = 50_000
 """Of entries with one message each, which are slower to publish."""
+UNIFORM = ("uniform", "summarized", "indexed")
+INDEXED_S = 60
 ROUNDS = 3
 JUDGED = 20_000
 """Messages that are judged without a server."""
@@ -33,11 +36,12 @@ def filter(options: Options) -> Run:
     import magnetar
 
     batched = min(MESSAGES_MAX, options.messages) if not options.rehearses else 2000
-    counts = {"uniform": batched, "mixed": batched, "alone": min(ALONE_MESSAGES, batched)}
+    counts = dict.fromkeys((*UNIFORM, "mixed"), batched) | {"alone": min(ALONE_MESSAGES, batched)}
     run, found = Run(0.0), dict[str, list[float]]()
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
         for kind, count in counts.items():
             _publish(client, kind, count, options)
+        _index(running.url, f"filter-{UNIFORM[-1]}")
         with measured(run, server=running.pid):
             for _ in range(1 if options.rehearses else ROUNDS):
                 for kind, count in counts.items():
@@ -60,8 +64,9 @@ def _publish(client: Any, kind: str, count: int, options: Options) -> None:
     contents = payloads(options.size, options.seed)
     producer = client.create_producer(
         f"filter-{kind}", batching_enabled=kind != "alone", block_if_queue_full=True, max_pending_messages=PENDING,
-        batching_type=BatchingType.KeyBased if kind == "uniform" else BatchingType.Default,
-        batching_max_publish_delay_ms=1000 if kind == "uniform" else 10,
+        batching_type=BatchingType.KeyBased if kind in UNIFORM else BatchingType.Default,
+        batching_max_publish_delay_ms=1000 if kind in UNIFORM else 10,
+        filter_properties=("group",) if kind == "summarized" else (),
     )  # fmt: skip
     for number in range(count):
         group = str(number % WANTED_EVERY)
@@ -70,6 +75,21 @@ def _publish(client: Any, kind: str, count: int, options: Options) -> None:
         )  # fmt: skip
     producer.flush()
     producer.close()
+
+
+def _index(url: str, topic: str) -> None:
+    """Seals the ledger of a topic, and waits until it has a key index."""
+    import magnetar
+    from magnetar.proto.policies import Policies
+
+    with magnetar.admin.Admin(url) as admin:
+        admin.set_topic_policies(topic, Policies(key_index="keys+properties"))
+        admin.unload_topic(topic)
+        end = time.monotonic() + INDEXED_S
+        while not all(each.key_index for each in admin.topic_internal_stats(topic).ledgers if each.state != "OPEN"):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{topic} has no key index after {INDEXED_S} s")
+            time.sleep(0.2)
 
 
 def _drain(client: Any, url: str, pid: int, kind: str, by: str, count: int) -> dict[str, float]:

@@ -17,6 +17,8 @@ Rules
   filter says: it was wanted when it came first, and its producer and time are others now. Every other durable
   subscription drops it (broker/subscription/expiry.py). The property counts in the head of an entry alone: brokers do
   not look for it in a batch, nor in what is encrypted.
+- A batch whose summary (summary.py) says that nothing in it is wanted is not looked into (`excludes`), encrypted or
+  not. Of tombstones a summary says nothing.
 - The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
 
 Guarding tests: tests/proto/test_entry_filter.py.
@@ -26,7 +28,8 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -40,6 +43,7 @@ from .errors import CorruptEntry, InvalidRequest
 from .filters import Filter, parse_filter
 from .names import NAME_BYTES_MAX, REDRIVEN_TO, TEXT_MAX
 from .schema import decode_version
+from .summary import may_match, parse_summary
 
 FILTER, TAGS = "filter", "filter.tags"
 """Properties of a subscription. `filter`: its filter. `filter.tags`: the short form of a filter by the property `tag`,
@@ -52,6 +56,8 @@ FILTER_PROPERTIES = (FILTER, TAGS, JMS_SELECTOR, JMS_FILTERING)
 VERDICTS_MAX = 8192
 """Heads of items whose verdicts are kept, about 2 MB at most for each filter."""
 VERDICT_HEAD_BYTES_MAX = 260
+SUMMARIES_MAX = 1024
+"""Summaries of entries whose verdicts are kept, 300 KB at most for each filter."""
 CHUNKED_MESSAGES_MAX = 1000
 """Messages in chunks whose verdicts are kept until their last chunk."""
 
@@ -127,14 +133,48 @@ def _read_key(fields: Any) -> str:
 
 def wants_message(wanted: Filter, fields: Any, size: int, metadata: MessageMetadata) -> bool:
     """Returns whether the filter wants a message. The arguments are those of `read_field`."""
-    names, found = wanted.names, dict[str, str]()
-    for pair in fields.properties:  # a microsecond each: what is not asked for is not decoded
-        name = pair.key
-        if name in names:
-            found[name] = decode_text(pair.value)
+    found = dict[str, str]()
+    _collect_properties(fields, wanted.names, found)
     if not wanted.system_names:
         return wanted.matches(found, _read_nothing)
     return wanted.matches(found, partial(read_field, fields, size, metadata))
+
+
+def _collect_properties(fields: Any, names: Collection[str], found: dict[str, str]) -> None:
+    """Adds the properties of a message that have one of the names to `found`. The last one of a name counts."""
+    for pair in fields.properties[:]:  # half a microsecond each: what is not asked for is not decoded
+        name = pair.key
+        if name in names:
+            found[name] = decode_text(pair.value)
+
+
+def encode_names(names: Iterable[str]) -> dict[bytes, str]:
+    """Returns the names by their UTF-8. No property has a name that has none."""
+    found = dict[bytes, str]()
+    for name in names:
+        with suppress(UnicodeEncodeError):
+            found[name.encode()] = name
+    return found
+
+
+def read_leading_properties(head: bytes, at: int, names: Mapping[bytes, str], found: dict[str, str]) -> int:
+    """Reads properties from an encoded SingleMessageMetadata without protobuf, which takes twice as long: those at its
+    beginning (`at`), where all clients write them, as far as each has less than 128 bytes. Adds those that have one of
+    the names (UTF-8 → text) to `found`. Returns where it has ended: what follows has to be parsed, and may have
+    more."""
+    end = len(head) - 5
+    while at < end and head[at] == 10 and head[at + 2] == 10:  # properties; its key
+        size, key_size = head[at + 1], head[at + 3]
+        key_end, following = at + 4 + key_size, at + 2 + size
+        if size > 127 or following > end + 5 or key_size + 4 > size:
+            break
+        if head[key_end] != 18 or head[key_end + 1] != size - key_size - 4:  # its value, which is the rest
+            break
+        name = names.get(head[at + 4 : key_end])
+        if name is not None:
+            found[name] = head[key_end + 2 : following].decode("utf-8", "replace")
+        at = following
+    return at
 
 
 def _read_nothing(name: str) -> None:
@@ -146,7 +186,8 @@ class EntryFilter:
     `redriven_to`: the value of REDRIVEN_TO of the messages that went back for the subscription, which are wanted."""
 
     __slots__ = (
-        "_chunks", "_of_entry", "_of_entry_names", "_verdicts", "filter", "keeps_tombstones", "redriven_to",
+        "_chunks", "_encoded_names", "_of_entry", "_of_entry_names", "_summaries", "_verdicts", "filter",
+        "keeps_tombstones", "redriven_to",
     )  # fmt: skip
 
     def __init__(self, wanted: Filter, *, keeps_tombstones: bool = False, redriven_to: str = "") -> None:
@@ -154,9 +195,24 @@ class EntryFilter:
         self.keeps_tombstones = keeps_tombstones
         self.redriven_to = redriven_to
         self._verdicts: dict[bytes, tuple[bool, int]] = {}  # head of an item → (wanted, length of the item)
+        self._encoded_names = encode_names(wanted.names)
         self._of_entry_names = tuple(sorted(wanted.system_names & _OF_ENTRY))
         self._of_entry: list[str | int | None] = []  # their values in the last batch: the verdicts hold for these
         self._chunks: dict[str, bool] = {}  # uuid → verdict
+        self._summaries: dict[bytes, bool] = {}  # summary of an entry → nothing in it is wanted
+
+    def excludes(self, metadata: MessageMetadata) -> bool:
+        """Returns True if the summary of a batch says that no message in it is wanted. `metadata`: that of its
+        entry."""
+        summary: bytes = metadata.summary
+        if not summary or self.keeps_tombstones or not metadata.HasField("num_messages_in_batch"):
+            return False
+        found = self._summaries.get(summary)
+        if found is None:
+            if len(self._summaries) >= SUMMARIES_MAX:
+                self._summaries.clear()
+            found = self._summaries[summary] = not may_match(self.filter.root, parse_summary(summary))
+        return found
 
     def find_unwanted(self, head: StoredEntryHead, entry: Buffer) -> int:
         """Returns which messages of a stored entry are not wanted, as bits. Decompresses a batch: the caller asks
@@ -164,6 +220,8 @@ class EntryFilter:
         metadata, offset = head.metadata, head.payload_offset
         try:
             if metadata.HasField("num_messages_in_batch"):
+                if self.excludes(metadata):
+                    return (1 << metadata.num_messages_in_batch) - 1
                 return 0 if metadata.encryption_keys else self._find_unwanted_of_batch(metadata, entry, offset)
             if self.redriven_to and find_redriven_to(metadata, entry, offset) == self.redriven_to:
                 return 0
@@ -178,6 +236,15 @@ class EntryFilter:
         if self.keeps_tombstones and (fields.null_value or not size):
             return True
         return wants_message(self.filter, fields, size, metadata)
+
+    def _wants_item(self, fields: Any, size: int, metadata: MessageMetadata, found: dict[str, str]) -> bool:
+        """Returns whether a message of a batch is wanted. `found`: those of its properties that the filter names."""
+        if fields.compacted_out:
+            return False
+        if self.keeps_tombstones and (fields.null_value or not size):
+            return True
+        read = partial(read_field, fields, size, metadata) if self.filter.system_names else _read_nothing
+        return self.filter.matches(found, read)
 
     def _wants_chunk(self, metadata: MessageMetadata) -> bool:
         uuid, last = get_chunk_uuid(metadata), metadata.num_chunks_from_msg - 1
@@ -208,11 +275,16 @@ class EntryFilter:
         bits, some = bytearray(b"0") * count, False  # the number in base 2: setting bits of an int is quadratic
         for at in range(1, count + 1):
             # Most heads are as long as the one before. A head begins with its length: equal bytes are all of it.
-            found = known(items[offset : offset + guess])
+            head = items[offset : offset + guess]
+            found = known(head)
             if found is None:
-                guess = 4 + size_at(items, offset)[0]
-                head = items[offset : offset + guess]
-                found = known(head) or self._judge_item(head, metadata)
+                size = 4 + size_at(items, offset)[0]
+                if size != guess:
+                    guess = size
+                    head = items[offset : offset + guess]
+                    found = known(head)
+                if found is None:
+                    found = self._judge_item(head, metadata)
             wanted, length = found
             offset += length
             if not wanted:
@@ -224,11 +296,15 @@ class EntryFilter:
 
     def _judge_item(self, head: bytes, metadata: MessageMetadata) -> tuple[bool, int]:
         """Judges the message of a batch with the head `head`. A message that compaction removed is not wanted."""
-        fields = SingleMessageMetadata.FromString(head[4:])
+        found: dict[str, str] = {}
+        rest = head[read_leading_properties(head, 4, self._encoded_names, found) :]
+        fields = SingleMessageMetadata.FromString(rest)
         size = fields.payload_size
         if size < 0 or not fields.HasField("payload_size"):
             raise CorruptEntry(f"payload_size is {size} or missing")
-        verdict = not fields.compacted_out and self._wants(fields, size, metadata), len(head) + size
+        if 10 in rest:  # the tag of a property, or another byte
+            _collect_properties(fields, self.filter.names, found)
+        verdict = self._wants_item(fields, size, metadata, found), len(head) + size
         if len(head) <= VERDICT_HEAD_BYTES_MAX:
             if len(self._verdicts) >= VERDICTS_MAX:
                 self._verdicts.clear()

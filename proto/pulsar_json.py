@@ -92,7 +92,7 @@ SUBSCRIPTION = _table({
     "drainingHashesUnackedMessages": lambda found: sum(each.unacked_entries for each in found.draining),
     "filter": "filter", "filterProcessedMsgCount": "judged", "filterRejectedMsgCount": "filtered",
     "filterAcceptedMsgCount": lambda found: found.judged - found.filtered, "filterRescheduledMsgCount": lambda found: 0,
-    "filteredEntries": "filtered_entries", "shownUnwanted": "shown_unwanted",
+    "filteredEntries": "filtered_entries", "filteredUnread": "filtered_unread", "shownUnwanted": "shown_unwanted",
     "drainingHashes": lambda found: [pick(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
     "heldKeys": lambda found: [pick(HELD, each, " ".join(HELD)) for each in found.held_keys],
 })  # fmt: skip

@@ -246,6 +246,7 @@ class SubscriptionStats(Value, frozen=True):
     filtered: int = 0  # messages of them that are not wanted, and acknowledged
     filtered_entries: int = 0  # entries in which nothing is wanted
     shown_unwanted: int = 0  # messages that are not wanted and not hidden: a consumer does not acknowledge by index
+    filtered_unread: int = 0  # messages of `filtered` that were not looked at, by a summary or a key index
     expired: int = 0  # messages that were acknowledged because their own time had passed, since it was loaded
 
 
@@ -428,6 +429,7 @@ class SubscriptionFilterState(Value, frozen=True):
     filtered: int
     filtered_entries: int
     shown_unwanted: int
+    filtered_unread: int = 0
 
 
 class FilterTrial(Value, frozen=True):

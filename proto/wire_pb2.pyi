@@ -1413,18 +1413,20 @@ class SetSubscriptionFilterRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class SubscriptionFilterReply(_message.Message):
-    __slots__ = ("filter", "judged", "filtered", "filtered_entries", "shown_unwanted")
+    __slots__ = ("filter", "judged", "filtered", "filtered_entries", "shown_unwanted", "filtered_unread")
     FILTER_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
     FILTERED_FIELD_NUMBER: _ClassVar[int]
     FILTERED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     SHOWN_UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_UNREAD_FIELD_NUMBER: _ClassVar[int]
     filter: str
     judged: int
     filtered: int
     filtered_entries: int
     shown_unwanted: int
-    def __init__(self, filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ...) -> None: ...
+    filtered_unread: int
+    def __init__(self, filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ..., filtered_unread: _Optional[int] = ...) -> None: ...
 
 class TryFilterRequest(_message.Message):
     __slots__ = ("topic", "filter", "messages")
@@ -1984,7 +1986,7 @@ class DrainingSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., unacked_entries: _Optional[int] = ..., blocked_attempts: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries", "held_keys", "filter", "judged", "filtered", "filtered_entries", "shown_unwanted", "expired")
+    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries", "held_keys", "filter", "judged", "filtered", "filtered_entries", "shown_unwanted", "expired", "filtered_unread")
     BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
@@ -2017,6 +2019,7 @@ class SubscriptionStats(_message.Message):
     FILTERED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     SHOWN_UNWANTED_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_UNREAD_FIELD_NUMBER: _ClassVar[int]
     backlog_bytes: int
     oldest_ms: int
     dispatch_throttled: int
@@ -2049,7 +2052,8 @@ class SubscriptionStats(_message.Message):
     filtered_entries: int
     shown_unwanted: int
     expired: int
-    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ..., filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ..., expired: _Optional[int] = ...) -> None: ...
+    filtered_unread: int
+    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ..., held_keys: _Optional[_Iterable[_Union[HeldKey, _Mapping]]] = ..., filter: _Optional[str] = ..., judged: _Optional[int] = ..., filtered: _Optional[int] = ..., filtered_entries: _Optional[int] = ..., shown_unwanted: _Optional[int] = ..., expired: _Optional[int] = ..., filtered_unread: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id", "role", "connected_ms")

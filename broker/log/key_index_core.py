@@ -30,7 +30,9 @@ DamagedKeyIndex.
 Rule: an index never hides a message that a search could find. It has what a search sees (proto/entry.py
 `decode_for_inspection`): an encrypted batch is one message with the fields of its head, and so is a chunk. A block with
 an entry that cannot be parsed is always a candidate (OPAQUE). Where a message may match though a search at the broker
-cannot see it, because it is in an encrypted batch, the block is HIDDEN; `find_candidates` with `hidden=True` keeps it.
+cannot see it, because it is in an encrypted batch or went back for one subscription, the block is HIDDEN:
+`find_candidates` with `hidden=True` keeps it. So does it any publish time: a message in chunks has that of its first
+chunk, which may be in another block.
 
 Guarding tests: tests/broker/log/test_key_index_core.py.
 """
@@ -59,6 +61,7 @@ from ...proto.entry import (
 )
 from ...proto.errors import CorruptEntry
 from ...proto.filters import VALUE_CHARACTERS_MAX, Name, Node
+from ...proto.names import REDRIVEN_TO
 from ...proto.summary import find_candidates, hash_property
 from ...proto.versions import KEY_INDEX, check_format
 from ...runtime.files import Buffer
@@ -140,10 +143,11 @@ def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
 
 
 def _list_fields(header: EntryHeader, entry: Buffer) -> tuple[Sequence[MessageFields], bool]:
-    """Returns the fields that a search sees of the messages of an entry, and whether these are all of them."""
+    """Returns the fields that a search sees of the messages of an entry, and whether these decide what a filter wants:
+    not of what is encrypted, nor of a message that went back for one subscription, which wants it in any case."""
     metadata = header.metadata
     if not header.batched or metadata.num_chunks_from_msg > 1:
-        return [metadata], True
+        return [metadata], not any(each.key == REDRIVEN_TO for each in metadata.properties)
     if metadata.encryption_param:
         return [metadata], False
     return decode_message_columns_lazily(header, entry)[0], True
@@ -328,8 +332,10 @@ class KeyIndex:
         self, expression: Node, postings: Mapping[int, BitMap], *, hidden: bool = False
     ) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. `postings`: the blocks
-        of each hash of `list_questions`. `hidden`: also those with messages that only a consumer can decrypt."""
-        found = find_candidates(expression, _BlockEvidence(self, lambda value: postings.get(value, BitMap())))
+        of each hash of `list_questions`. `hidden`: also those in which a message may match by what is not in the block:
+        only a consumer can decrypt it, or its first chunk is elsewhere."""
+        look_up = lambda value: postings.get(value, BitMap())
+        found = find_candidates(expression, _BlockEvidence(self, look_up, publish_times=not hidden))
         found = found | self._opaque
         return found | self._hidden if hidden else found
 
@@ -337,8 +343,11 @@ class KeyIndex:
 class _BlockEvidence:
     """What an index knows of its blocks: the evidence of `find_candidates`, of type BitMap."""
 
-    def __init__(self, index: KeyIndex, look_up: Callable[[int], BitMap]) -> None:
+    def __init__(
+        self, index: KeyIndex, look_up: Callable[[int], BitMap], *, publish_times: bool = True
+    ) -> None:
         self._index = index
+        self._publish_times = publish_times
         self._look_up = look_up
         self.everything, self.nothing = BitMap(range(len(index.blocks))), BitMap()
 
@@ -356,7 +365,7 @@ class _BlockEvidence:
         return self.everything
 
     def reaches(self, name: Name, low: float, high: float) -> BitMap:
-        if name.name == "message.publish_time":
+        if name.name == "message.publish_time" and self._publish_times:
             bounds = [(each.publish_low, each.publish_high) for each in self._index.blocks]
         elif name.name == "message.event_time":
             bounds = [(each.event_low, each.event_high) for each in self._index.blocks]

@@ -1,7 +1,7 @@
 """The key indexes of a topic: one for each sealed ledger, built aside, kept while its ledger is kept.
 
     indexes.run_due(applied)                    builds what is missing, one ledger at a time (the topic's upkeep)
-    search = await indexes.open_index(ledger)   None: the ledger has none, and is read
+    search = await indexes.open_index(ledger)   None: the ledger has none, and is read (find, filters)
     blocks = await search.find_candidates(expression)
 
 What an index has is in broker/log/key_index_core.py. The policy `key_index` says whether ledgers get one; while it is
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 
 from pyroaring import BitMap
@@ -150,7 +151,9 @@ class KeyIndexes:
         return found.with_properties or self._applied().key_index != PROPERTIES
 
     def _find(self, ledger_id: int) -> KeyIndexLocation | None:
-        return next((each for each in self._log.record.key_indexes if each.ledger_id == ledger_id), None)
+        indexes = self._log.record.key_indexes  # by ledger: `_name` sorts them
+        at = bisect_left(indexes, ledger_id, key=lambda each: each.ledger_id)
+        return indexes[at] if at < len(indexes) and indexes[at].ledger_id == ledger_id else None
 
     # ------------------------------------------------------------------ reading
     async def open_index(self, ledger_id: int) -> KeyIndexSearch | None:

@@ -205,7 +205,7 @@ def _subscription(
                "filterRescheduledMsgCount"), "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
         "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries heldKeys filter "
-               "filteredEntries shownUnwanted"),
+               "filteredEntries filteredUnread shownUnwanted"),
     }  # fmt: skip
 
 

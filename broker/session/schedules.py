@@ -15,6 +15,8 @@ decided in schedules_core.py. **Each fire is in the log once**, with deduplicati
 - Who finds times that are intended and not decided reads the log from the stored end on, and publishes what is missing.
   If that part of the log was trimmed meanwhile, the times count as published.
 - A compare-and-set that fails means that another broker runs the schedule: nothing more is done here.
+- How far a schedule has come is first stored in a commit that fails if the schedule is gone: a broker that does not
+  know yet that it was deleted, with the record of its progress, fires nothing again.
 - A schedule belongs to one incarnation of its topic, and is deleted in the same commit as the topic's record.
 
 Of a partitioned topic a schedule has one partition: that of its key, or of its name. A schedule that cannot fire is
@@ -37,11 +39,12 @@ from ...metadata import paths
 from ...metadata.records import Schedule, ScheduleProgressRecord, SchedulesRecord
 from ...metadata.store import (
     ABSENT,
+    CheckNodeVersion,
     Delete,
     WatchReset,
     get_readable_record,
     get_record,
-    put_record,
+    make_put_operation,
     update_record,
 )
 from ...proto.entry import encode_entry, parse_header, split_broker_part
@@ -234,13 +237,14 @@ def _progress_path(topic: TopicName, name: str) -> str:
 
 async def _read_progress(
     broker: TopicManager, topic: TopicName, schedule: Schedule
-) -> tuple[ScheduleProgressRecord, int]:
-    """Returns how far the schedule has come, and the version of its record: ABSENT if it has none."""
+) -> tuple[ScheduleProgressRecord, int, bool]:
+    """Returns how far the schedule has come, the version of the record at its path (ABSENT: there is none), and whether
+    that is not its own record: none was stored yet, or it was deleted with the schedule."""
     found = await get_record(broker.metadata, _progress_path(topic, schedule.name), ScheduleProgressRecord)
     if found is not None and found[0].id == schedule.id:
-        return found
+        return *found, False
     fresh = ScheduleProgressRecord(id=schedule.id, decided_ms=schedule.since_ms)
-    return fresh, ABSENT if found is None else found[1]
+    return fresh, ABSENT if found is None else found[1], True
 
 
 def _describe(schedule: Schedule, progress: ScheduleProgressRecord, now_ms: int, *, stale: bool) -> ScheduleStats:
@@ -329,7 +333,7 @@ class _Known(msgspec.Struct, eq=False):
     """A schedule, as this broker knows it. `look_s`: when it is looked at next, on the monotonic clock; `mine`: whether
     this broker owned its topic at the last look; `seen`: the topic that was loaded here then; `problem`: why it does
     not fire, as it was logged last; `absent`: the loaded topic in whose log none of the intended times is, because it
-    was searched, or a publish through it has failed for certain."""
+    was searched, or a publish through it has failed for certain; `is_new`: no record of its progress is stored."""
 
     topic: TopicName
     schedule: Schedule
@@ -340,6 +344,7 @@ class _Known(msgspec.Struct, eq=False):
     seen: Topic | None = None
     problem: str = ""
     absent: Topic | None = None
+    is_new: bool = False
 
 
 class ScheduleRunner:
@@ -441,22 +446,35 @@ class ScheduleRunner:
         return self._broker.world.clock.monotonic() + seconds
 
     async def _note_problem(self, known: _Known, error: MagnetarError) -> None:
-        progress, version = await _read_progress(self._broker, known.topic, known.schedule)
+        progress, version, known.is_new = await _read_progress(self._broker, known.topic, known.schedule)
         if progress.problem != error.message:
             await self._write(known, msgspec.structs.replace(progress, problem=error.message), version)
 
     async def _write(self, known: _Known, progress: ScheduleProgressRecord, version: int) -> int:
+        path = _progress_path(known.topic, known.schedule.name)
+        put = make_put_operation(path, progress, version)
+        checks = [await self._make_existence_check(known)] if known.is_new else []
         try:
-            path = _progress_path(known.topic, known.schedule.name)
-            return await put_record(self._broker.metadata, path, progress, version)
+            found = (await self._broker.metadata.commit([put, *checks]))[0]
         except NodeExists as error:
             raise BadVersion(f"schedule {known.schedule.name!r} is run by another broker") from error
+        known.is_new = False
+        return found
+
+    async def _make_existence_check(self, known: _Known) -> CheckNodeVersion:
+        """Returns the operation that lets a commit fail if the schedule does not exist any more. Raises BadVersion if
+        it does not now."""
+        path = _path(known.topic)
+        found = await get_record(self._broker.metadata, path, SchedulesRecord)
+        if found is None or all(each.id != known.schedule.id for each in found[0].schedules):
+            raise BadVersion(f"schedule {known.schedule.name!r} was deleted")
+        return CheckNodeVersion(path, found[1])
 
     # ------------------------------------------------------------------ firing
     async def _fire_due(self, known: _Known) -> None:
         """Fires what is due, if this broker owns the topic or partition."""
         broker, schedule = self._broker, known.schedule
-        progress, version = await _read_progress(broker, known.topic, schedule)
+        progress, version, known.is_new = await _read_progress(broker, known.topic, schedule)
         partitions = await broker.catalog.count_existing_partitions(known.topic)
         target = choose_target(known.topic, schedule, partitions)
         if progress.firing and progress.partition >= 0:

@@ -190,6 +190,7 @@ async def collect_subscription_stats(
         held_keys=tuple(list_held_keys(topic, subscription)),
         filter=filtering.filter, judged=filtering.judged, filtered=filtering.filtered + redriven,
         filtered_entries=filtering.filtered_entries + redriven, shown_unwanted=filtering.shown_unwanted,
+        filtered_unread=filtering.filtered_unread,
         expired=subscription.expired.count,
     )  # fmt: skip
 
@@ -644,10 +645,11 @@ def describe_filter(subscription: Subscription) -> values.SubscriptionFilterStat
     """Returns the filter of a subscription, and what it has done since it was set or the topic was loaded."""
     found = subscription.filtering
     if found is None:
-        return values.SubscriptionFilterState("", 0, 0, 0, 0)
+        return values.SubscriptionFilterState("", 0, 0, 0, 0, 0)
     return values.SubscriptionFilterState(
-        found.filter.text, found.judged, found.filtered, found.filtered_entries, found.shown_unwanted
-    )
+        found.filter.text, found.judged, found.filtered, found.filtered_entries, found.shown_unwanted,
+        found.filtered_unread,
+    )  # fmt: skip
 
 
 def _explain_filter(subscription: Subscription) -> str:

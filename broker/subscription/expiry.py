@@ -8,7 +8,8 @@ than five minutes expires nothing.
 
 - What is outstanding, or held for a back-off or the dead letters, is not judged until it would be assigned again.
 - Of a batch, the expired messages are acknowledged by their indexes if every consumer acknowledges by index; else the
-  batch is delivered whole as long as one of its messages has not expired. The SDK drops the expired ones.
+  batch is delivered whole as long as one of its messages has neither expired nor is unwanted by the filter
+  (filtering.py), which is asked again; of a batch that takes long to unfold it is not. The SDK drops the others.
 - A reader has no cursor to acknowledge on: it gets what is stored. So do subscriptions of non-persistent topics, whose
   consumers drop by themselves.
 - **A tombstone does not expire for a subscription that reads the compacted form**: a table that does not get it would
@@ -65,21 +66,19 @@ class ExpiredMessages:
         expired = self.count
         for entry in entries:
             if entry.redriven_to and is_of_other_subscription(entry, self._subscription):
-                if self._find_free_bits(entry, 1):
+                if self._find_free_bits(entry, 1)[0]:
                     whole.setdefault(entry.position[0], []).append(entry.position[1])
                     self.redriven += 1
                 continue
             if entry.expiry is None:
                 continue
             entry.expiry.told_ms = now_ms
-            bits = self._find_free_bits(entry, entry.expiry.find_expired_bits(now_ms))
-            if bits and self._subscription.reads_compacted:
-                bits = _without_tombstones(entry, bits)
+            bits, unwanted = self._find_expired_bits(entry, now_ms)
             if bits:
-                if bits.bit_count() == entry.count:
+                if (bits | unwanted).bit_count() == entry.count:
                     whole.setdefault(entry.position[0], []).append(entry.position[1])
                 else:
-                    acks.ack_messages(entry.position, bits, entry.count)
+                    acks.ack_messages(entry.position, bits | unwanted, entry.count)
                     parts += 1
                 self.count += bits.bit_count()
         if whole or parts:
@@ -88,19 +87,42 @@ class ExpiredMessages:
                 self._subscription.activity.expired_ms = now_ms
             self._subscription.skip_entries((), parts=True)
 
-    def _find_free_bits(self, entry: StoredEntry, bits: int) -> int:
-        """Returns which of the messages `bits` of the entry may be acknowledged, as bits."""
+    def _find_expired_bits(self, entry: StoredEntry, now_ms: int) -> tuple[int, int]:
+        """Returns the messages of the entry that must be acknowledged, as bits: those that have expired, and those that
+        the filter does not want and has left to consumers that get batches whole."""
+        assert entry.expiry is not None
+        found, unwanted = self._find_free_bits(entry, entry.expiry.find_expired_bits(now_ms))
+        if found and self._subscription.reads_compacted and (kept := _without_tombstones(entry, found)) != found:
+            return self._find_free_bits(entry, kept)
+        return found, unwanted
+
+    def _find_free_bits(self, entry: StoredEntry, bits: int) -> tuple[int, int]:
+        """Returns which of the messages `bits` of the entry may be acknowledged, as bits, and which others must be with
+        them because the filter does not want them and the consumers get batches whole."""
         dispatcher, cursor = self._subscription.dispatcher, self._subscription.cursor
         if not bits or not dispatcher.tracks or entry.position in dispatcher.held:
-            return 0
+            return 0, 0
         if entry.position < dispatcher.read_position and not dispatcher.policy.is_entry_waiting(entry):
-            return 0
+            return 0, 0
         if cursor.is_done(entry.position):
-            return 0
+            return 0, 0
         bits &= ~cursor.acked_or_pending_bits(entry.position)
-        if not self._covers_rest(entry, bits) and not self._subscription.acknowledges_by_index:
+        if self._covers_rest(entry, bits) or self._subscription.acknowledges_by_index:
+            return bits, 0
+        unwanted = self._find_unwanted_rest(entry, bits)
+        return (bits, unwanted) if unwanted and bits else (0, 0)
+
+    def _find_unwanted_rest(self, entry: StoredEntry, bits: int) -> int:
+        """Returns what is left of the entry without the messages `bits`, as bits, if the filter wants none of it; else
+        0."""
+        filtering = self._subscription.filtering
+        if filtering is None:
             return 0
-        return bits
+        rest = (1 << entry.count) - 1 & ~(bits | self._subscription.cursor.acked_or_pending_bits(entry.position))
+        if rest & ~filtering.find_unwanted_if_quick(entry):
+            return 0
+        filtering.on_shown_unwanted_acked(rest.bit_count())
+        return rest
 
     def _covers_rest(self, entry: StoredEntry, bits: int) -> bool:
         """Returns True if no message of the entry is left when the messages `bits` are acknowledged."""

@@ -1,13 +1,17 @@
 """The filter of a subscription at the broker: what no consumer wants is acknowledged before it is assigned to one.
 
     filtering = SubscriptionFilter(wanted, …)                 with the subscription, or when an operator sets a filter
-    judged, entries = filtering.take_wanted(entries, new=True, end=…)   in the pump, before `Dispatcher.assign`
+    filtering.pass_over_unread(log, position)                           in the pump, before it reads new entries
+    judged, entries = filtering.take_wanted(entries, new=True, end=…)   … and before `Dispatcher.assign`
 
 Rules
 - Each entry is judged once, in log order, when the pump reads it for the first time: `judged_up_to` is the last one. A
   delayed entry is judged again when it is due: the reading passed over it if it was delayed before the filter was set.
 - **An entry in which nothing is wanted is acknowledged for this subscription.** It costs no permits and no rate, waits
   for no key, is never delayed and counts no failure: to the dispatcher it is a hole.
+- **What is known to have nothing wanted is not looked into**: a batch by its summary (proto/summary.py), which is then
+  neither decompressed nor parsed, and entries of a sealed ledger by its key index (unread.py), which are not even read.
+  It is acknowledged when the pump comes to it, like all else, and counted in `filtered_unread` too.
 - **Of a mixed batch the unwanted messages are acknowledged by index**, if all consumers acknowledge by index. Otherwise
   it is shown whole and counted (`shown_unwanted`): a client that hides messages and acknowledges whole entries would
   never acknowledge it. The SDK drops the rest itself (client/consume/deliveries.py).
@@ -29,7 +33,7 @@ from collections.abc import Callable, Sequence
 
 from pyroaring import BitMap
 
-from ...proto.entry import parse_stored_head
+from ...proto.entry import StoredEntryHead, parse_stored_head
 from ...proto.entry_filter import EntryFilter
 from ...proto.errors import CorruptEntry
 from ...proto.filters import Filter
@@ -38,12 +42,16 @@ from ...runtime.clock import Clock
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..log.cache import StoredEntry
+from ..log.key_indexes import KeyIndexes
+from ..log.log import ReadableLog
 from ..log.unfolding import LONG_BYTES, is_entry_slow_to_parse, run_in_thread
 from .acks import SubscriptionAcks, UnwantedMessages
 from .core.dispatch import Dispatcher
+from .unread import UnreadEntries
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
+ENTRY_ID_MAX = 1 << 62
 QUICK_CHARACTERS = 64
 """Characters of a filter that cost as much as unfolding: a filter of so many times as many judges batches in the event
 loop up to that part of LONG_BYTES. Each of its searches may look at all the text of a batch."""
@@ -55,22 +63,25 @@ class SubscriptionFilter:
 
     __slots__ = (
         "_acks", "_aside", "_clock", "_dispatcher", "_found_aside", "_judge", "_on_acked", "_quick_bytes", "_tasks",
-        "_wake",
-        "filtered", "filtered_entries", "judged", "judged_up_to", "shown_unwanted",
+        "_unread", "_wake",
+        "filtered", "filtered_entries", "filtered_unread", "judged", "judged_up_to", "shown_unwanted",
     )  # fmt: skip
 
     def __init__(
         self, wanted: Filter, dispatcher: Dispatcher, acks: SubscriptionAcks, clock: Clock, *,
         wake: Callable[[], None], on_acked: Callable[[], None], redriven_to: str = "",
+        indexes: KeyIndexes | None = None,
     ) -> None:  # fmt: skip
         """`redriven_to`: see `EntryFilter`; `wake`: a function that runs the pump in the next turn; `on_acked`: one
-        that is called after acknowledgements and has them stored with the next write of the cursor."""
+        that is called after acknowledgements and has them stored with the next write of the cursor; `indexes`: those of
+        the topic's ledgers."""
         self._judge = EntryFilter(wanted, redriven_to=redriven_to)
         self._quick_bytes = LONG_BYTES // (1 + len(wanted.text) // QUICK_CHARACTERS)
         self._dispatcher = dispatcher
         self._acks = acks
         self._clock = clock
         self._wake = wake
+        self._unread = None if indexes is None else UnreadEntries(wanted.root, indexes, wake)
         self._on_acked = on_acked
         self._tasks: Tasks | None = None  # of entries that are judged in a thread
         self._aside: Position | None = None  # the entry that is being judged in a thread
@@ -79,6 +90,7 @@ class SubscriptionFilter:
         self.judged = 0  # messages
         self.filtered = 0  # messages that were not wanted, and acknowledged …
         self.filtered_entries = 0  # … whole entries of them
+        self.filtered_unread = 0  # … messages that were not looked at; one an entry, where only a part of a block was
         self.shown_unwanted = 0  # messages that are not wanted, in batches that consumers get whole
 
     @property
@@ -96,6 +108,51 @@ class SubscriptionFilter:
         self._found_aside = None
         if compacted is not self._judge.keeps_tombstones:
             self._judge = self.make_judge(keeps_tombstones=compacted)
+
+    def pass_over_unread(self, log: ReadableLog, position: Position) -> int | None:
+        """Acknowledges the entries from `position` on, which is the next one to be read, that the key index of their
+        ledger excludes: those of one ledger that readers see by now. Returns how many; None if that is not known yet,
+        and then the pump is woken."""
+        unread, shape = self._unread, log.shape
+        if unread is None or log.is_compacted:
+            return 0
+        run = unread.find_run(shape, position)
+        if run is None or not run.is_excluded:
+            return 0 if run is not None else None
+        (ledger_id, first), stable = position, shape.stable
+        last = min(run.last, stable[1]) if stable[0] == ledger_id else run.last
+        entries = BitMap(range(first, last + 1)) - (shape.hidden_entries_of_ledger(ledger_id) or BitMap())
+        acked = self._acks.ack_unwanted({ledger_id: entries}, ())
+        if acked:
+            messages = unread.count_messages(shape, position, last) if acked == len(entries) else None
+            messages = acked if messages is None else messages
+            self.judged += messages
+            self.filtered += messages
+            self.filtered_unread += messages
+            self.filtered_entries += acked
+            self.judged_up_to = max(self.judged_up_to, Position(ledger_id, last))
+            self._on_acked()
+        return acked
+
+    def find_next_to_read(self, log: ReadableLog, position: Position) -> Position | None:
+        """Returns the first position at or after `position` that no key index excludes; None if that is not known
+        yet, and then the pump is woken."""
+        if self._unread is None or log.is_compacted:
+            return position
+        while log.shape.has_visible_entry(position):
+            run = self._unread.find_run(log.shape, position)
+            if run is None or not run.is_excluded:
+                return position if run is not None else None
+            position = log.shape.after(Position(position[0], run.last))
+        return position
+
+    def find_last_to_read(self, log: ReadableLog, position: Position) -> int:
+        """Returns the id of the last entry that a read from `position` on should return: what follows it is excluded,
+        or in another ledger."""
+        run = None if self._unread is None or log.is_compacted else self._unread.find_run(log.shape, position)
+        if run is None:
+            return ENTRY_ID_MAX
+        return position[1] if run.is_excluded else run.last
 
     def take_wanted(
         self, entries: Sequence[StoredEntry], world: World, end: float, *, new: bool
@@ -148,6 +205,26 @@ class SubscriptionFilter:
         else:
             self.shown_unwanted += messages
 
+    def on_shown_unwanted_acked(self, messages: int) -> None:
+        """Called when messages that were left to consumers are acknowledged, as the rest of their batch has expired."""
+        self.shown_unwanted -= messages
+        self.filtered += messages
+
+    def find_unwanted_if_quick(self, entry: StoredEntry) -> int:
+        """Returns which messages of the entry are not wanted, as bits, and counts nothing; 0 if that takes long."""
+        try:
+            head = parse_stored_head(entry.frames[-1])
+        except CorruptEntry:
+            return 0
+        return 0 if self._takes_long(head, entry) else self._judge.find_unwanted(head, entry.frames[-1])
+
+    def _takes_long(self, head: StoredEntryHead, entry: StoredEntry) -> bool:
+        metadata = head.metadata
+        return metadata.HasField("num_messages_in_batch") and (
+            is_entry_slow_to_parse(metadata)
+            or max(metadata.uncompressed_size, len(entry.frames[-1])) > self._quick_bytes
+        )
+
     def _find_unwanted(self, entry: StoredEntry, world: World) -> int | None:
         """Returns which messages of the entry are not wanted, as bits; None if that takes long: a task finds it."""
         found = self._found_aside
@@ -159,10 +236,10 @@ class SubscriptionFilter:
             head = parse_stored_head(data)
         except CorruptEntry:
             return 0  # its consumer reports the damage
-        metadata = head.metadata
-        if metadata.HasField("num_messages_in_batch") and (
-            is_entry_slow_to_parse(metadata) or max(metadata.uncompressed_size, len(data)) > self._quick_bytes
-        ):
+        if self._judge.excludes(head.metadata):
+            self.filtered_unread += entry.count
+            return (1 << entry.count) - 1
+        if self._takes_long(head, entry):
             if self._aside is None:
                 self._aside = entry.position
                 if self._tasks is None:
@@ -191,11 +268,15 @@ class SubscriptionFilter:
         return await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
 
     def stop(self) -> None:
-        """Cancels the judging of a long entry."""
+        """Cancels the judging of a long entry, and the look-up of an index."""
+        if self._unread is not None:
+            self._unread.stop()
         if self._tasks is not None:
             self._tasks.cancel()
 
     async def drain(self) -> None:
-        """Waits until no thread judges. Called after `stop`."""
+        """Waits until no thread judges, and no index is looked up. Called after `stop`."""
+        if self._unread is not None:
+            await self._unread.drain()
         if self._tasks is not None:
             await self._tasks.drain()

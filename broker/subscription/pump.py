@@ -44,6 +44,7 @@ from .consumer import Consumer
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, Read, ReadForRedelivery
 from .core.policy import Member
 from .dead_letters import HeldBackEntries
+from .filtering import ENTRY_ID_MAX
 from .read_ahead import ReadAheadBuffer
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ class SubscriptionDeliveryPump:
             self._buffer = ReadAheadBuffer(
                 self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
                 self.deliver_available_entries, self._tasks, self._memory, self._subscription.disconnect_all,
-                self._subscription.skip_entries,
+                self._subscription.skip_entries, self._find_next_to_read, self._find_last_to_read,
             )  # fmt: skip
         return self._buffer
 
@@ -466,7 +467,13 @@ class SubscriptionDeliveryPump:
         """Returns how many of the entries `want` the filter has acknowledged, and the others, which may be assigned;
         None if nothing can be done before a read, or a thread that judges a long entry, is done."""
         policy, filtering = self._dispatcher.policy, self._subscription.filtering
-        entries = self._at_hand.get_requested_entries(want, end)
+        unread: int | None = 0
+        if filtering is not None and isinstance(want, Read):
+            unread = filtering.pass_over_unread(self._log, want.position)
+            if unread:
+                policy.on_entries_passed_over(1)  # however many: none of them was read
+                return 1, ()
+        entries = self._at_hand.get_requested_entries(want, end) if unread is not None else ()
         if not entries and policy.is_looking_ahead and isinstance(want, Read):  # they go out during the read
             if (again := self._dispatcher.choose_waiting_entries()) is None:
                 return None
@@ -481,6 +488,14 @@ class SubscriptionDeliveryPump:
         if isinstance(want, Read):
             policy.on_entries_passed_over(judged - len(wanted))
         return judged - len(wanted), wanted
+
+    def _find_next_to_read(self, position: Position) -> Position | None:
+        filtering = self._subscription.filtering
+        return position if filtering is None else filtering.find_next_to_read(self._log, position)
+
+    def _find_last_to_read(self, position: Position) -> int:
+        filtering = self._subscription.filtering
+        return ENTRY_ID_MAX if filtering is None else filtering.find_last_to_read(self._log, position)
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         of_each: dict[int, list[Delivery]] = {}

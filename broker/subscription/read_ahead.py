@@ -15,7 +15,10 @@ that has waited longest is dropped first, and read again when it is handed out. 
 `read_memory_bytes` (broker/log/reader.py): reads are shorter when many have something, and what a subscription has
 used least recently is dropped for another one's read.
 
-Key_Shared gets entries whose slots are known. An entry whose slots take long to find (log/cache.py) delays what follows
+What a filter need not read (unread.py) is left out of the chunks: a read ends before it, and the next one begins after
+it. While that is being looked up nothing is read ahead.
+
+Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
 it, as an entry that is being read does.
 
 A read that fails, for whatever reason, is retried after READ_RETRY_S. What was trimmed meanwhile is lost, and the
@@ -70,16 +73,18 @@ class ReadAheadBuffer:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
-        "_kept_bytes", "_log", "_loop", "_lost", "_memory", "_most", "_reading", "_retry", "_seeks", "_subscription",
-        "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
+        "_kept_bytes", "_last_to_read", "_log", "_loop", "_lost", "_memory", "_most", "_next_to_read", "_reading",
+        "_retry", "_seeks", "_subscription", "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
         wake: Callable[[], None], deliver_available_entries: Callable[[], None], tasks: Tasks, memory: ReadMemoryBudget,
         lost: Callable[[MagnetarError], None], discard: Callable[[Sequence[Position]], None],
+        find_next_to_read: Callable[[Position], Position | None], find_last_to_read: Callable[[Position], int],
     ) -> None:  # fmt: skip
         self._lost, self._discard = lost, discard
+        self._next_to_read, self._last_to_read = find_next_to_read, find_last_to_read
         self._subscription = subscription
         self._log = log
         self._clock = clock
@@ -92,7 +97,7 @@ class ReadAheadBuffer:
         self._counted = 0  # bytes of this buffer in it
         self._most = min(DELIVERY_BATCH_BYTES, config.read_bytes)  # handed out at once
         self._loop = asyncio.get_running_loop()
-        self._ahead = _NONE  # without a gap
+        self._ahead = _NONE  # without a gap, but for what is not to be read
         self._ahead_bytes = 0
         self._kept: OrderedDict[Position, StoredEntry] | None = None  # the one that has waited longest first
         self._kept_bytes = 0
@@ -254,8 +259,8 @@ class ReadAheadBuffer:
             or self._ahead_bytes > AHEAD * self._memory.choose_read_size(self._config.read_bytes)
         ):
             return
-        following = self._log.shape.after(self._ahead[-1].position)
-        if not self._log.shape.has_visible_entry(following):
+        following = self._next_to_read(self._log.shape.after(self._ahead[-1].position))
+        if following is None or not self._log.shape.has_visible_entry(following):
             return
         if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
             self._ahead.extend(found)
@@ -265,13 +270,13 @@ class ReadAheadBuffer:
             self._read_soon(following)
 
     async def _read(self, position: Position) -> None:
-        seeks = self._seeks
+        seeks, before = self._seeks, self._ahead[-1].position if self._ahead else None
         try:
             if self._passes_over(position):
                 return
             size = self._memory.choose_read_size(self._config.read_bytes)
             async with self._memory.reserve(size):
-                entries = await self._log.reader.read(position, size)
+                entries = await self._log.reader.read(position, size, self._last_to_read(position))
         except DataLost as error:
             self._lost(self._lost_range(position, error))
             return
@@ -281,7 +286,8 @@ class ReadAheadBuffer:
         finally:
             self._reading = False
         if seeks == self._seeks:
-            if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
+            last = self._ahead[-1].position if self._ahead else before
+            if last != before and last is not None and self._log.shape.after(last) != position:
                 self._drop_ahead()
             if self._ahead is _NONE:
                 self._ahead = deque()

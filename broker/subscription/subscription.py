@@ -37,6 +37,7 @@ from ...proto.states import AckedEntry, Isolation, TxnId
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
+from ..log.key_indexes import KeyIndexes
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemoryBudget
 from .acks import TransactionalAcks
@@ -232,9 +233,9 @@ class Subscription:
         """Returns the filter by which this broker filters for the subscription; empty: it does not."""
         return self.filtering.filter.text if self.filtering is not None else ""
 
-    def set_filter(self, wanted: Filter | None) -> None:
+    def set_filter(self, wanted: Filter | None, indexes: KeyIndexes | None = None) -> None:
         """Sets the filter of the subscription; None: it has none. No consumer may be connected. It is applied to what
-        is not acknowledged; what an earlier filter acknowledged stays so."""
+        is not acknowledged; what an earlier filter acknowledged stays so. `indexes`: those of the topic's ledgers."""
         assert not self.consumers, "consumers would get messages by two filters"
         if self.filtering is not None:
             self.filtering.stop()
@@ -242,7 +243,7 @@ class Subscription:
         if wanted is not None:
             self.filtering = SubscriptionFilter(
                 wanted, self.dispatcher, self.acks, self._clock, wake=self.pump.wake, on_acked=self._on_mark_moved,
-                redriven_to=make_redriven_to(self.log.topic, self.name),
+                redriven_to=make_redriven_to(self.log.topic, self.name), indexes=indexes,
             )  # fmt: skip
             self._filter_anew()
 

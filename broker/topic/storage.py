@@ -141,7 +141,7 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             wake=subscription.pump.wake,
         )  # fmt: skip
         if store.properties:
-            subscription.set_filter(_find_stored_filter(topic.name, store))
+            subscription.set_filter(_find_stored_filter(topic.name, store), topic.key_indexes)
         return subscription
 
 

@@ -861,6 +861,6 @@ class SubscriptionRegistry:
         await run_to_end(subscription.store.set_properties(properties))
         if changes:
             subscription.disconnect_all(Unavailable("the filter of the subscription has changed; subscribe again"))
-            subscription.set_filter(wanted)
+            subscription.set_filter(wanted, self._topic.key_indexes)
         subscription.pump.wake()
         subscription.apply_properties()

@@ -51,7 +51,7 @@ _OF_SUBSCRIPTION = (
     "totalMsgExpired unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked "
     "activeConsumerName blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery "
     "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys filter "
-    "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filteredEntries shownUnwanted"
+    "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filteredEntries filteredUnread shownUnwanted"
 )
 """Names of proto/pulsar_json.py, in the order of the JSON."""
 SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")

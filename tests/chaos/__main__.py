@@ -23,6 +23,8 @@ a producer and a consumer of each topic (tests/chaos/processes/security.py).
 
 With `--keyed` there are consumers that share keys, refuse some messages, and keep the order of a key meanwhile.
 
+With `--filtered` there are consumers with a filter, which get what it wants and nothing else.
+
 With `--processes 2` each broker is two processes that share its address, and `kill_one` kills one of them.
 
 With `--transactions` clients move money between accounts, and messages from topic to topic, in transactions
@@ -82,6 +84,7 @@ BETWEEN = 10
     help="Whose producers and consumers: the SDK has half of them, or all; Pulsar's own libraries have the others."
 )
 @click.option("--keyed", is_flag=True, help="Consumers that share keys, and hold a key back for what they refused.")
+@click.option("--filtered", is_flag=True, help="Consumers with a filter, and key indexes.")
 @click.option("--transactions", is_flag=True, help="Clients run transactions: transfers, and moves of messages.")
 @click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
 @click.option(
@@ -90,6 +93,7 @@ BETWEEN = 10
 def main(
     minutes: float, seed: int | None, metadata: str, kinds: str, every: float, secured: bool, control: bool,
     logs: str | None, clients: str, transactions: bool, processes: int, keyed: bool,
+    filtered: bool,
 ) -> None:  # fmt: skip
     if metadata == "zookeeper" and (why := why_no_zookeeper()):
         raise click.UsageError(why)
@@ -101,12 +105,12 @@ def main(
         raise click.UsageError(f"no client is called {', '.join(unknown)}; there are sdk, python, java")
     if transactions and secured:
         raise click.UsageError("transactions are run in a cluster that asks nobody who calls")
-    if transactions and keyed:
+    if transactions and (keyed or filtered):
         raise click.UsageError("transactions have consumers of their own")
     if transactions:
         libraries = [each for each in libraries if each != "python"]  # Pulsar's for Python has none
-    if keyed:
-        libraries = [each for each in libraries if each != "java"]  # its driver here batches by time alone
+    if keyed or filtered:
+        libraries = [each for each in libraries if each != "java"]  # its driver here sends no properties
     if secured and libraries != ["sdk"]:
         print("a secured cluster is used by the SDK alone: it renews tokens of a minute", flush=True)
         libraries = ["sdk"]
@@ -118,7 +122,7 @@ def main(
         _log_clients(Path(folder))
         try:
             how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured, "processes": processes}
-            run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries, transactions, keyed)
+            run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries, transactions, keyed, filtered)
             result = run.run(minutes * 60)
         finally:
             if logs is not None:
@@ -126,6 +130,7 @@ def main(
     result |= {"minutes": round((time.monotonic() - begin) / 60, 2), "seed": seed, "metadata": metadata}
     result |= {"secured": secured, "clients": libraries}
     load = " --transactions" if transactions else " --keyed" if keyed else ""
+    load += " --filtered" if filtered else ""
     load += f" --processes {processes}" if processes > 1 else ""
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
@@ -164,9 +169,10 @@ class Run:
     def __init__(
         self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, Any],
         libraries: Sequence[str] = ("sdk",), transactions: bool = False, keyed: bool = False,
+        filtered: bool = False,
     ) -> None:  # fmt: skip
         """`how`: of ChaosCluster."""
-        self.libraries, self.transactions, self.keyed = libraries, transactions, keyed
+        self.libraries, self.transactions, self.keyed, self.filtered = libraries, transactions, keyed, filtered
         self.folder, self.rng, self.kinds, self.every, self.how = folder, rng, kinds, every, how
         self.rounds = 0
         self.slowest_s = 0.0
@@ -177,7 +183,7 @@ class Run:
             made = others(self.libraries, cluster.pulsar_url, self.folder / "java")
             clients: Load = (
                 Transfers(cluster.url, self.rng, made) if self.transactions
-                else Clients(cluster.url, TOPICS, self.rng, cluster.security, made, self.keyed)
+                else Clients(cluster.url, TOPICS, self.rng, cluster.security, made, self.keyed, self.filtered)
             )  # fmt: skip
             cluster.client_pids |= clients.pids
             faults = Faults(cluster, self.rng)

@@ -38,7 +38,7 @@ def _chaos(*arguments: str) -> dict[str, Any]:
     ("kinds", "how"),
     [
         ("kill+half_open,power_cut,wipe+revoke", ["--secured"]),
-        ("kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python", "--keyed"]),
+        ("kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python", "--keyed", "--filtered"]),
     ],
 )
 def test_a_cluster_under_faults_loses_nothing_and_says_so(kinds: str, how: list[str], tmp_path: Path) -> None:

@@ -117,7 +117,6 @@ async def test_a_run_ends_where_the_letters_ended_when_it_began(tmp_path: Path) 
                     await producer.send(message.data(), properties=origin | message.properties())
                 await consumer.acknowledge(message)
 
-        await made.admin.create_subscription(TOPIC, "billing")
         failing = asyncio.create_task(fail_again())
         try:
             result = await made.run(rate=20.0)

@@ -96,6 +96,7 @@ def _all() -> Iterator[Mutant]:
 
 def _of_indexes() -> Iterator[Mutant]:
     built, core = "tests/broker/log/test_key_indexes.py", "tests/broker/log/test_key_index_core.py"
+    unread = "tests/broker/subscription/test_unread.py"
     for id_, plant, target in (
         ("M06b", indexes.damaged_index_is_believed,
          f"{core}::test_damage_another_ledger_and_a_later_version_are_noticed"),
@@ -103,6 +104,22 @@ def _of_indexes() -> Iterator[Mutant]:
          f"{core}::test_a_block_without_a_candidate_has_no_message_that_a_search_finds"),
         ("M06d", indexes.hash_proves_a_value,
          "tests/proto/test_summary.py::test_what_a_filter_wants_may_match_whatever_the_hashes_are"),
+        ("M06e", indexes.summary_knows_tombstones,
+         f"{unread}::test_who_reads_compacted_gets_tombstones_that_the_index_and_the_summary_exclude"),
+        ("M06f", indexes.index_knows_each_chunk,
+         f"{unread}::test_a_chunk_is_not_excluded_by_a_publish_time_that_only_the_first_one_has"),
+        ("M06g", indexes.unread_is_not_stable,
+         f"{unread}::test_while_a_transaction_is_open_nothing_of_it_or_after_it_is_passed_over"),
+        ("M06h", indexes.run_is_an_entry_too_long,
+         f"{unread}::test_what_is_wanted_comes_whatever_is_in_a_topic"),
+        ("M06i", indexes.first_property_counts,
+         "tests/proto/test_entry_filter.py::test_properties_that_are_read_without_protobuf_are_those_that_it_reads"),
+        ("M06j", indexes.each_judge_leaves_a_rest,
+         "tests/broker/subscription/test_expiry.py::"
+         "test_a_batch_of_which_each_message_is_expired_or_unwanted_is_not_shown_whole"),
+        ("M06k", indexes.deleted_schedule_is_new,
+         "tests/broker/session/test_schedules.py::"
+         "test_a_broker_that_does_not_know_yet_that_a_schedule_is_gone_fires_nothing_again"),
         ("M29b", indexes.index_outlives_its_ledger,
          f"{built}::test_an_index_goes_with_its_ledger_and_a_topic_made_anew_has_nothing_of_the_old_one"),
         ("M29c", indexes.index_is_named_when_it_begins,

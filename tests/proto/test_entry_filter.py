@@ -4,15 +4,31 @@ import struct
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from magnetar.proto.entry import decode_batch, encode_batch, encode_entry, encode_item_prefix, parse_header
+from magnetar.proto import entry_filter as under_test
+from magnetar.proto.entry import (
+    decode_batch,
+    decode_text,
+    encode_batch,
+    encode_entry,
+    encode_item_prefix,
+    parse_header,
+)
 from magnetar.proto.entry import parse_stored_head as parse
-from magnetar.proto.entry_filter import EntryFilter, find_filter, make_tags_filter, wants_message
+from magnetar.proto.entry_filter import (
+    EntryFilter,
+    encode_names,
+    find_filter,
+    make_tags_filter,
+    wants_message,
+)
 from magnetar.proto.entry_pb2 import EncryptionKeys, KeyValue, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.filters import parse_filter
+from magnetar.proto.summary import SummaryBuilder
 
 WANTED = parse_filter("region = 'eu' AND price > 10")
 
@@ -67,6 +83,45 @@ def test_the_verdicts_of_a_batch_are_those_of_its_messages(several: list[dict[st
     assert unwanted(judge, entry) == expected == unwanted(judge, entry)
 
 
+def field(tag: int, value: bytes, *, long: bool = False) -> bytes:
+    """A field of bytes. `long`: its size takes a byte more than it needs."""
+    size = len(value)
+    digits = bytes((size,)) if size < 128 and not long else bytes((size & 127 | 128, size >> 7))
+    return bytes((tag,)) + digits + value
+
+
+_texts = st.one_of(st.sampled_from([b"a", b"b", b"\xc3\xa9", b"\xff", b"", b"\x0a\x01a\x12\x01b"]),
+                   st.integers(0, 300).map(lambda size: b"v" * size))  # fmt: skip
+_pairs = st.builds(
+    lambda key, value, long, swapped, more: field(
+        10, (field(18, value) + field(10, key) if swapped else field(10, key, long=long) + field(18, value)) + more,
+        long=long,
+    ),
+    st.one_of(st.sampled_from([b"a", b"b"]), _texts), _texts, *[st.sampled_from([False, False, False, True])] * 2,
+    st.sampled_from([b"", b"", b"\x18\x05"]),
+)  # fmt: skip
+_parts = st.one_of(_pairs, _pairs, st.sampled_from([b"\x18\x0a", b"\x28\x0a", field(18, b"k")]), st.binary(max_size=3))
+
+
+@settings(deadline=None)
+@example(field(10, field(10, b"a") + field(18, b"1")) + field(10, field(10, b"a") + field(18, b"2")) + b"\x18\x01")
+@given(st.lists(_parts, max_size=5).map(b"".join))
+def test_properties_that_are_read_without_protobuf_are_those_that_it_reads(head: bytes) -> None:
+    found: dict[str, str] = {}
+    names = encode_names(["a", "b", "é", "v" * 130, "\udcff"])
+    rest = head[under_test.read_leading_properties(head, 0, names, found) :]
+    try:
+        whole = SingleMessageMetadata.FromString(head)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            SingleMessageMetadata.FromString(rest)
+        return
+    for each in SingleMessageMetadata.FromString(rest).properties:
+        found[decode_text(each.key)] = decode_text(each.value)
+    expected = {decode_text(each.key): decode_text(each.value) for each in whole.properties}
+    assert {name: expected.get(name) for name in names.values()} == {name: found.get(name) for name in names.values()}
+
+
 def test_verdicts_that_depend_on_the_entry_are_not_kept_for_the_next_one() -> None:
     judge = EntryFilter(parse_filter("message.producer = 'p'"))
     items = [encode_item_prefix(SingleMessageMetadata(payload_size=1)) + b"x"] * 2
@@ -74,6 +129,19 @@ def test_verdicts_that_depend_on_the_entry_are_not_kept_for_the_next_one() -> No
         encode_batch(MessageMetadata(producer_name=name, sequence_id=1, publish_time=5), items, 2) for name in "pq"
     )
     assert [unwanted(judge, each) for each in (mine, other, mine, other)] == [0, 0b11, 0, 0b11]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_batch_whose_summary_says_that_nothing_is_wanted_is_not_looked_into(encrypted: bool) -> None:
+    builder = SummaryBuilder(("region",))
+    builder.add({"region": "us"})
+    more = {"encryption_keys": [EncryptionKeys(key="k", value=b"v")]} if encrypted else {}
+    entry = batch([{"region": "eu"}] * 3, summary=builder.encode(), **more)  # so it is seen what was asked
+    for text, expected in (("region = 'eu'", 0b111), ("region = 'eu' OR x = 'y'", 0), ("region IN ('us', 'eu')", 0)):
+        assert unwanted(EntryFilter(parse_filter(text)), entry) == expected
+    assert unwanted(EntryFilter(parse_filter("region = 'eu'"), keeps_tombstones=True), entry) == 0
+    damaged = batch([{"region": "eu"}] * 3, summary=b"\x01\x01\x02\x06region", **more)
+    assert unwanted(EntryFilter(parse_filter("region = 'eu'")), damaged) == 0
 
 
 def test_what_a_broker_cannot_read_is_wanted() -> None:

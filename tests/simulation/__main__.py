@@ -8,6 +8,7 @@ Examples:
     python -m tests.simulation --seeds 1:10000 --jobs 2
     python -m tests.simulation --seeds 1:40 --tier cluster
     python -m tests.simulation --seeds 1:20 --tier transactions    clusters whose clients run transactions
+    python -m tests.simulation --seeds 1:20 --tier filtered        clusters with a filtered subscription and a schedule
     python -m tests.simulation --seeds 1:20 --tier inside          brokers within the processes of bookies
     python -m tests.simulation --seeds 17:17 --trace      one seed, and its story: time, who, what
     python -m tests.simulation --seeds 17:17 --details    … with every message and every operation of a disk
@@ -34,9 +35,9 @@ from tests.simulation.protocol.shrink import shrink as shrink_protocol
 from tests.simulation.run import Outcome, combine, quiet, run_seed
 from tests.simulation.shrink import shrink as shrink_cluster
 from tests.simulation.strikes.faults import kinds
-from tests.simulation.tiers import CLUSTER_EVERY, INSIDE, SECURED, TRANSACTIONS, drawn_for, run_any
+from tests.simulation.tiers import CLUSTER_EVERY, FILTERED, INSIDE, SECURED, TRANSACTIONS, drawn_for, run_any
 
-TIERS = ("both", "protocol", "cluster", SECURED, TRANSACTIONS, INSIDE)
+TIERS = ("both", "protocol", "cluster", SECURED, TRANSACTIONS, FILTERED, INSIDE)
 SHRUNK_MAX = 3
 
 

@@ -442,6 +442,7 @@ class Cluster:
             transaction_half_check_after_s=1.0, transaction_half_pause_s=0.5, transaction_half_pause_s_max=2.0,
             transaction_half_answer_s=2.0, transaction_half_unknown_max=4,
             transaction_half_open_s=random.Random(f"halves {options.seed}").choice((20.0, 3600.0)),
+            key_index="keys+properties" if options.filtered else "off",
             share_group=random.Random(f"group {options.seed}").choice(("", "one address")),
         )  # fmt: skip
 

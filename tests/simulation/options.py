@@ -25,6 +25,11 @@ SECURED_RATE = 0.25
 """Of the seeds."""
 INSIDE_RATE = 0.3
 """Of the seeds with topics that are not secured: each broker shares a process with a bookie (inside.py)."""
+FILTERED_RATE = 0.3
+"""Of the seeds with topics that are not secured and run no transactions: a third subscription has a filter, and sealed
+ledgers get key indexes (load/topics.py)."""
+SCHEDULED_RATE = 0.2
+"""Of the same seeds: a schedule publishes to a topic of its own (load/schedules.py)."""
 TRANSACTIONS_RATE = 0.15
 """Of the seeds with topics that are not secured: their clients run transactions (load/transactions.py)."""
 
@@ -65,6 +70,8 @@ class Options:
     secured: bool  # tokens, grants, and keys among the processes (security.py)
     transactions: bool  # what clients do is done in transactions (load/transactions.py)
     inside: bool  # each broker shares a process with a bookie, which it asks without a socket (inside.py)
+    filtered: bool  # one more subscription, with a filter (load/topics.py)
+    scheduled: bool  # a schedule fires each second (load/schedules.py)
 
     @property
     def brokers(self) -> int:
@@ -81,13 +88,16 @@ class Options:
 
 
 def draw(
-    seed: int, *, secured: bool | None = None, transactions: bool | None = None, inside: bool | None = None
-) -> Options:
+    seed: int, *, secured: bool | None = None, transactions: bool | None = None, inside: bool | None = None,
+    filtered: bool = False,
+) -> Options:  # fmt: skip
     """The options of a seed: a function of the number alone. `secured`, `transactions`, `inside`: whatever the number
-    says."""
+    says. `filtered`: it is filtered and scheduled."""
     rng = random.Random(f"options {seed}")
     kind = LOADS[seed % 4]
-    if transactions or inside:
+    if filtered:
+        transactions = secured = False
+    if transactions or inside or filtered:
         kind, secured = "take-over" if kind == "ledgers" else kind, False
     quorum = rng.choice(QUORUMS)
     bookies = rng.choice((3, 3, 4, 5))
@@ -103,6 +113,7 @@ def draw(
     if inside is None:
         drawn = random.Random(f"options {seed} inside").random() < INSIDE_RATE
         inside = drawn and not secured and kind != "ledgers"
+    plain = kind != "ledgers" and not secured and not transactions
     rates, times = _faults(seed, kind, loser, secured=secured, inside=inside)
     return Options(
         seed=seed,
@@ -136,6 +147,8 @@ def draw(
         secured=secured,
         transactions=transactions,
         inside=inside,
+        filtered=plain and (filtered or random.Random(f"options {seed} filtered").random() < FILTERED_RATE),
+        scheduled=plain and (filtered or random.Random(f"options {seed} scheduled").random() < SCHEDULED_RATE),
     )
 
 

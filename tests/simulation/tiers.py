@@ -15,6 +15,9 @@ SECURED = "secured"
 TRANSACTIONS = "transactions"
 """The tier of whole clusters whose clients all run transactions; a share of the seeds does so in any case."""
 
+FILTERED = "filtered"
+"""The tier of whole clusters that all have a filtered subscription and a schedule; a share of the seeds has so."""
+
 INSIDE = "inside"
 """The tier of whole clusters whose brokers all share processes with bookies; a share of the seeds does so anyway."""
 
@@ -28,12 +31,12 @@ def tier_of(seed: int, wanted: str = "both") -> str:
 def drawn_for(tier: str, seed: int) -> Options:
     """Of a whole cluster, as the tier wants it."""
     secured, transactions, inside = (True if tier == each else None for each in (SECURED, TRANSACTIONS, INSIDE))
-    return draw(seed, secured=secured, transactions=transactions, inside=inside)
+    return draw(seed, secured=secured, transactions=transactions, inside=inside, filtered=tier == FILTERED)
 
 
 def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None, details: bool = False) -> Outcome:
     wanted = tier_of(seed, tier)
-    if wanted in ("cluster", SECURED, TRANSACTIONS, INSIDE):
+    if wanted in ("cluster", SECURED, TRANSACTIONS, FILTERED, INSIDE):
         drawn = drawn_for(wanted, seed)
         outcome = run_seed(seed, show=show, details=details, change=lambda _: drawn)
         outcome.tier = wanted

@@ -28,6 +28,7 @@ from magnetar.proto.entry import decode_for_inspection, encode_broker_part, pars
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import CorruptEntry, NewerFormat
 from magnetar.proto.filters import Filter, Node, parse_filter
+from magnetar.proto.names import REDRIVEN_TO
 from tests.proto.test_summary import expressions
 
 LEDGER = 7
@@ -225,3 +226,13 @@ def test_damage_another_ledger_and_a_later_version_are_noticed() -> None:
         decode_directory(built.stored[-1], LEDGER + 1)
     with pytest.raises(NewerFormat, match="key index"):
         decode_directory(bytes((*built.stored[-1][:2], 99, *built.stored[-1][3:])), LEDGER)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_that_went_back_for_one_subscription_is_read_by_it_whatever_its_filter_says() -> None:
+    gone_back = OutgoingMessage(b"", {"a": "x", REDRIVEN_TO: "t/s"}, "k")
+    others = OutgoingMessage(b"", {"a": "x"}, "k")
+    built = Built([encode([each], index, batching=False) for index, each in enumerate((others, gone_back))])
+    assert [each.flags for each in built.index.blocks] == [0, HIDDEN]
+    assert set(built.find(parse_filter("a = 'y'").root)) == set()
+    assert set(built.find(parse_filter("a = 'y'").root, hidden=True)) == {1}

@@ -277,6 +277,28 @@ async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(a
     assert [each.status for each in await catalog(at).list_stats(NAME)] == ["waits"]
 
 
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "anew"])
+async def test_a_broker_that_does_not_know_yet_that_a_schedule_is_gone_fires_nothing_again(
+    at: Deployment, anew: bool
+) -> None:
+    await catalog(at).create(NAME, schedule(missed="all"))
+    for _ in range(3):
+        await later(at, 60)
+    before = await fire_times(at)
+    assert len(before) == 3
+    runner = at.broker.schedules
+    ((key, known),) = runner._known.items()
+    await catalog(at).delete(NAME, "s")
+    if anew:
+        await catalog(at).create(NAME, schedule(every_ms=60 * MINUTE))
+    at.clock.ahead_s += 60
+    await runner._look(key, known)
+    assert await fire_times(at) == before
+    metadata = at.broker.topic_manager.metadata
+    path = paths.scheduled("public", "default", NAME.local, "s")
+    assert await get_record(metadata, path, ScheduleProgressRecord) is None
+
+
 async def test_a_paused_schedule_does_not_fire_and_makes_up_for_nothing(at: Deployment) -> None:
     await catalog(at).create(NAME, schedule(missed="all"))
     begin = await created_ms(at)
@@ -419,7 +441,7 @@ async def test_a_second_runner_with_an_old_version_of_the_record_does_nothing_mo
     await catalog(at).create(NAME, schedule())
     runner = await look(at.broker)
     known = next(iter(runner._known.values()))
-    progress, version = await driver._read_progress(at.broker.topic_manager, NAME, known.schedule)
+    progress, version, _ = await driver._read_progress(at.broker.topic_manager, NAME, known.schedule)
     await runner._write(known, progress, version)
     with pytest.raises(BadVersion):
         await runner._write(known, progress, version)

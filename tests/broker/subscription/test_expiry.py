@@ -137,6 +137,37 @@ async def test_a_consumer_that_does_not_acknowledge_by_index_is_shown_a_batch_wh
     assert expired(at) == 2
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+async def test_a_batch_of_which_each_message_is_expired_or_unwanted_is_not_shown_whole(
+    at: Deployment, again: bool
+) -> None:
+    consumer = await at.consumer(type=SHARED, subscription_properties={"filter": "region = 'eu'"})
+    subscription = at.topic.find_subscription("s")
+    next(iter(subscription.consumers.values())).member.acks_by_index = False
+    subscription.pump.is_moving = not again
+    regions, now_ms = ("us", "eu", "us", "eu"), at.clock.wall_ms()
+    async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
+        producer = await client.create_producer(TOPIC, batching_max_publish_delay_ms=5000)
+        for number, region in enumerate(regions):
+            ends = {"expires_at": now_ms + 10_000} if region == "eu" else {}
+            producer.send_nowait(b"%d" % number, lambda *_: None, properties={"region": region}, **ends)
+        await producer.flush()
+        await producer.close()
+    filtering = subscription.filtering
+    if again:
+        found = await consumer.receive()
+        assert (len(shown(found)), filtering.shown_unwanted) == (4, 2)
+        at.clock.ahead_s += 11
+        consumer.frame(redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=found.ledger_id)]))
+    else:
+        at.clock.ahead_s += 11
+        subscription.pump.is_moving = False
+        subscription.pump.wake()
+    assert await consumer.quiet()
+    assert await at.backlog("s") == 0
+    assert (expired(at), filtering.judged, filtering.filtered, filtering.shown_unwanted) == (2, 4, 2, 0)
+
+
 async def test_a_delayed_message_that_expires_before_it_is_due_is_never_delivered(at: Deployment) -> None:
     consumer, now_ms = await at.consumer(type=SHARED), at.clock.wall_ms()
     async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:

@@ -4,12 +4,14 @@ For each topic: two producers with keys; an exclusive subscription and a shared 
 messages; consumers are closed and opened again now and then. In a secured cluster one more producer and subscription
 have a role of their own, which loses its rights and gets them again. With `keyed` there is one more subscription, of
 two consumers of the SDK that share keys, refuse some messages, and get nothing more of a key before what they refused
-(`redelivery_order="key"`); then a batch has one key. Half of the producers and consumers are those of
-Pulsar's own clients (libraries.py), by turns; what is read at the end the SDK reads. On the shared subscription they
-acknowledge single messages of a batch, as the SDK does: else they never acknowledge the rest of a batch after another
-consumer acknowledged a part (docs/pulsar.md). `wait_served` waits until each producer and each subscription
-has gone on. At the end `settle` waits until everything has an outcome, reads each topic from its beginning, lets every
-subscription catch up, and looks whether what was acknowledged and is durable by then is given to new consumers.
+(`redelivery_order="key"`); then a batch has one key. With `filtered` there is one more, of two consumers of the SDK,
+whose filter wants a message of EVERY; the SDK's producers summarize it, and sealed ledgers get key indexes. Half of the
+producers and consumers are those of Pulsar's own clients (libraries.py), by turns; what is read at the end the SDK
+reads. On the shared subscription they acknowledge single messages of a batch, as the SDK does: else they never
+acknowledge the rest of a batch after another consumer acknowledged a part (docs/pulsar.md). `wait_served` waits until
+each producer and each subscription has gone on. At the end `settle` waits until everything has an outcome, reads each
+topic from its beginning, lets every subscription catch up, and looks whether what was acknowledged and is durable by
+then is given to new consumers.
 
 The load is small, about a hundred messages a second: each is nine records of history, all of which stay in memory until
 they are judged. Half an hour is 1.5 million records in less than a gigabyte; equal texts are kept once.
@@ -25,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import magnetar
+from magnetar.proto.policies import Policies
 from tests.chaos.processes.security import LOAD, VISITOR, Security
 from tests.chaos.waiting import STUCK_S, wait_until
 from tests.chaos.workload import history
@@ -41,6 +44,8 @@ DURABLE_S = 4.0
 """cursor_flush_s and the client's grouping, with room."""
 SUBSCRIPTIONS = (("exclusive", history.Order.ALL, 1), ("shared", history.Order.NONE, 2))
 KEYED = ("keyed", history.Order.HELD, 2)
+FILTERED = ("filtered", history.Order.NONE, 2)
+EVERY = 5
 NAMESPACES = 8
 """Made at the end; each has bundles that no broker has, and of a group each broker gets about a half of them."""
 
@@ -65,10 +70,10 @@ def read_to_end(client: Any, topic: str, note: history.Recorder) -> tuple[Any, s
 class Clients:
     def __init__(
         self, url: str, topics: tuple[str, ...], rng: random.Random, security: Security | None = None,
-        others: Sequence[Callable[[Callable[[], None]], Any]] = (), keyed: bool = False,
+        others: Sequence[Callable[[Callable[[], None]], Any]] = (), keyed: bool = False, filtered: bool = False,
     ) -> None:  # fmt: skip
-        """`others` make clients of other libraries; each gets what to call when it has lost a connection. `keyed`: with
-        the subscription of that name."""
+        """`others` make clients of other libraries; each gets what to call when it has lost a connection. `keyed`,
+        `filtered`: with the subscription of that name."""
         self.url, self.topics, self.rng = url, topics, rng
         self.note = history.Recorder()
         self.failures: list[str] = []
@@ -81,7 +86,8 @@ class Clients:
         self._security = security
         self._client = self._visitor = self._new_client(LOAD)
         self._keyed = keyed
-        self._subscriptions = (*SUBSCRIPTIONS, KEYED) if keyed else SUBSCRIPTIONS
+        self._filtered = filtered
+        self._subscriptions = (*SUBSCRIPTIONS, *[KEYED] * keyed, *[FILTERED] * filtered)
         self._producer_names = ("0", "1")
         if security is not None:
             for role in (LOAD, VISITOR):
@@ -125,12 +131,15 @@ class Clients:
         return magnetar.Client(self.url) if self._security is None else self._security.client(self.url, role)
 
     def start(self) -> None:
+        if self._filtered:
+            with magnetar.admin.Admin(self.url) as admin:
+                admin.set_namespace_policies("public/default", Policies(key_index="keys+properties"))
         for topic in self.topics:
             self._subscribe(topic, "audit", history.Order.NONE).close()  # it never looks, so that nothing is trimmed
             for name, order, consumers in self._subscriptions:
                 self.acked[topic, name], self.served[f"{topic} {name}"] = set(), 0
                 self._subscribe(topic, name, order).close()
-                self.note(history.Subscribed(topic, name, order))
+                self.note(history.Subscribed(topic, name, order, EVERY if name == FILTERED[0] else 1))
                 for number in range(consumers):
                     self._consumers.append(self._thread(self._consume, topic, name, order, f"{name}-{number}"))
             for producer in (f"{topic}-{each}" for each in self._producer_names):
@@ -207,11 +216,15 @@ class Clients:
         return [] if len(owners) > 1 else [f"of the group one broker alone has all topics: {owners}"]
 
     def _behind(self, logs: dict[str, set[history.Id]]) -> list[str]:
-        return [
-            f"{topic} {name} lacks {len(logs[topic] - ids)} messages"
+        wanted = {
+            record.id for record in self.note.records
+            if isinstance(record, history.Read) and int(record.value.split(":")[2]) % EVERY == 0
+        }  # fmt: skip
+        left = {
+            (topic, name): (logs[topic] & wanted if name == FILTERED[0] else logs[topic]) - ids
             for (topic, name), ids in sorted(self.acked.items())
-            if logs[topic] - ids
-        ]
+        }
+        return [f"{topic} {name} lacks {len(ids)} messages" for (topic, name), ids in left.items() if ids]
 
     def _read(self, topic: str) -> set[history.Id]:
         with self._new_client(LOAD) as client:
@@ -260,8 +273,9 @@ class Clients:
         client = self._visitor if name.endswith(VISITOR) else self._library(topic, other=name.endswith("-1"))
         batching = types_of(client).BatchingType.KeyBased if self._keyed else types_of(client).BatchingType.Default
         return client.create_producer(
-            topic, producer_name=name, batching_enabled=True, batching_max_messages=4, batching_type=batching
-        )
+            topic, producer_name=name, batching_enabled=True, batching_max_messages=4, batching_type=batching,
+            **({"filter_properties": ("wanted",)} if self._filtered and client is self._client else {}),
+        )  # fmt: skip
 
     def _send(self, producer: Any, topic: str, name: str, seq: int) -> bool:
         """False: the producer is finished, because its rights were taken."""
@@ -275,7 +289,8 @@ class Clients:
         key, value = str(seq % KEYS), sys.intern(history.value_of(topic, name, seq))
         self.note(history.Send(topic, name, seq, key, value))
         try:
-            producer.send_async(value.encode(), outcome, partition_key=key)
+            more = {"properties": {"wanted": str(seq % EVERY == 0)}} if self._filtered else {}
+            producer.send_async(value.encode(), outcome, partition_key=key, **more)
         except QUEUE_IS_FULL:
             self.note(history.SendFailed(topic, name, seq))
         except ENDED as error:
@@ -288,7 +303,9 @@ class Clients:
         client = self._visitor if name == VISITOR else self._library(topic, other=other)
         types = types_of(client)
         kinds = {history.Order.ALL: types.ConsumerType.Exclusive, history.Order.NONE: types.ConsumerType.Shared}
-        held = {"redelivery_order": "key"} if order is history.Order.HELD else {}
+        held: dict[str, Any] = {"redelivery_order": "key"} if order is history.Order.HELD else {}
+        if name == FILTERED[0]:
+            held = {"filter": "wanted"}
         return client.subscribe(
             topic, name, consumer_type=kinds.get(order, types.ConsumerType.KeyShared),
             initial_position=types.InitialPosition.Earliest, receiver_queue_size=100,

@@ -57,6 +57,7 @@ class Subscribed(NamedTuple):
     topic: str
     subscription: str
     order: Order
+    every: int = 1  # its filter wants each message whose number is a multiple of this one
 
 
 class Connected(NamedTuple):

@@ -13,7 +13,8 @@
 | REDELIVERED | delivered again without nack, seek, new consumer or disturbance since; a consumer of another library
   says with a later message that it was disturbed, so what another one got again counts after `LATE_MAX` of them |
 | REDELIVERED_ACKED | delivered to a consumer that connected after the durable ack, without a seek since |
-| SKIPPED | in the log, and never delivered by a subscription that was drained |
+| SKIPPED | in the log, wanted, and never delivered by a subscription that was drained |
+| UNWANTED | delivered to a subscription whose filter does not want it |
 | STUCK | a send or an ack never got an outcome |
 | ID_REGRESS | a producer's later acknowledgement, or a later record of the log, has no higher id |
 
@@ -43,6 +44,7 @@ class Wrong(Enum):
     REDELIVERED = "redelivered"
     REDELIVERED_ACKED = "redelivered after a durable ack"
     SKIPPED = "skipped"
+    UNWANTED = "unwanted"
     STUCK = "stuck"
     ID_REGRESS = "id regress"
 
@@ -80,8 +82,8 @@ class Doubt(NamedTuple):
 
 
 class Subscription:
-    def __init__(self, order: history.Order) -> None:
-        self.order = order
+    def __init__(self, order: history.Order, every: int = 1) -> None:
+        self.order, self.every = order, every
         self.connected: dict[str, int] = {}
         self.newest_connect = -1
         self.delivered: dict[history.Id, Delivery] = {}
@@ -108,6 +110,10 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.log: list[tuple[history.Id, str]] = []
         self.read_to_end = False
+
+    def wants(self, of: Subscription, value: str) -> bool:
+        """Whether the filter of the subscription wants a message that was sent."""
+        return of.every == 1 or value not in self.by_value or self.by_value[value][1].seq % of.every == 0
 
 
 class Verdict:
@@ -175,7 +181,7 @@ class _Judge:
             case history.ReadToEnd():
                 topic.read_to_end = True
             case history.Subscribed():
-                topic.subscriptions[record.subscription] = Subscription(record.order)
+                topic.subscriptions[record.subscription] = Subscription(record.order, record.every)
             case _:
                 self._of_subscription(at, topic, topic.subscriptions[record.subscription], record)
 
@@ -241,6 +247,8 @@ class _Judge:
         if not self._known(topic, record.id, record.value, f"delivered to {record.subscription}"):
             return
         what = f"{topic.name} {record.subscription}: {record.id} to {record.consumer}"
+        if not topic.wants(of, record.value):
+            self.verdict.add(Wrong.UNWANTED, f"{what}, which its filter does not want: {record.value[:50]!r}")
         of.taken[record.consumer] += 1
         self._redelivered(of, record.consumer, of.taken[record.consumer])
         before = of.delivered.get(record.id)
@@ -346,7 +354,9 @@ class _Judge:
                 self.verdict.add(Wrong.STUCK, f"{topic.name} {name}: the ack of {id_} got no outcome")
         if not of.drained:
             return
-        for id_, _value in topic.log:
+        for id_, value in topic.log:
+            if not topic.wants(of, value):
+                continue
             before = of.delivered.get(id_)
             if before is None or (id_ >= of.from_id and before.at < of.sought):
                 self.verdict.add(Wrong.SKIPPED, f"{topic.name} {name}: {id_} was never delivered")

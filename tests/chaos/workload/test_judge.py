@@ -83,6 +83,7 @@ def _plain(*seqs: int) -> list[Record]:
 OTHER = Connected(TOPIC, "s", "d")
 DRAINED = Drained(TOPIC, "s")
 FOREIGN = value_of("other", "p", 0)
+FILTERED = [Subscribed(TOPIC, "s", Order.NONE, 2), Connected(TOPIC, "s", "c")]
 BAD: list[tuple[Wrong, list[Record]]] = [
     (Wrong.LOST_PREFIX, [*_sent(0, 1, 2), *_plain(1, 2)]),
     (Wrong.LOST_PREFIX, [*_sent(0, 1, 2, 3), *_plain(3)]),
@@ -122,6 +123,8 @@ BAD: list[tuple[Wrong, list[Record]]] = [
     (Wrong.REDELIVERED_ACKED, [*_sent(0), *_sub(), _give(0, 0), *_ack(0), OTHER, _give(0, 0, "d")]),
     (Wrong.SKIPPED, [*_sent(0, 1), *_sub(), _give(1, 1), DRAINED, *_plain(0, 1)]),
     (Wrong.SKIPPED, [*_sent(0), *_sub(), _give(0, 0), Sought(TOPIC, "s", _id(0)), DRAINED, *_plain(0)]),
+    (Wrong.SKIPPED, [*_sent(0, 1), *FILTERED, DRAINED, *_plain(0, 1)]),
+    (Wrong.UNWANTED, [*_sent(0, 1), *FILTERED, _give(1, 1)]),
     (Wrong.STUCK, [*_sent(0), _send(1), *_plain(0)]),
     (Wrong.STUCK, [*_sent(0), *_sub(), _give(0, 0), AckSent(TOPIC, "s", _id(0)), DRAINED]),
     (Wrong.ID_REGRESS, [_send(0), _ok(0, 1), _send(1), _ok(1, 0)]),

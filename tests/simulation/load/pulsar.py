@@ -353,12 +353,15 @@ class PulsarProducer(_Handle):
         self.connection, self._sent = connection, 0
         self._send()
 
-    def send_nowait(self, content: bytes, callback: Callback, *, deliver_at: int | None = None) -> None:
+    def send_nowait(
+        self, content: bytes, callback: Callback, *, deliver_at: int | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         if self.over:
             raise AlreadyClosed("the producer is closed")
         if sum(each.message_count for each in self._pending) + self._batcher.open_message_count >= self._pending_max:
             raise ProducerQueueIsFull("too many messages wait")
-        self._batcher.add_message(OutgoingMessage(content, deliver_at=deliver_at), callback)
+        self._batcher.add_message(OutgoingMessage(content, properties or {}, deliver_at=deliver_at), callback)
         self._empty.clear()
         asyncio.get_running_loop().call_later(0.005, self._send)
 

@@ -27,6 +27,7 @@ from tests.simulation.load.names import NamesLoad
 from tests.simulation.load.owners import OwnersLoad
 from tests.simulation.load.pulsar import PulsarClient
 from tests.simulation.load.roles import Roles
+from tests.simulation.load.schedules import ScheduleLoad
 from tests.simulation.security import ADMIN_ROLE, APP, CHANGING
 from tests.simulation.strikes.frames import LATER_S
 from tests.simulation.strikes.nemesis import Nemesis
@@ -38,6 +39,10 @@ T = TypeVar("T")
 
 SEND_TIMEOUT_MS = 20_000
 NACK_DELAY_MS = 500
+FILTERED = "filtered"
+REGIONS = ("", "us", "us", "us", "us", "eu")
+LAGS_RATE, LAGS_S = 0.1, 8.0
+"""How often, and for how long at most, the consumer of the filtered subscription is away."""
 SAYS_CLOSED = {"unload", "kill-broker", "pause-broker", "expire-broker"}
 """Strikes after which a broker tells clients that their ids are closed."""
 DELAYS_S = (0.1, 1.0, 5.0, 15.0, 40.0)
@@ -57,6 +62,10 @@ class TopicLoad:
         self._owners = None if security is None else OwnersLoad(cluster, security)
         if self._roles is not None:
             subscriptions[1:] = [Sub(CHANGING, False)]
+        if self._options.filtered:
+            subscriptions.append(Sub(FILTERED, self._options.seed % 3 == 0, filter="eu"))
+        self._regions: random.Random = self._simulation.random_generator("regions")
+        self._schedules = ScheduleLoad(cluster) if self._options.scheduled else None
         self._names = NamesLoad(cluster) if "anew" in self._options.times else None
         self.history = History(subscriptions, deduplicated=self._options.deduplication)
         self.violations: list[str] = []
@@ -71,6 +80,7 @@ class TopicLoad:
         return {
             "sent": len(history.sent), "stored": len(history.stored), "doubtful": len(history.doubtful),
             "delivered": sum(map(len, history.deliveries.values())),
+            **({} if self._schedules is None else {"fires": self._schedules.fires}),
             **({} if self._names is None else self._names.figures),
             **({} if self._owners is None else {"refused": self._owners.refused}),
         }  # fmt: skip
@@ -85,13 +95,17 @@ class TopicLoad:
             await self._owners.begin()
         if self._names is not None:
             await self._names.begin()
+        if self._schedules is not None:
+            await self._schedules.begin()
         own = self._cluster.credentials(APP)
         client = Client(self._cluster.service_url, own, world=world, operation_timeout_seconds=15)
         if self._options.pulsar:
             endpoints = self._cluster.pulsar_endpoints
             self._pulsar = PulsarClient(world, endpoints, own, self._simulation.random_generator("pulsar"))
         consumers = [
-            await self._subscribe_first(self._one_of(client), subscription, number)
+            await self._subscribe_first(
+                client if subscription.filter else self._one_of(client), subscription, number
+            )
             for subscription in self.history.subscriptions
             if subscription.name != CHANGING
             for number in range(1 if subscription.exclusive else 2)
@@ -158,11 +172,16 @@ class TopicLoad:
             try:
                 return await self._cluster.call("open a producer", client.create_producer(
                     TOPIC, batching_enabled=self._options.batching, send_timeout_millis=SEND_TIMEOUT_MS,
-                    max_pending_messages=100,
+                    max_pending_messages=100, **(self._summarizes() if isinstance(client, Client) else {}),
                 ))  # fmt: skip
             except MagnetarError as error:
                 self._simulation.add_line(f"no producer yet: {error!r}")
                 await asyncio.sleep(0.5)
+
+    def _summarizes(self) -> dict[str, Any]:
+        """What a producer of the SDK does for filters. (With `batch_by` values of several regions have no order.)"""
+        summarizes = self._options.filtered and self._options.batching and self._regions.random() < 0.6
+        return {"filter_properties": ("region",)} if summarizes else {}
 
     def send(self, producer: Producer, value: str) -> None:
         padding = self._rng.randint(0, self._options.message_bytes_max)
@@ -180,8 +199,10 @@ class TopicLoad:
         due_ms = 0
         if self._delays.random() < self._options.delayed_rate:
             due_ms = self._now_ms + int(1000 * self._delays.choice(DELAYS_S))
-        producer.send_nowait(f"{value} ".encode() + bytes(padding), answered, deliver_at=due_ms or None)
-        self.history.send(value, due_ms)
+        region = self._regions.choice(REGIONS) if self._options.filtered else ""
+        more = {"properties": {"region": region}} if region else {}
+        producer.send_nowait(f"{value} ".encode() + bytes(padding), answered, deliver_at=due_ms or None, **more)
+        self.history.send(value, due_ms, region)
 
     @property
     def _now_ms(self) -> int:
@@ -203,6 +224,7 @@ class TopicLoad:
                     consumer_type=ConsumerType.Exclusive if subscription.exclusive else ConsumerType.Shared,
                     initial_position=InitialPosition.Earliest, receiver_queue_size=50,
                     negative_ack_redelivery_delay_ms=NACK_DELAY_MS,
+                    **({"filter": f"region = '{subscription.filter}'"} if subscription.filter else {}),
                 ))  # fmt: skip
             except MagnetarError as error:
                 self._simulation.add_line(f"{subscription.name}: no consumer yet: {error!r}")
@@ -213,6 +235,11 @@ class TopicLoad:
             try:
                 message = await self._cluster.call("receive", consumer.receive())
                 self.delivered(subscription.name, message)
+                if subscription.filter and not self._closing and rng.random() < LAGS_RATE:
+                    await self._until_done("close", consumer.close)  # it lags, and ledgers are sealed meanwhile
+                    await asyncio.sleep(rng.uniform(0.0, LAGS_S))
+                    consumer = await self._subscribe(client, subscription)
+                    continue
                 if rng.random() < self._options.nack_rate:
                     await consumer.negative_acknowledge(message)
                 else:
@@ -256,6 +283,8 @@ class TopicLoad:
                     self.violations += await self._owners.finish()
                 if self._names is not None:
                     self.violations += await self._names.finish()
+                if self._schedules is not None:
+                    self.violations += await self._schedules.finish()
                 while any(self.history.missing(subscription.name) for subscription in self.history.subscriptions):
                     self._fail_fast(loops)
                     await asyncio.sleep(0.5)

@@ -17,6 +17,7 @@ other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscri
 | answer | a value is answered at most once |
 | doubled | with deduplication a value stands in the log once: it comes under one id (32) |
 | early | a value that is delayed does not come before its time on a shared subscription (Pulsar A12) |
+| unwanted | nothing comes on a subscription with a filter that the filter does not want |
 | reappeared | a value whose acknowledgement was confirmed durable is not delivered again (37) |
 """
 
@@ -41,6 +42,7 @@ SOMEWHERE: Id = (-1, -1, -1)
 class Sub:
     name: str
     exclusive: bool
+    filter: str = ""  # the region that it wants; empty: all
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class History:
     refused: dict[str, str] = field(default_factory=dict)
     doubtful: dict[str, str] = field(default_factory=dict)
     deliveries: dict[str, list[tuple[str, Id, int]]] = field(default_factory=dict)
+    regions: dict[str, str] = field(default_factory=dict)  # value -> its region, of those that have one
     due_ms: dict[str, int] = field(default_factory=dict)  # value -> when it may come, of those that are delayed
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)  # sub -> value -> deliveries seen by then
     violations: list[str] = field(default_factory=list)
@@ -62,8 +65,10 @@ class History:
             self.acknowledged[subscription.name] = {}
 
     # ------------------------------------------------------------------ events
-    def send(self, value: str, due_ms: int = 0) -> None:
+    def send(self, value: str, due_ms: int = 0, region: str = "") -> None:
         assert value not in self.sent, f"{value} is sent twice by the test"
+        if region:
+            self.regions[value] = region
         if due_ms:
             self.due_ms[value] = due_ms
         self.sent[value] = len(self.sent)
@@ -85,7 +90,10 @@ class History:
     ) -> None:
         """None: nobody knows the time, clocks jump."""
         early_ms = self.due_ms.get(value, 0) - now_ms if now_ms is not None else 0
-        if early_ms > 0 and Sub(subscription, False) in self.subscriptions:
+        wanted = next(each for each in self.subscriptions if each.name == subscription)
+        if wanted.filter and self.regions.get(value) != wanted.filter:
+            self.violations.append(f"unwanted: {subscription} got {value} at {id_}, of {self.regions.get(value)}")
+        if early_ms > 0 and not wanted.exclusive:
             self.violations.append(f"early: {subscription} got {value} at {id_} {early_ms} ms before its time")
         self.deliveries[subscription].append((value, id_, redeliveries))
 
@@ -94,9 +102,13 @@ class History:
         self.acknowledged[subscription].setdefault(value, len(self.deliveries[subscription]))
 
     def missing(self, subscription: str) -> list[str]:
-        """Stored values that were not delivered yet, in the order of sending."""
+        """Stored values that were not delivered yet, and that its filter wants, in the order of sending."""
         seen = {value for value, _, _ in self.deliveries[subscription]}
-        return [value for value in self.stored if value not in seen]
+        region = next(each for each in self.subscriptions if each.name == subscription).filter
+        return [
+            value for value in self.stored
+            if value not in seen and (not region or self.regions.get(value) == region)
+        ]  # fmt: skip
 
     def _answered_once(self, value: str) -> None:
         if value in self.stored or value in self.refused or value in self.doubtful:
