@@ -113,7 +113,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     transaction_half_open_s: Seconds = 86_400.0  # … and this age
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
     drain_timeout_s: float = 10.0  # of giving its bundles to others when it stops; then they are released; 0: at once
-    session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
+    session_lost_grace_s: float = 30.0  # topics are served on without a session, or while no metadata listens; 0: not
 
     # ---- performance
     cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and bytes, for tailing; 0: read from bookies

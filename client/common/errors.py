@@ -239,7 +239,7 @@ class BrokerMetadataError(PulsarException):
 
 
 class BrokerPersistenceError(PulsarException):
-    """Raised when too few bookies are up to store a message. A retry may succeed."""
+    """Raised when a topic cannot be opened because too few bookies take writes. A retry may succeed."""
 
 
 class ChecksumError(PulsarException):
