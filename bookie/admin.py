@@ -72,7 +72,7 @@ from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, MagnetarError, 
 from ..proto.versions import PRODUCT
 from ..runtime.access import LOCAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
-from ..runtime.files import PROCESS
+from ..runtime.descriptors import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from ..runtime.tcp.listening import CERTIFICATES

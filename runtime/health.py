@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..proto.errors import Busy
 from .clock import SystemClock
-from .files import NONE_FREE
+from .descriptors import NONE_FREE
 from .network import Endpoint
 
 BEAT_S = 1.0

@@ -17,7 +17,8 @@ import errno
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ...runtime.files import DIRECT_ALIGNMENT, NONE_FREE, Buffer, File, Files, join_path
+from ...runtime.descriptors import NONE_FREE
+from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))

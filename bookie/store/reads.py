@@ -37,7 +37,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ...ledger.peer_format import Status
-from ...runtime.files import NONE_FREE, Buffer
+from ...runtime.descriptors import NONE_FREE
+from ...runtime.files import Buffer
 from ...runtime.tasks import Worker
 from ..format.index import Extent, ExtentTable
 from . import disk

@@ -68,7 +68,7 @@ from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.access import Principal
 from ...runtime.config import list_setting_defaults, source_of
-from ...runtime.files import PROCESS
+from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import MetricsPage
 from ...runtime.metrics_server import as_text
 from ...runtime.network import Endpoint

@@ -58,7 +58,7 @@ from ...proto.statistics import (
     WhyStuck,
 )
 from ...proto.versions import PRODUCT
-from ...runtime.files import PROCESS
+from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ...runtime.tcp.listening import CERTIFICATES
 from ..cluster.ownership import RegisteredServers

@@ -534,7 +534,7 @@ def measure_sync_time_s(directory: Path) -> float:
 
 
 def _own_files(directory: Path) -> Iterator[Alarm]:
-    from ...runtime.files import raise_files_limit
+    from ...runtime.descriptors import raise_files_limit
 
     if (limit := raise_files_limit()) < FILES_ENOUGH:
         text = f"A process of this shell may have {limit:,} files open; {FILES_ENOUGH:,} are few for a server."

@@ -37,7 +37,7 @@ from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...proto.versions import PRODUCT
 from ...runtime.clock import SystemClock
-from ...runtime.files import PROCESS
+from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor

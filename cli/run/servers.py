@@ -330,7 +330,7 @@ def run_server(
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
-    from ...runtime.files import PROCESS
+    from ...runtime.descriptors import PROCESS
     from ...runtime.health import HEALTH, HEARTBEAT, HealthServer
 
     logs.configure_logging(log_format, log_level, process="" if voice is None else voice.child.name)

@@ -30,7 +30,7 @@ from ...proto.errors import (
 )
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
-from ..files import PROCESS
+from ..descriptors import PROCESS
 from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, list_rpc_names, rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, get_peer_address

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from ...proto.errors import Busy
 from ..access import LOCAL, Principal
-from ..files import PROCESS, Buffer
+from ..descriptors import PROCESS
+from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerServerKeys, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal_envelope
 from .inside import SendQueue, message_bytes
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 # How many connections a peer server has: each takes its place among those of the process, and one without is cut.
 #
 # ZeroMQ accepts without a bound, and spins when no descriptor is free. Its monitor tells each connection that it
-# accepts and loses, by its descriptor. One that the process has no place for (`runtime/files.py`) is shut down at
+# accepts and loses, by its descriptor. One that the process has no place for (`runtime/descriptors.py`) is shut down at
 # once: so strangers fill what is free and push out no member that is connected. A stranger that does not shake hands is
 # dropped by ZeroMQ after 3 s (`sockets.py`), and its place is free again. An event may come late, when its descriptor
 # is another file already: only a connection to this very port is shut down. Guard:

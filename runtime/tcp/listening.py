@@ -38,7 +38,7 @@ from typing import Any, Protocol, cast
 
 from ...proto.errors import Busy, ConnectionLost, InvalidConfiguration, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, CallerLimits, Guard, ListenerAccess, TlsFiles
-from ..files import PROCESS
+from ..descriptors import PROCESS
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, find_caller_network
 from ..tasks import Tasks
 

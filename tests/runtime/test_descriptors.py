@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime import files
-from magnetar.runtime.files import FileDescriptors
+from magnetar.runtime import descriptors
+from magnetar.runtime.descriptors import FileDescriptors
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world
 
@@ -38,7 +38,7 @@ def take_all(held: list[int], open_: Callable[[], int]) -> None:
 def test_the_soft_limit_is_raised_to_the_hard_one_at_the_start() -> None:
     program = """
         import resource
-        from magnetar.runtime.files import PROCESS
+        from magnetar.runtime.descriptors import PROCESS
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         hard = min(hard, 5000) if hard != resource.RLIM_INFINITY else 5000
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -87,7 +87,7 @@ async def test_the_ports_of_a_process_share_the_connections_and_refuse_more(
 ) -> None:
     """Two ports, of bytes and of gRPC; a place is free again when a connection ends."""
     monkeypatch.setattr(FileDescriptors, "connections_max", 5)
-    world, process, over = make_system_world(), files.PROCESS, asyncio.Event()
+    world, process, over = make_system_world(), descriptors.PROCESS, asyncio.Event()
     monkeypatch.setattr(process, "connections", 0)
 
     async def service(stream: object) -> None:

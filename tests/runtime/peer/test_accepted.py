@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from magnetar.runtime.files import PROCESS
+from magnetar.runtime.descriptors import PROCESS
 from tests.runtime.peer.test_peers import SOON_S, Bench, echo
 
 FREE = 8

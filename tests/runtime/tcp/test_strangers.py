@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
-from magnetar.runtime.files import PROCESS, FileDescriptors
+from magnetar.runtime.descriptors import PROCESS, FileDescriptors
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import listening
 from magnetar.runtime.tcp.listening import STRANGERS_MIN, UnauthenticatedConnections
