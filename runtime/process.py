@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 from ..proto.errors import InvalidRequest, MagnetarError
 from .access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from .clock import Clock, ServerClock
-from .files import SystemFiles
+from .disk import SystemFiles
 from .grpc import client, server
 from .network import (
     CLEAR,

@@ -128,7 +128,7 @@ def lock_folder(folder: str) -> File:
     """Locks the folder for a server: for the parent process and all its children. Returns the lock file. Raises Busy if
     another server has locked the folder."""
     from ...bookie.store.identity import lock_directory
-    from ...runtime.files import SystemFiles
+    from ...runtime.disk import SystemFiles
 
     return _after_the_last_one(lambda: lock_directory(SystemFiles(), folder))
 

@@ -215,7 +215,7 @@ class FileOffsetStore:
         another process has it; OSError if it cannot be read. `files` and `workers` are for tests."""
         check_parameter("path", ParameterCheck("the path of a file", (str,), bool), path)
         if files is None or workers is None:
-            from ...runtime.files import SystemFiles
+            from ...runtime.disk import SystemFiles
             from ...runtime.tasks import SystemWorkers
 
             files, workers = files or SystemFiles(), workers or SystemWorkers()

@@ -17,7 +17,7 @@ Every operation that takes effect is passed to `record` as an `Operation`: crash
 builds its states from that log.
 
 `SimFiles` implements `runtime.files.Files` for one simulated process, and can no longer be used when the process has
-died. It behaves like runtime/files.py: the same mistakes raise the same errors.
+died. It behaves like runtime/disk.py: the same mistakes raise the same errors.
 
 Also in this file, below its heading: the content of a simulated file (pages).
 """

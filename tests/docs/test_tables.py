@@ -24,7 +24,7 @@ from magnetar.cli.common.exits import (
 )
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import SECTIONS, list_setting_defaults, load, settings
-from magnetar.runtime.files import EXIT_DISK_FAILED
+from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions

@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
     SessionExpired,
     Unavailable,
 )
-from magnetar.runtime.files import SystemFiles
+from magnetar.runtime.disk import SystemFiles
 from magnetar.runtime.network import World
 from magnetar.runtime.process import make_system_world
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime.files import DIRECT_ALIGNMENT, EXIT_DISK_FAILED, SystemFiles
+from magnetar.runtime.disk import EXIT_DISK_FAILED, SystemFiles
+from magnetar.runtime.files import DIRECT_ALIGNMENT
 
 FILES = SystemFiles()
 
@@ -139,7 +140,7 @@ def test_a_lock_is_held_once_and_free_after_close(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_lock_dies_with_its_process_and_die_flushes_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys; from magnetar.runtime.files import SystemFiles; files = SystemFiles()\n"
+        "import sys; from magnetar.runtime.disk import SystemFiles; files = SystemFiles()\n"
         "lock = files.lock(sys.argv[1]); buffered = open(sys.argv[2], 'w'); buffered.write('never flushed')\n"
         "files.die('fsync of x\\nfailed')"
     )

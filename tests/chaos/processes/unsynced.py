@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from magnetar.runtime import process
-from magnetar.runtime.files import Buffer, DirectFile, SystemFile, SystemFiles
+from magnetar.runtime.disk import DirectFile, SystemFile, SystemFiles
+from magnetar.runtime.files import Buffer
 
 UNDO = "MAGNETAR_CHAOS_UNDO"
 LIES = "MAGNETAR_CHAOS_SYNC_LIES"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime.files import Files, SystemFiles
+from magnetar.runtime.disk import SystemFiles
+from magnetar.runtime.files import Files
 from magnetar.runtime.sim.disk import DeadProcess, FileFault, SimDisk, SimFiles, SimulatedDeath
 from magnetar.runtime.sim.world import Simulation
 

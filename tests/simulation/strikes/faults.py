@@ -7,7 +7,7 @@ a disk (unsynced writes lost, kept, torn at a sector, names lost) is one kind he
 
 Not among them, and why: stale reads of the metadata (its contract forbids them: a read sees every commit that was
 answered before it was asked), a message delivered twice (TCP does not; a request that is repeated on a new connection
-comes with `half-open` and `reset`), short writes (runtime/files.py ends them before a store sees one), misdirected
+comes with `half-open` and `reset`), short writes (runtime/disk.py ends them before a store sees one), misdirected
 writes (no promise is made), a crash of the metadata store (SQLite does its own I/O, tests/metadata has it), a peer
 that breaks the framing of ZeroMQ or HTTP/2 (a stranger's noise arrives whole here; tests/runtime has the rest), two
 machines that hold copies of one bookie's disk and live at once (a `twin` shares the disk, and its lock), records of a

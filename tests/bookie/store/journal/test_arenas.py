@@ -1,7 +1,7 @@
 """The memory of blocks that bypass the page cache."""
 
 from magnetar.bookie.store.journal import JournalBlockBuffers
-from magnetar.runtime.files import SystemFiles
+from magnetar.runtime.disk import SystemFiles
 
 
 class Counting(SystemFiles):
