@@ -22,7 +22,6 @@ from uuid import UUID
 import msgspec
 
 from ..metadata import paths, records
-from ..metadata.log_level import follow_log_level
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
 from ..proto.versions import PRODUCT
@@ -137,6 +136,11 @@ class Bookie:
         self._repair: RepairSupervisor
         self._admin: BookieAdmin | None = None  # made by the first operator that asks
 
+    @property
+    def metadata(self) -> MetadataStore:
+        """Returns the metadata session that the bookie has now."""
+        return self._registration.metadata
+
     @classmethod
     async def start(
         cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -194,7 +198,6 @@ class Bookie:
             ("bookie-gc", self._collector.run_forever), ("bookie-limbo", self._limbo.run),
             ("bookie-scrub", self._scrubber.run), ("bookie-mend", self._mender.run),
             ("bookie-repair", self._repair.run),
-            ("bookie-log-level", lambda: follow_log_level(self._registration.metadata)),
         ):  # fmt: skip
             self.background.start_supervised(name, work)
 

@@ -1,6 +1,6 @@
 """Applies the setting `log_level` of the cluster to a process that is no broker: a bookie, or the metadata service.
 
-    background.start_supervised("bookie-log-level", lambda: follow_log_level(session))
+    following = await start_following_log_level(lambda: bookie.metadata)    until `await following.close()`
 
 `magnetar brokers update-dynamic-config --config log_level` stores it in the record of the settings that all brokers
 follow (broker/cluster/policy_cache.py). A value that this release does not know counts as none: the process has the
@@ -9,23 +9,37 @@ level that it was started with. Guarding tests: tests/metadata/test_log_level.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..runtime import logs
+from ..runtime.tasks import Supervisor
 from . import paths
 from .records import PoliciesRecord
 from .store import MetadataStore, WatchReset, get_readable_record
 
 
+async def start_following_log_level(session_of: Callable[[], MetadataStore]) -> Supervisor:
+    """Begins to apply the setting in the background. `session_of` returns the metadata session that the process has
+    now: after a lost one, the next is followed."""
+    background = Supervisor()
+    background.start_supervised("log-level", lambda: follow_log_level(session_of()))
+    return background
+
+
 async def follow_log_level(session: MetadataStore) -> None:
     """Applies the level that is set now, and each later change of it, until the caller cancels it."""
     revision = await session.revision()
-    await _apply_log_level(session)
+    applied = await _apply_log_level(session, None)
     async for change in session.watch(paths.BROKER_POLICIES, revision):
         if isinstance(change, WatchReset) or change.path == paths.BROKER_POLICIES:
-            await _apply_log_level(session)
+            applied = await _apply_log_level(session, applied)
 
 
-async def _apply_log_level(session: MetadataStore) -> None:
+async def _apply_log_level(session: MetadataStore, applied: str | None) -> str | None:
+    """Applies the level if it is not that which was applied last; None: that of the start. Returns it."""
     found = await get_readable_record(session, paths.BROKER_POLICIES, PoliciesRecord)
     level = found[0].properties.get("log_level") if found is not None else None
     known = level if level in logs.LEVELS else None
-    logs.set_level(known, "the dynamic setting log_level" + ("" if known else " was deleted"))
+    if known != applied:
+        logs.set_level(known, "the dynamic setting log_level" + ("" if known else " was deleted"))
+    return known

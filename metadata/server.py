@@ -36,10 +36,8 @@ from ..runtime.budget import CallerMemory
 from ..runtime.config import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, RunningServer, Stream, World
 from ..runtime.peer.server import is_local
-from ..runtime.tasks import Supervisor
 from ..runtime.tcp.listening import CERTIFICATES
 from . import paths
-from .log_level import follow_log_level
 from .remote import encode_watch_events, parse_operations
 from .sqlite import SqliteStore
 from .store import CheckNodeVersion, MetadataDisk, Operation, PutNode
@@ -67,7 +65,6 @@ class MetadataServer:
         self._store = store
         self._serving = serving
         self.memory = memory
-        self._background = Supervisor()
 
     @classmethod
     async def start(
@@ -85,11 +82,7 @@ class MetadataServer:
         except BaseException:
             await store.close()
             raise
-        running = cls(store, serving, memory)
-        if service is None:
-            session = store.new_session()
-            running._background.start_supervised("metadata-log-level", lambda: follow_log_level(session))
-        return running
+        return cls(store, serving, memory)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -113,7 +106,6 @@ class MetadataServer:
     async def close(self) -> None:
         """Ends the connections of clients, then closes the store. The sessions of clients do not end: they go on after
         the next start."""
-        await self._background.close()
         await self._serving.close()
         await self._store.close()
 

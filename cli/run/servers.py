@@ -527,8 +527,10 @@ def metadata(
     warning = check_listeners(insecure, listen=None if accepts_only_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
+        from ...metadata.log_level import start_following_log_level
         from ...metadata.server import MetadataServer
         from ...runtime.process import ProcessParts
+        from ...runtime.tasks import Supervisor
         from .metrics import MeasuredParts
 
         plan = make_memory_plan(None, memory_bytes, metadata=True)
@@ -538,6 +540,8 @@ def metadata(
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, MeasuredParts(metadata=server, memory=plan))
+            session = server.store.new_session()
+            await parts.start("log level", start_following_log_level(lambda: session), Supervisor.close)
             announce_process_ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_until_cancelled(warning)
 

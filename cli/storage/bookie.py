@@ -147,7 +147,9 @@ class BookieOptions(NamedTuple):
 async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) -> None:
     """Runs a bookie in this process, until the call is cancelled."""
     from ...bookie.server import Bookie
+    from ...metadata.log_level import start_following_log_level
     from ...runtime.process import ProcessParts
+    from ...runtime.tasks import Supervisor
     from ..run.metrics import MeasuredParts, make_bookkeeper_metric_names
 
     security = given.security
@@ -168,6 +170,7 @@ async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) 
             memory=plan)
         )
         facts = await serve_metrics(parts, given.metrics, page)
+        await parts.start("log level", start_following_log_level(lambda: running.metadata), Supervisor.close)
         voice.report_ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
         await serve_until_cancelled(given.warning, make_readiness_check([running]))
 

@@ -957,8 +957,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if self.out.is_paused:
             self.out.transport.abort()
             return
-        self.out.transport.close()
-        if self.out.transport.get_write_buffer_size():
+        transport = self.out.transport
+        is_ending = transport.is_closing()  # by itself, as its peer has: asked then, one of TLS raises
+        if not is_ending:
+            transport.close()
+        if is_ending or transport.get_write_buffer_size():
             self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
     def abort_connecting(self) -> None:

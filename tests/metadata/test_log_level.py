@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import paths
-from magnetar.metadata.log_level import follow_log_level
+from magnetar.metadata.log_level import follow_log_level, start_following_log_level
 from magnetar.metadata.records import PoliciesRecord
-from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, put_record
 from magnetar.runtime.logs import get_log_level
-from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world
-from tests.support.cluster import cluster
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +54,13 @@ async def test_the_level_follows_the_setting_and_what_is_unknown_is_as_none(tmp_
     await store.close()
 
 
-async def test_the_metadata_service_follows_it(tmp_path: Path) -> None:
-    world = make_system_world(1)
-    server = await MetadataServer.start(world, Endpoint("127.0.0.1", 0), str(tmp_path / "metadata.sqlite"))
-    await follow_the_changes(server.store.new_session())
-    await server.close()
-
-
-async def test_a_bookie_follows_it(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        await follow_the_changes(running.store.new_session())
+async def test_a_process_follows_it_also_in_its_next_session(tmp_path: Path) -> None:
+    store = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
+    first, second = store.new_session(), store.new_session()
+    sessions = iter([first])
+    following = await start_following_log_level(lambda: next(sessions, second))
+    await follow_the_changes(store.new_session())
+    await first.close()
+    await follow_the_changes(store.new_session())
+    await following.close()
+    await store.close()
