@@ -16,7 +16,8 @@ PRICES = {b"ACME": b"17", b"MAGNETAR": b"42"}
 def ask(client: Any, topic: str, name: bytes, timeout: float) -> str:
     """The price, or why there is none."""
     try:
-        return client.request(topic, name, timeout).data().decode()
+        payload: bytes = client.request(topic, name, timeout).data()
+        return payload.decode()
     except magnetar.RequestFailed as error:
         return error.error_class
     except magnetar.Timeout as error:

@@ -158,11 +158,11 @@ def given_back_is_in_flight(stack: Stack) -> None:
     def returned(self: KeyTurns, position: Position) -> None:
         slot = self._held[position][0] if position in self._held else -1
         if slot < 0:
-            self.add(position)
+            self.entries += self.unread.add(position)
         else:
             self.add_to_key(position, slot)
 
-    put(stack, KeyTurns, "on_entry_returned", returned)
+    put(stack, KeyTurns, "add", returned)
 
 
 def idle_time_saves_turns(stack: Stack) -> None:

@@ -189,8 +189,7 @@ def _wait_silent(systemd: socket.socket) -> None:
 def watched_parent(socket_path: Path, *tiers: str) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
     """A parent with quick beats under a systemd that waits for them, and the socket that hears them."""
     quick = """
-from magnetar.runtime import child as children
-children.BEAT_S = parents.BEAT_S = 0.05
+parents.BEAT_S = 0.05
 parents.HUNG_S = 0.5
 schedule.STOP_S"""
     command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", quick, 1), *tiers]
