@@ -186,6 +186,7 @@ class SubscriptionFilter:
                 if unwanted and unwanted.bit_count() >= entry.count:
                     whole.setdefault(position[0], []).append(position[1])
                     self.filtered += entry.count
+                    self.judged += 0 if new else entry.count  # delayed since before the filter was set
                     done += 1
                     if now() > end:
                         break
