@@ -85,18 +85,20 @@ class _OwnedPartition:
 
     __slots__ = ("index", "is_leaving", "is_lost", "lock", "pull")
 
-    def __init__(self, lock: Consumer, pull: PullConsumer, index: int) -> None:
-        self.lock, self.pull, self.index = lock, pull, index
-        self.is_leaving = self.is_lost = False
+    pull: PullConsumer
+    index: int
 
-    def watch(self, wake: Callable[[], None]) -> None:
-        """Has `wake` called when the consumer was connected again: another member may have had the partition."""
+    def __init__(self, lock: Consumer, wake: Callable[[], None]) -> None:
+        """Calls `wake` when the consumer `lock` was connected again: another member may have had the partition. The
+        caller sets `pull` and `index` after that, so that they are not those of an earlier connection."""
+        self.lock = lock
+        self.is_leaving = self.is_lost = False
 
         def reconnected(_: PartitionConsumer) -> None:
             self.is_lost = True
             wake()
 
-        (partition,) = self.lock.partitions
+        (partition,) = lock.partitions
         partition.on_connected = reconnected
 
     @property
@@ -288,13 +290,14 @@ class PullGroup(ClosedAfterAsyncWith):
             initial_position=self._start,
         )  # fmt: skip
         try:
+            owned = _OwnedPartition(lock, self._woken.set)
             (place,) = (await lock.progress()).values()
-            pull = await self._client.pull_consumer(name, **self._options)
+            owned.pull = await self._client.pull_consumer(name, **self._options)
         except BaseException:
             await lock.close()
             raise
-        owned = self._owned[partition] = _OwnedPartition(lock, pull, max(place.position, place.earliest))
-        owned.watch(self._woken.set)
+        owned.index = max(place.position, place.earliest)
+        self._owned[partition] = owned
         return owned.index
 
     async def _revoke(self, partitions: Sequence[int]) -> None:

@@ -77,12 +77,14 @@ async def _move_bundles(broker: TopicManager, administration: Administration, mo
 
     async def move(each: BundleMove) -> None:
         async with turns:
-            name, endpoint = NamespaceName.parse(each.namespace), endpoints[each.source]
+            name, endpoint = NamespaceName.parse(each.namespace), endpoints.get(each.source)
             try:
+                if endpoint is None:
+                    raise Unavailable(f"broker {each.source!r} has ended meanwhile, and its bundles move by themselves")
                 await administration.unload_bundles(name, each.source, endpoint, [each.bundle], each.target)
             except MagnetarError as error:
                 errors.append(error)
 
-    await run_together([move(each) for each in moves if each.source in endpoints], "balance")
+    await run_together([move(each) for each in moves], "balance")
     if errors:
         raise errors[0]

@@ -81,6 +81,8 @@ class ExpiredMessages:
                     acks.ack_messages(entry.position, bits | unwanted, entry.count)
                     parts += 1
                 self.count += bits.bit_count()
+                if unwanted and self._subscription.filtering is not None:
+                    self._subscription.filtering.on_shown_unwanted_acked(unwanted.bit_count())
         if whole or parts:
             acks.ack_unwanted({ledger_id: BitMap(each) for ledger_id, each in whole.items()}, ())
             if self.count != expired:
@@ -121,7 +123,6 @@ class ExpiredMessages:
         rest = (1 << entry.count) - 1 & ~(bits | self._subscription.cursor.acked_or_pending_bits(entry.position))
         if rest & ~filtering.find_unwanted_if_quick(entry):
             return 0
-        filtering.on_shown_unwanted_acked(rest.bit_count())
         return rest
 
     def _covers_rest(self, entry: StoredEntry, bits: int) -> bool:

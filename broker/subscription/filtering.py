@@ -158,17 +158,21 @@ class SubscriptionFilter:
         self, entries: Sequence[StoredEntry], world: World, end: float, *, new: bool
     ) -> tuple[int, Sequence[StoredEntry]]:
         """Judges entries, and acknowledges what is not wanted. Returns how many of them were judged, from the first one
-        on, and those of them that the dispatcher may assign. `new`: they are read in log order; otherwise they come
-        again, and those are judged that were delayed. `end`: the time at which it stops. If the first entry takes long,
+        on, and those of them that the dispatcher may assign. `new`: they are read in log order, and judged up to a gap,
+        which was passed over or has to be judged first; otherwise they come again, and those are judged that were
+        delayed. `end`: the time at which it stops. If the first entry takes long,
         a thread judges it, and 0 is returned; the pump is woken when that is done."""
         wanted: list[StoredEntry] = []
         whole: dict[int, list[int]] = {}
         parts: list[UnwantedMessages] = []
         cursor, now = self._dispatcher.cursor, self._clock.monotonic
         by_index = all(member.acks_by_index for member in self._dispatcher.members.values())
-        done = 0
+        done, following = 0, entries[0].position if entries else EARLIEST
         for entry in entries:
             position = entry.position
+            if new and position != following:
+                break
+            following = Position(position[0], position[1] + 1)
             if (position > self.judged_up_to) if new else entry.deliver_at_ms:
                 unwanted = 0
                 if not (cursor.acked and cursor.is_acked(position)):
@@ -182,6 +186,7 @@ class SubscriptionFilter:
                 if unwanted and unwanted.bit_count() >= entry.count:
                     whole.setdefault(position[0], []).append(position[1])
                     self.filtered += entry.count
+                    self.judged += 0 if new else entry.count  # delayed since before the filter was set
                     done += 1
                     if now() > end:
                         break

@@ -423,7 +423,8 @@ class Consumer(ClosedAfterAsyncWith):
             settings = replace(settings, existing_only=True)  # do not create a deleted topic again
         title = watch.title if watch is not None else ",".join(topic.full for topic in topics)
         consumer = cls(connections, title, subscription, settings, policy or ConsumerBatchReceivePolicy(), start)
-        consumer._single_topic = topics[0] if len(topics) == 1 and watch is None else None
+        is_single = len(topics) == 1 and watch is None and settings.levels is None
+        consumer._single_topic = topics[0] if is_single else None
         if partitions is not None:
             await consumer.assign(partitions)
             if consumer._events is not None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -153,7 +153,7 @@ class Requester:
         self._open_consumer, self._open_producer = open_consumer, open_producer
         self._producers: dict[TopicName, Producer] = {}
         self._replies: dict[str, Replies] = {}  # by namespace
-        self._opening = asyncio.Lock()
+        self._opening: defaultdict[TopicName | str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def late_replies(self) -> int:
@@ -183,8 +183,10 @@ class Requester:
             raise Timeout(text) from None
 
     async def _open(self, topic: TopicName) -> tuple[Replies, Producer]:
-        async with self._opening:
-            namespace = str(topic.namespace_name)
+        return await self._open_replies(str(topic.namespace_name)), await self._open_topic(topic)
+
+    async def _open_replies(self, namespace: str) -> Replies:
+        async with self._opening[namespace]:
             if (replies := self._replies.get(namespace)) is not None:
                 await replies.wait_connected()
             if replies is None or replies.is_over:
@@ -193,10 +195,15 @@ class Requester:
                 replies = Replies(await self._open_consumer(TopicName.parse(f"non-persistent://{namespace}/{name}")))
                 replies.late = late
                 self._replies[namespace] = replies
+            return replies
+
+    async def _open_topic(self, topic: TopicName) -> Producer:
+        """Returns the producer of a topic. A topic that is away holds up no requests of others."""
+        async with self._opening[topic]:
             producer = self._producers.get(topic)
             if producer is None or producer.is_over:
                 producer = self._producers[topic] = await self._open_producer(topic)
-            return replies, producer
+            return producer
 
 
 # -------------------------------------------------------------------------------------------------------- server

@@ -168,6 +168,29 @@ async def test_a_partition_whose_connection_was_interrupted_is_taken_again_at_it
         await member.leave()
 
 
+async def test_an_interruption_while_a_partition_is_taken_is_not_missed(tmp_path: Path) -> None:
+    """Its position had been asked for, and another member may have committed since."""
+    async with topic(tmp_path, partitions=0) as (running, url):
+        await send(url, 0, 10)
+        member, lost = Member(url, "a"), list[int]()
+        open_pull = member.client.pull_consumer
+
+        async def interrupt_once(*args: Any, **options: Any) -> Any:
+            if not lost:
+                lost.append(0)
+                subscription = running.brokers[0].topics["persistent://public/default/t"].find_subscription("g")
+                (consumer,) = subscription.consumers.values()
+                subscription.disconnect(consumer, Unavailable("for a moment"))
+                await until(lambda: bool(subscription.consumers))
+            return await open_pull(*args, **options)
+
+        member.client.pull_consumer = interrupt_once  # type: ignore[method-assign]
+        await member.join()
+        await until(lambda: len(member.told) == 3)
+        assert member.told == [("assigned", {0: 0}), ("revoked", (0,)), ("assigned", {0: 0})]
+        await member.leave()
+
+
 async def test_wrong_values_and_calls_after_the_end_are_refused(tmp_path: Path) -> None:
     async with topic(tmp_path, partitions=0) as (_, url), aio.Client(url) as client:
         for wrong in ({"strategy": "fair"}, {"interval": 0}, {"on_revoked": 3}):

@@ -358,6 +358,8 @@ class Dispatcher:
             if (of_consumer or of_subscription) and self.policy.individual:
                 member.blocked = member.blocked or 0 < of_consumer <= member.unacked
                 self.full = self.full or 0 < of_subscription <= self.unacked
+        else:
+            self.policy.on_entries_released((position,))
         member.permits -= shown
         member.delivered_messages += shown
         member.delivered_bytes += entry.size

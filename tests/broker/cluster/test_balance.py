@@ -2,12 +2,15 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.admin import AdminClient
 from magnetar.broker.cluster.bundles_core import BALANCED_SHARE, MOVES_MAX, BundleLoad, PlannedMove, plan_balance
-from magnetar.broker.session import summaries
+from magnetar.broker.session import balancing, summaries
+from magnetar.broker.session.administration import Administration
+from magnetar.broker.session.balancing import balance_brokers, plan_for_group
 from magnetar.proto.errors import NotAllowed, NotFound, NotOwner, Unavailable
 from tests.support.cluster import TestProducer, cluster
 
@@ -111,6 +114,31 @@ async def test_a_balance_gives_a_new_broker_its_share_and_then_moves_nothing(tmp
             assert 5 <= len(second.topics) <= 7
             assert len(first.topics) + len(second.topics) == 12
             assert (await admin.balance_brokers()).moves == ()
+
+
+async def test_a_move_from_a_broker_that_has_ended_meanwhile_is_not_told_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        first = await running.add_broker(name="first", share_group="all")
+        async with AdminClient(f"magnetar://{first.endpoint}") as admin:
+            for number in range(4):
+                await admin.create_topic(f"t{number}")
+                await admin.topic_stats(f"t{number}")
+        manager = (await running.add_broker(name="second", share_group="all")).topic_manager
+        list_brokers, planned = manager.list_brokers, list[str]()
+
+        async def list_those_left() -> Any:
+            return [each for each in await list_brokers() if not (planned and each.name == "first")]
+
+        def plan(names: Any, bundles: Any) -> Any:
+            planned.extend(names)
+            return plan_for_group(names, bundles)
+
+        monkeypatch.setattr(manager, "list_brokers", list_those_left)
+        monkeypatch.setattr(balancing, "plan_for_group", plan)
+        with pytest.raises(Unavailable, match="'first' has ended meanwhile"):
+            await balance_brokers(manager, Administration(manager), dry_run=False)
 
 
 async def test_nothing_moves_while_a_broker_does_not_say_what_it_owns(

@@ -168,6 +168,31 @@ async def test_a_batch_of_which_each_message_is_expired_or_unwanted_is_not_shown
     assert (expired(at), filtering.judged, filtering.filtered, filtering.shown_unwanted) == (2, 4, 2, 0)
 
 
+async def test_what_stays_in_a_batch_that_is_judged_again_and_again_is_counted_once(at: Deployment) -> None:
+    """Of a batch with a tombstone, which does not expire out of the compacted form, the rest stays too."""
+    reading = {"read_compacted": True, "subscription_properties": {"filter": "region = 'eu'"}}
+    consumer = await at.consumer(**reading)
+    subscription = at.topic.find_subscription("s")
+    next(iter(subscription.consumers.values())).member.acks_by_index = False
+    subscription.pump.is_moving = True
+    expires = {"expires_at": at.clock.wall_ms() + 10_000}
+    async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
+        producer = await client.create_producer(TOPIC, batching_max_publish_delay_ms=5000)
+        for value, region, ends in ((b"", "eu", expires), (b"1", "us", {}), (b"2", "eu", expires)):
+            given = {"properties": {"region": region}, "partition_key": region + str(value), **ends}
+            producer.send_nowait(value, lambda *_: None, **given)
+        await producer.flush()
+        await producer.close()
+    at.clock.ahead_s += 11
+    subscription.pump.is_moving = False
+    subscription.pump.wake()
+    for _ in range(3):
+        found = await consumer.receive()
+        assert len(shown(found)) == 3
+        assert (subscription.filtering.filtered, subscription.filtering.shown_unwanted) == (0, 1)
+        consumer.frame(redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=found.ledger_id)]))
+
+
 async def test_a_delayed_message_that_expires_before_it_is_due_is_never_delivered(at: Deployment) -> None:
     consumer, now_ms = await at.consumer(type=SHARED), at.clock.wall_ms()
     async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:

@@ -217,6 +217,7 @@ async def test_what_was_delayed_before_the_filter_was_set_is_judged_when_it_is_d
     consumer = await at.consumer()
     assert texts(await take(consumer, 1)) == ["1"]
     assert at.subscription.cursor.mark.entry_id == 0, "the first one is acknowledged"
+    assert at.filtering.judged >= at.filtering.filtered == 1
 
 
 async def test_what_is_given_back_comes_again_and_is_not_judged_again(at: At) -> None:

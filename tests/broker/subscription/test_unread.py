@@ -317,6 +317,27 @@ async def test_without_an_answer_of_the_index_the_ledger_is_read(
     assert (at.filtering.filtered, at.filtering.filtered_unread) == (30, 0)
 
 
+async def test_what_was_to_be_passed_over_is_judged_if_the_index_is_gone_by_then(at: At) -> None:
+    """What follows it had been judged, and so it counted as judged, too: consumers got all of it."""
+    await at.send(*["eu"] * 12, *["us"] * 48, "eu")
+    await at.index()
+    consumer = await at.consumer(receiver_queue_size=1)
+    buffer = at.subscription.pump._at_hand
+    found = await at.take(consumer, 1)
+    while buffer._ahead[-1].position != at.topic.log.shape.last:
+        found += await at.take(consumer, 1)
+        await until(lambda: not buffer._reading and not at.filtering._unread._looks_up)
+    found += await at.take(consumer, 2)
+    await at.admin.set_topic_policies(NAME, Policies(key_index="off"))
+    await until(lambda: at.topic.applied.key_index == "off")
+    at.filtering._unread._kept.clear()
+    found += await at.take(consumer, 13 - len(found))
+    assert found[-2:] == ["eu 11", "eu 60"]
+    await until(lambda: at.is_caught_up)
+    (member,) = [each.member for each in at.subscription.consumers.values()]
+    assert (member.delivered_messages, at.filtering.judged, at.filtering.filtered) == (13, 61, 48)
+
+
 async def test_a_look_up_ends_with_its_subscription(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = asyncio.Event()
 

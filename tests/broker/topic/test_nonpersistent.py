@@ -16,7 +16,7 @@ from magnetar.client.model.settings import ConsumerType
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import AlreadyExists, Busy, TopicNotFound
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import TopicName, compute_key_slot
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "non-persistent://public/default/n"
@@ -64,6 +64,30 @@ async def test_t2_every_subscription_type_is_served_and_nothing_is_redelivered(r
     consumer.frame(redeliver=wire.Redeliver())
     await producer.send(b"2")
     assert await consumer.receive_payloads(1) == [b"2"], "what was handed out does not come again"
+
+
+async def test_t2_what_was_handed_out_holds_no_key_of_key_shared(running: Cluster) -> None:
+    """A key that one consumer had got went to no other, not even when that one had left."""
+    producer, first = await producer_of(running), await consumer_of(running, type=wire.Subscribe.KEY_SHARED)
+    keys = [f"k{number}" for number in range(20)]
+
+    async def send() -> None:
+        for key in keys:
+            await producer.send(key.encode(), key=key)
+
+    await send()
+    assert await first.receive_payloads(20) == [key.encode() for key in keys]
+    dispatcher: Any = topic_of(running).subscriptions["s"].dispatcher
+    (member,), policy = dispatcher.members.values(), dispatcher.policy
+    second = await consumer_of(running, type=wire.Subscribe.KEY_SHARED)
+    await send()
+    assert not policy.draining()
+    assert not policy.slots.of, "nothing is outstanding"
+    moved = [key for key in keys if policy.owners.owner(compute_key_slot(key)) is not member]
+    assert await second.receive_payloads(len(moved)) == [key.encode() for key in moved]
+    await first.leave()
+    await send()
+    assert await second.receive_payloads(20) == [key.encode() for key in keys]
 
 
 async def test_t2_a_message_that_needs_chunks_is_refused_as_by_pulsars_clients(running: Cluster) -> None:

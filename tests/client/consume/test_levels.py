@@ -13,7 +13,13 @@ import magnetar
 from magnetar.asyncio import Client, ConsumerBatchReceivePolicy, ConsumerType, InitialPosition
 from magnetar.client.admin import AdminClient
 from magnetar.client.blocking.client import Client as BlockingClient
-from magnetar.client.common.errors import InvalidConfiguration, InvalidMessage, NoMessageAvailable, Timeout
+from magnetar.client.common.errors import (
+    InvalidConfiguration,
+    InvalidMessage,
+    NoMessageAvailable,
+    OperationNotSupported,
+    Timeout,
+)
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy
@@ -153,6 +159,10 @@ async def test_what_cannot_be_is_refused_before_anything_is_opened(client: Clien
     plain, producer = await client.create_producer("p"), await client.create_producer("t", levels=2)
     with pytest.raises(InvalidMessage, match="opened with levels"):
         await plain.send(b"", priority=0)
+    consumer = await subscribe(client, ConsumerType.Exclusive, levels=2)
+    with pytest.raises(OperationNotSupported, match="assigned"):
+        await consumer.assign([])
+    assert len(consumer.partitions) == 2
     for priority in (2, -1, "0", True):
         with pytest.raises(InvalidMessage):
             await producer.send(b"", priority=priority)  # type: ignore[arg-type]

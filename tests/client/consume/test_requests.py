@@ -231,6 +231,27 @@ async def test_a_reply_topic_that_is_not_reached_costs_no_work_and_holds_up_no_o
     assert seen == [b"y"]
 
 
+async def test_a_request_whose_topic_is_not_reached_holds_up_no_request_of_another_topic(client: Client) -> None:
+    async with await client.serve(TOPIC, quote):
+        await client.request(TOPIC, b"first", 20)
+        requester, begun = client._requester, asyncio.Event()
+        assert requester is not None
+        open_producer = requester._open_producer
+
+        async def open_when_back(topic: TopicName) -> object:
+            if topic.local == "away":
+                begun.set()
+                await asyncio.Event().wait()
+            return await open_producer(topic)
+
+        requester._open_producer = open_when_back
+        held = asyncio.create_task(client.request("away", b"", 60))
+        await begun.wait()
+        assert (await client.request(TOPIC, b"second", 10)).data() == b"price of second"
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+
+
 async def test_a_reply_to_a_client_that_was_closed_is_dropped_and_its_server_goes_on(
     running: Cluster, client: Client
 ) -> None:
