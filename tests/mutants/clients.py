@@ -1,7 +1,7 @@
 """Defects of the SDK: where messages wait, what it tells of unknown outcomes, and what it leaves open."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from magnetar.client import pull_group
@@ -10,6 +10,7 @@ from magnetar.client.blocking import loop_thread as blocking_handle
 from magnetar.client.connect.attachment import Attachment
 from magnetar.client.consume import assignment_core, listening
 from magnetar.client.consume.assignment_core import GroupEffect, GroupMember, GroupView
+from magnetar.client.consume.consumer import Consumer
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.core.consumer import ConsumerCore
@@ -137,4 +138,11 @@ def revoked_at_once(stack: Stack) -> None:
 
 def interrupted_and_still_owner(stack: Stack) -> None:
     """M98l: a member that was cut off goes on as if no other one could have had its partition."""
-    put(stack, pull_group._OwnedPartition, "watch", lambda self, wake: None)
+    honest = pull_group._OwnedPartition.__init__
+
+    def deaf(self: pull_group._OwnedPartition, lock: Consumer, wake: Callable[[], None]) -> None:
+        honest(self, lock, wake)
+        (partition,) = lock.partitions
+        partition.on_connected = None
+
+    put(stack, pull_group._OwnedPartition, "__init__", deaf)
