@@ -28,6 +28,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from heapq import nlargest
 from types import CoroutineType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -408,21 +409,24 @@ def parse_setting_value(name: str, text: str) -> dict[str, Any]:
     try:
         found = msgspec.convert({ours: value}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        words, unit = _words_of(get_type_hints(kind)[ours]), UNITS.get(ours.rpartition("_")[2], "")
-        reason = f"{name} is one of {', '.join(words)}, not {text[:100]!r}" if words else str(error)
+        hint, unit = get_type_hints(kind)[ours], UNITS.get(ours.rpartition("_")[2], "")
+        allowed = _describe_values(hint)
         if unit and _NUMBER.fullmatch(text) is None and ours not in _LISTS:
-            reason = f"{name} is a number of {unit}, such as 60, not {text[:100]!r}"
-        raise InvalidRequest(reason) from error
+            allowed = f"a number of {unit}, such as 60"
+        raise InvalidRequest(f"{name} is {allowed}, not {text[:100]!r}" if allowed else f"{name}: {error}") from error
     if getattr(found, ours) is None:
         raise InvalidRequest(f"{name} has no value: to remove it, magnetar brokers delete-dynamic-config --config …")
     return {ours: getattr(found, ours)}
 
 
-def _words_of(hint: Any) -> list[str]:
-    """Returns the words that a type allows (its Literal values); empty if the type is not a choice of words."""
+def _describe_values(hint: Any) -> str:
+    """Returns which values a type allows, in words; "" for a text or a list."""
     if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    return [word for each in get_args(hint) for word in _words_of(each)]
+        return f"one of {', '.join(get_args(hint))}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(str(each.value) for each in hint)}"
+    kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+    return kinds.get(hint) or next(filter(None, map(_describe_values, get_args(hint))), "")
 
 
 def find_settings_to_remove(name: str) -> tuple[str, ...]:
