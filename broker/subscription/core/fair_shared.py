@@ -361,9 +361,11 @@ class KeyTurns:
 
 
 class FairShared(Shared):
-    """The policy of Shared subscriptions with the property fair.by-key: the keys take turns, and the consumers too."""
+    """The policy of Shared subscriptions with the property fair.by-key: the keys take turns. A message goes to the
+    consumer that has the fewest, so that it does not wait behind those of another key while others have nothing."""
 
     by_keys: ClassVar = True
+    turn_entries: ClassVar = 1
     busy: ClassVar = Blocked.KEY_LIMITS
 
     def __init__(self, options: SubscriptionOptions) -> None:
@@ -375,6 +377,10 @@ class FairShared(Shared):
         self._waiting_bytes_max = options.config.key_shared_waiting_bytes
         self._size = 0.0  # mean bytes of an entry that waits
         self._passed_over = 0.0  # entries that no consumer gets, among those that wait
+
+    def _choose_next(self, able: list[Member]) -> Member:
+        fewest = min(member.unacked for member in able)
+        return super()._choose_next([member for member in able if member.unacked == fewest])
 
     def on_entries_released(self, positions: Sequence[Position]) -> None:
         super().on_entries_released(positions)

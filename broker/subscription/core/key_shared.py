@@ -369,6 +369,7 @@ class Shared(LogOrderPolicy):
 
     individual: ClassVar = True
     is_order_guaranteed: ClassVar = False
+    turn_entries: ClassVar = TURN_ENTRIES  # that a consumer gets before the next one
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
@@ -402,7 +403,7 @@ class Shared(LogOrderPolicy):
                 if current is None:
                     return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
                 first = current.priority == self.candidates[0].priority  # else a better one may be able at any moment
-                self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
+                self._current, self._left_in_turn = current, self.turn_entries if first else 1
             self._left_in_turn -= 1
         if waited:
             self._goes_out(entry.position, waited)
@@ -440,6 +441,9 @@ class Shared(LogOrderPolicy):
         able = [member for member in self.candidates if member.may_receive]
         if not able:
             return None
-        level = [member for member in able if member.priority == able[0].priority]
+        return self._choose_next([member for member in able if member.priority == able[0].priority])
+
+    def _choose_next(self, able: list[Member]) -> Member:
+        """Returns that of the consumers `able`, which have one priority, whose turn it is."""
         after = self._current.id if self._current is not None else -1
-        return next((member for member in level if member.id > after), level[0])
+        return next((member for member in able if member.id > after), able[0])

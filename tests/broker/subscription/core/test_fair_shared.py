@@ -260,3 +260,13 @@ def test_properties_say_the_limits_and_stored_ones_that_do_not_parse_none() -> N
     assert parse_key_limits(given) == KeyLimits(3, 2.5)
     assert parse_key_limits({"fair.by-key": "true", "fair.rate-per-key": "quick"}) == KeyLimits()
     assert parse_key_limits({"fair.by-key": "false"}) is parse_key_limits({}) is None
+
+
+def test_a_message_goes_to_the_consumer_that_has_the_fewest_and_waits_behind_no_other_key() -> None:
+    desk = Desk(entries(NOISY, NOISY, NOISY, QUIET, QUIET), KeyLimits(max_in_flight=2))
+    members = [desk.join(10) for _ in range(4)]
+    first = desk.pump()
+    assert Counter(keys_of(first)) == {NOISY: 2, QUIET: 2}
+    assert [each.member for each in first] == members, "each has one"
+    desk.ack(*[each for each in first if each.member in members[1:3]])
+    assert [(key, each.member in members[1:3]) for each in desk.pump() for key in keys_of([each])] == [(NOISY, True)]
