@@ -9,6 +9,7 @@ Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/grpc/tes
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
@@ -49,11 +50,17 @@ class _LazyFields:
     """Makes the fields of a value known to the functions of `dataclasses` when they are first asked for."""
 
     def __get__(self, _: object, kind: type[msgspec.Struct]) -> Mapping[str, dataclasses.Field[object]]:
-        made: Any = dataclasses.make_dataclass(
-            kind.__name__, [(each.name, each.type, _field_of(each)) for each in msgspec.structs.fields(kind)]
-        )
-        fields: Mapping[str, dataclasses.Field[object]] = made.__dataclass_fields__
-        return fields
+        return _make_fields(kind)
+
+
+@functools.cache
+def _make_fields(kind: type[msgspec.Struct]) -> Mapping[str, dataclasses.Field[object]]:
+    """Makes the fields of a class once: that takes as long as hundreds of values."""
+    made: Any = dataclasses.make_dataclass(
+        kind.__name__, [(each.name, each.type, _field_of(each)) for each in msgspec.structs.fields(kind)]
+    )
+    fields: Mapping[str, dataclasses.Field[object]] = made.__dataclass_fields__
+    return fields
 
 
 def _field_of(each: msgspec.structs.FieldInfo) -> object:

@@ -1,5 +1,6 @@
 """The statistics that any protocol shows, and their messages."""
 
+import dataclasses
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from magnetar.proto import statistics as plain
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.states import LedgerState, LedgerStays, TopicState
+from magnetar.proto.statistics import BriefTopicStats
 from magnetar.proto.translation import make_reply_message
 from magnetar.runtime.network import CallContext
 from tests.support.cluster import cluster
@@ -43,3 +45,8 @@ async def test_a_topic_that_was_never_compacted_has_no_horizon(tmp_path: Path) -
         await service.create_topic(wire.TopicSpec(name="t"), CallContext(""))
         found = await service.compaction_status(wire.Name(name="t"), CallContext(""))
         assert (found.ledger_id, found.HasField("horizon"), found.state) == (-1, False, "NOT_RUN")
+
+
+def test_the_fields_of_a_record_are_made_once() -> None:
+    first, again = (dataclasses.fields(BriefTopicStats) for _ in range(2))
+    assert [each is other for each, other in zip(first, again, strict=True)] == [True] * len(first)
