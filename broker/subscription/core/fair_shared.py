@@ -7,9 +7,10 @@
 
 The rule: of the entries that wait, the next one is of the key that was served least. The unit is the message
 (start-time fair queueing): each key has a tag, which a delivery moves on by the entry's messages, and the smallest tag
-is next. A key that begins to wait gets at least the tag that is being served, so idle time saves up nothing. Any
-consumer gets any entry, as on Shared without the property; within a key the earliest entry goes first, and no order is
-guaranteed.
+is next. A key that begins to wait gets at least the tag that is being served, so idle time saves up nothing. An entry
+goes to the consumer with the fewest unacknowledged messages, among those of the first priority that can receive: so it
+does not wait at one consumer while another is idle. That looks at each consumer for each entry. Within a key the
+earliest entry goes first, and no order is guaranteed.
 
 A key is the slot (1 … 65535) of the ordering key, else of the key: two keys in one slot share its turns and limits.
 Messages without a key share slot 0. An entry counts as a whole for the key of its first message.
@@ -361,8 +362,8 @@ class KeyTurns:
 
 
 class FairShared(Shared):
-    """The policy of Shared subscriptions with the property fair.by-key: the keys take turns. A message goes to the
-    consumer that has the fewest, so that it does not wait behind those of another key while others have nothing."""
+    """The policy of Shared subscriptions with the property fair.by-key: the keys take turns, and the
+    consumer with the fewest unacknowledged messages is next."""
 
     by_keys: ClassVar = True
     turn_entries: ClassVar = 1
