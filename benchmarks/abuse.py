@@ -45,7 +45,7 @@ def _cluster() -> Iterator[tuple[Any, Path, list[tuple[str, int]]]]:
     """A secured cluster, the folder of its credentials, and all its ports: the broker's first."""
     from magnetar.cli.common.processes import Cluster, Process
     from magnetar.runtime.network import Endpoint
-    from magnetar.security.authority import create_files
+    from magnetar.security.authority import create_authority_files
 
     class Shown(Cluster):
         """With metrics of the broker."""
@@ -57,7 +57,7 @@ def _cluster() -> Iterator[tuple[Any, Path, list[tuple[str, int]]]]:
             return super().start(name, *arguments, *more, environment={**one, **bound, **(environment or {})})
 
     root, metrics = Path(tempfile.mkdtemp(prefix="magnetar-bench-")), _free_port()
-    create_files(root / "security", ["127.0.0.1"], datetime.now(UTC))
+    create_authority_files(root / "security", ["127.0.0.1"], datetime.now(UTC))
     try:
         with Shown(root, bookies=1, brokers=1, security=str(root / "security" / "security.toml")) as cluster:
             processes = (*cluster.brokers, *cluster.bookies, cluster.metadata)

@@ -178,14 +178,14 @@ class Abuse:
     async def unread(self) -> None:
         from magnetar.proto import wire_pb2 as wire
         from magnetar.runtime.access import CallerAccess, TlsFiles
-        from magnetar.runtime.network import Endpoint, rpc
+        from magnetar.runtime.network import Endpoint, find_rpc
         from magnetar.runtime.process import make_system_world
 
         access = CallerAccess(TlsFiles(ca=self.orders["ca"]), lambda: f"Bearer {self.orders['token']}")
         network, held = make_system_world().network, list[Any]()
         for number in range(self.orders["count"]):
             channel = network.connect(Endpoint(self.host, self.port), access)
-            stream = channel.stream(rpc("Broker", "Connect"))
+            stream = channel.stream(find_rpc("Broker", "Connect"))
             subscribe = wire.Subscribe(
                 topic=self.orders["topic"], subscription=f"never-{number}", initial_position=wire.Subscribe.EARLIEST
             )

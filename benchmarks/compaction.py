@@ -40,7 +40,7 @@ def _compact(entries: list[tuple[int, int, bytes]]) -> tuple[float, int]:
     while not survey.is_done:
         for first, count, entry in entries:
             survey.add_entry(first, count, parse_entry(entry))
-        survey.end_reading_round()
+        survey.finish_reading_round()
     for first, count, entry in entries:
         compact_entry(entry, first, count, survey.survivors)
     return time.perf_counter() - begin, len(survey.survivors)

@@ -91,11 +91,11 @@ def _now_ms() -> int:
 
 
 def _stream(broker: Any) -> Any:
-    from magnetar.runtime.network import Endpoint, rpc
+    from magnetar.runtime.network import Endpoint, find_rpc
     from magnetar.runtime.process import make_system_world
 
     channel = make_system_world(1).network.connect(Endpoint.parse(broker.address))
-    return channel, channel.stream(rpc("Broker", "Connect"))
+    return channel, channel.stream(find_rpc("Broker", "Connect"))
 
 
 def _subscription(permits: int) -> list[Any]:

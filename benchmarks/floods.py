@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import Http2ErrorCode, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import Http2ErrorCode, Http2Setting, encode_headers
 
 RATE_BYTES = 4 << 20
 OPENED = frames.PREFACE + frames.settings({})
@@ -22,7 +22,7 @@ def _call(n: int, method: str, flags: int = 0, token: bytes = b"") -> bytes:
 
 
 def _raw(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    return frames.header(len(payload), kind, flags, stream) + payload
+    return frames.frame_header(len(payload), kind, flags, stream) + payload
 
 
 def _over(n: int) -> bytes:
@@ -46,7 +46,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
     "ping-answers": lambda n: frames.ping(bytes(8), frames.ACK),
     "settings": lambda n: frames.settings({}),
-    "settings-windows": lambda n: frames.settings({Setting.INITIAL_WINDOW_SIZE: n % 1000}),
+    "settings-windows": lambda n: frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
     "settings-answers": lambda n: frames.SETTINGS_ACK,
     "priorities": lambda n: _raw(frames.PRIORITY, bytes(5), stream=1),
     "later-kinds": lambda n: _raw(77),

@@ -62,11 +62,11 @@ class Both(NamedTuple):
 @contextmanager
 def _files() -> Iterator[Path]:
     """An empty folder with `security` in it."""
-    from magnetar.security.authority import create_files
+    from magnetar.security.authority import create_authority_files
 
     root = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
     try:
-        create_files(root / "security", ["127.0.0.1"], datetime.now(UTC))
+        create_authority_files(root / "security", ["127.0.0.1"], datetime.now(UTC))
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -186,7 +186,7 @@ def connect(options: Options) -> Run:
     from magnetar.client.connect.connections import make_client_world
     from magnetar.client.connect.discovery import parse_service_url
     from magnetar.proto import wire_pb2 as wire
-    from magnetar.runtime.network import rpc
+    from magnetar.runtime.network import find_rpc
 
     async def main(both: Both) -> tuple[int, float]:
         credentials = both.credentials()
@@ -199,7 +199,7 @@ def connect(options: Options) -> Run:
             while time.perf_counter() < until:
                 channel = network.connect(url.endpoints[0], access)
                 topic = wire.LookupRequest(topic="persistent://public/default/bench")
-                await channel.call(rpc("Broker", "Lookup"), topic, timeout_s=10.0)
+                await channel.call(find_rpc("Broker", "Lookup"), topic, timeout_s=10.0)
                 await channel.close()
                 made += 1
 

@@ -256,9 +256,11 @@ def _key_that_moves(first: str, second: str) -> str:
     from magnetar.proto.names import compute_key_slot
 
     ring, newcomer = HashRingSlotOwners(), Member(2, second)
-    ring.join(Member(1, first))
-    ring.join(newcomer)
-    return next(key for number in range(1000) if ring.owner(compute_key_slot(key := f"stuck-{number}")) is newcomer)
+    ring.add_member(Member(1, first))
+    ring.add_member(newcomer)
+    return next(
+        key for number in range(1000) if ring.find_owner(compute_key_slot(key := f"stuck-{number}")) is newcomer
+    )
 
 
 # ---------------------------------------------------------------------------------------------- fair

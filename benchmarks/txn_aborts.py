@@ -92,12 +92,12 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
     """Bytes that are stored, and seconds that the aborts and their writes took."""
     from magnetar.broker.common.transactions import Settlement
     from magnetar.broker.log.log_queue_core import SequenceRange
-    from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
+    from magnetar.broker.topic.transactions_core import TopicTransactionsCore, TxnSnapshot
     from magnetar.proto.names import Position
     from magnetar.proto.states import TxnId
 
     outcomes, begin = _outcomes(world, client, log), time.perf_counter()
-    core = outcomes.core = Transactions(log.shape, TxnSnapshot(log.shape.start))
+    core = outcomes.core = TopicTransactionsCore(log.shape, TxnSnapshot(log.shape.start))
     for number, index in enumerate(sorted(rng.sample(range(log.shape.end_index), aborts))):
         txn = TxnId(0, number)
         core.register_unresolved_transaction(txn)
@@ -116,9 +116,9 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
 
 
 async def _load(world: Any, client: Any, log: Any) -> Any:
-    from magnetar.broker.topic.transactions_core import Transactions
+    from magnetar.broker.topic.transactions_core import TopicTransactionsCore
 
-    return Transactions(log.shape, await _outcomes(world, client, log).recover(log.record.transactions))
+    return TopicTransactionsCore(log.shape, await _outcomes(world, client, log).recover(log.record.transactions))
 
 
 def _rss_bytes() -> int:

@@ -1,7 +1,7 @@
 """The adds of a bookie: from a request, ADD or ADD_MANY, to its answer. The rules are the same for both.
 
 Each entry is verified first (checksum, ids, size). The good entries of a request are admitted in one step with their
-journal records (`Store.add_many`), and answered after their sync with a status for each entry.
+journal records (`Store.add_entries`), and answered after their sync with a status for each entry.
 
 **Held adds.** When the store has no room (memtables or journal queue full), requests are held in the order of their
 arrival, and admitted in that order when there is room. Recovery adds have a queue of their own and go first, so that a
@@ -245,7 +245,7 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+    def serve_add_without_flags(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
         """Handles an ADD request without flags. Does the same as `on_add_request`, but faster, because most requests
         are ADDs without flags."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
@@ -284,7 +284,7 @@ class AddRequests:
         if self._in_flight >= REQUESTS_MAX:
             self._enqueue(batch)
             return
-        status = self._store.add_many(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
+        status = self._store.add_entries(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
         if status is Status.OK:
             self._in_flight += 1
             intents = self._intents
@@ -323,8 +323,8 @@ class AddRequests:
                 waits.append(now - each.came)
                 sizes += [size for _, _, size in each.entries]
                 each.request.reply(*encode_add_statuses(each.ledger, each.entry, statuses))
-        self.seconds.observe_all(waits)
-        self.entry_bytes.observe_all(sizes)
+        self.seconds.observe_values(waits)
+        self.entry_bytes.observe_values(sizes)
 
     # ------------------------------------------------------------------------------------ what waits
     def _enqueue(self, batch: VerifiedAddRequest) -> None:
@@ -402,7 +402,7 @@ class AddRequests:
         if self.closed:
             return
         self.refused[status] += 1
-        self.failed_seconds.observe(self._clock.monotonic() - came)
+        self.failed_seconds.observe_value(self._clock.monotonic() - came)
         request.reply(BookieAnswerHead(op, status, ledger, entry, -1, 0).encode())
 
     def _answer(self, batch: VerifiedAddRequest) -> None:
@@ -410,7 +410,7 @@ class AddRequests:
         statuses = batch.statuses
         if self.closed or statuses is None:
             return
-        self.failed_seconds.observe(self._clock.monotonic() - batch.came)
+        self.failed_seconds.observe_value(self._clock.monotonic() - batch.came)
         for value, count in Counter(statuses).items():
             if value:
                 self.refused[Status(value)] += count

@@ -65,7 +65,7 @@ from ..metadata.records import (
     LedgerRecord,
     RepairWorkerRecord,
     UnderReplicatedRecord,
-    written_format,
+    choose_written_format,
 )
 from ..metadata.store import ANY, MetadataStore, get_record, put_record
 from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, MagnetarError, NotFound, Unauthorized, Unavailable
@@ -105,8 +105,8 @@ Verb = Callable[[Options], Awaitable[Json]]
 
 
 class BookieAdmin:
-    """Answers the admin requests that operators send to a bookie. `BookieService` calls `answer` for each of them.
-    Calling `metadata` returns the current metadata session."""
+    """Answers the admin requests that operators send to a bookie. `BookieService` calls `answer_request` for each of
+    them. Calling `metadata` returns the current metadata session."""
 
     def __init__(
         self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: GarbageCollector, limbo: LimboRestorer,
@@ -132,12 +132,12 @@ class BookieAdmin:
             "accept-loss": self._accept_loss,
         }
 
-    def add(self, verbs: Mapping[str, Verb]) -> None:
+    def add_verbs(self, verbs: Mapping[str, Verb]) -> None:
         """Adds admin verbs that another object handles: `verbs` has the function that answers each verb, by the verb's
         name."""
         self._verbs |= verbs
 
-    async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
+    async def answer_request(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
         """Answers one admin request: returns the JSON of the verb's result, or of its error. `local` True: the request
         was sent from this machine. Raises ValueError if the request is not a JSON object with a verb."""
         try:
@@ -167,12 +167,12 @@ class BookieAdmin:
     async def _state(self, options: Options) -> Json:
         check_option_names(options, ())
         store = self._store
-        total, free = await store.room.usage()
-        facts, refused = store.descriptors, self._collector.refused
+        total, free = await store.room.measure_disk()
+        facts, refused = store.descriptors, self._collector.refusal
         return {
             "bookie": self._bookie_id,
             "version": PRODUCT,
-            "clusterFormat": written_format(),
+            "clusterFormat": choose_written_format(),
             "disk": self._upkeep.state.value,
             "readOnly": self._upkeep.state.is_read_only,
             "totalBytes": total,
@@ -203,10 +203,10 @@ class BookieAdmin:
 
     async def _gc_plan(self, options: Options) -> Json:
         check_option_names(options, ("major",))
-        plans = await self._collector.plan(major=read_boolean_option(options, "major"))
+        plans = await self._collector.plan_compaction(major=read_boolean_option(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
-        refused = self._collector.refused
+        refused = self._collector.refusal
         why = None if refused is None else refused.describe()
         return {"refused": why, "logs": [_log(plan, owners) for plan in plans]}
 
@@ -238,7 +238,7 @@ class BookieAdmin:
 
     async def _accept_loss(self, options: Options) -> Json:
         check_option_names(options, ())
-        given_up = await self._exit.accept_loss()
+        given_up = await self._exit.accept_data_loss()
         return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
 
     def _scrub(self) -> Json:
@@ -379,7 +379,7 @@ class WorkerAges:
         self._seen: dict[str, tuple[RepairWorkerRecord, float]] = {}  # worker → its record, when that was stored
         self._looked_s = float("-inf")
 
-    def look(self, workers: Sequence[RepairWorkerRecord]) -> dict[str, float]:
+    def measure_ages(self, workers: Sequence[RepairWorkerRecord]) -> dict[str, float]:
         """Returns for each worker, by its name, how many ms ago its record was stored. `workers`: all records that
         there are now."""
         now_s, now_ms = self._clock.monotonic(), self._clock.wall_ms()
@@ -461,7 +461,7 @@ class RepairAdmin:
         ids = await marks.list_ledgers(store, paths.UNDER_REPLICATED)
         found = await self._marks(ids[:SAMPLE])
         left = await self._bytes_left(found) * max(len(ids), 1) // max(len(found), 1)
-        ages_ms = self._ages.look(workers)
+        ages_ms = self._ages.measure_ages(workers)
         rate = sum(each.bytes_per_s for each in workers if ages_ms[each.name] < FRESH_MS)
         return {
             "enabled": await marks.is_repair_enabled(store),
@@ -515,7 +515,7 @@ class RepairAdmin:
         check_option_names(options, ("bookie", "dead", "forget", "cancel"))
         store, bookie = self._session(), _text(options, "bookie")
         registered = await store.get(paths.bookie(bookie)) is not None
-        path = paths.departing(bookie)
+        path = paths.departing_bookie(bookie)
         before = await get_record(store, path, DepartingRecord)
         if read_boolean_option(options, "cancel"):
             if before is not None:

@@ -47,7 +47,7 @@ from uuid import UUID
 
 from ..ledger.peer_format import encode_ping_request
 from ..metadata import paths, records
-from ..metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, MetadataStore, PutNode, get_record
+from ..metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, MetadataStore, PutNode, get_record
 from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..runtime.clock import Clock
 from ..runtime.network import Endpoint, PeerClientKeys, World
@@ -102,7 +102,7 @@ class BookieRegistration:
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
-        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerClientKeys(found[0].key))
+        peer = world.network.connect_peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerClientKeys(found[0].key))
         try:
             await peer.request(encode_ping_request(), timeout_s=ALIVE_S)
         except Unauthorized as error:  # only a process with the registered key, or in clear as registered, says so
@@ -131,7 +131,7 @@ class BookieRegistration:
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
-        put = (Delete(path, ANY), PutNode(path, records.encode(record, path), ABSENT, ephemeral=True))
+        put = (DeleteNode(path, ANY), PutNode(path, records.encode_record(record, path), ABSENT, ephemeral=True))
         for _ in range(ATTEMPTS_MAX):
             node = await self.metadata.get(cookie)
             if node is None:
@@ -218,7 +218,7 @@ class BookieRegistration:
 # crash. Only the metadata can tell that the bookie has answered more (identity.py `judge`, boot.py: such a start is
 # limbo). So the bookie's record has a position of the journal, which only grows:
 #
-#     at each start                 the end of what was replayed (identity.py `record_start`)
+#     at each start                 the end of what was replayed (identity.py `record_bookie_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
 #     NOTE_S after a later answer   of what is synced by then, also of the next journal; nothing when nothing moved
 #     at an orderly end             of all that was answered
@@ -422,7 +422,7 @@ class DiskMonitor:
         limits = self._limits
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
-        usage = self.usage = DiskUsage(*await self._store.room.usage())
+        usage = self.usage = DiskUsage(*await self._store.room.measure_disk())
         self._become(decide_disk_state(usage, limits, self.state, no_room=no_room), usage)
 
     def _become(self, state: DiskState, usage: DiskUsage | None = None) -> None:

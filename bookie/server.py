@@ -181,7 +181,7 @@ class Bookie:
         self._memory.here = self._highest
         self._make_parts()
         try:
-            await identity.record_start(
+            await identity.record_bookie_start(
                 world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
             await self._upkeep.check_disk()
@@ -264,8 +264,8 @@ class Bookie:
                 self._admin = BookieAdmin(
                     self.id, self._store, self._upkeep, self._collector, self._limbo, self._scrubber, metadata, clock
                 )
-                self._admin.add(RepairAdmin(metadata, clock).table)
-        return await self._admin.answer(request, sender, local)
+                self._admin.add_verbs(RepairAdmin(metadata, clock).table)
+        return await self._admin.answer_request(request, sender, local)
 
     def _refusal(self, error: DamagedFile | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
         if isinstance(error, NoFileDescriptor):
@@ -364,7 +364,7 @@ class Bookie:
         return self._upkeep
 
     async def _record(self) -> records.BookieRecord:
-        total, free = await self._store.room.usage()
+        total, free = await self._store.room.measure_disk()
         return records.BookieRecord(
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.is_read_only,
             rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.limbo_upto >= 0,
@@ -378,7 +378,9 @@ class Bookie:
 
     async def _learn_departing(self) -> None:
         """Reads whether an operator has ordered to move all copies off this bookie."""
-        self._upkeep.set_bookie_departing(await self._registration.metadata.get(paths.departing(self.id)) is not None)
+        self._upkeep.set_bookie_departing(
+            await self._registration.metadata.get(paths.departing_bookie(self.id)) is not None
+        )
 
     def _highest(self) -> int:
         """Returns the largest ledger id that this bookie knows, including deleted ledgers; -1 if there is none."""
@@ -404,7 +406,9 @@ class Bookie:
             await self._registration.unregister()
             return
         if replaced:
-            self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
+            self._world.files.end_process(
+                f"another process serves as bookie {self.id}, and was started on a copy of its data"
+            )
             return
         await self._reports.store_reports(self._registration.metadata)
 

@@ -1,7 +1,7 @@
 """The peer service of a bookie: translates requests (ledger/peer_format.py) into the store's intents, and answers.
 
-No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
-completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
+No task per add: the requests of one turn of the event loop become `Store.seal_group`s of about SEAL_BYTES, and the
+journal's completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
     READ, READ_LAC     at once from memory, else after one file read
@@ -272,7 +272,7 @@ class BookieService:
         came = self._clock.monotonic()
         for request in requests:
             if (add := parse_plain_add_request(request.head)) is not None:
-                self.adds.on_plain_add(request, *add, came)
+                self.adds.serve_add_without_flags(request, *add, came)
                 continue
             try:
                 head = decode_request(request.head)
@@ -314,7 +314,7 @@ class BookieService:
     def _seal(self) -> None:
         """Seals all items that this turn of the event loop has collected for the journal, if there are any."""
         if self._intents.turn:
-            self._store.seal(partial(self._sealed, self._intents.take_all()))
+            self._store.seal_group(partial(self._sealed, self._intents.take_all()))
 
     def _sealed(self, turn: list[Intent], ok: bool) -> None:
         """Called when the journal is done with a group. `ok`: all items of the group are durable; False: the disk had
@@ -487,7 +487,7 @@ class BookieService:
 
     async def _read_disk(self, request: Request, head: BookieRequestHead, came: float) -> None:
         try:
-            result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
+            result = await self._store.read_entries(head.ledger, head.entry, head.count, head.bytes_max)
         finally:
             self._reads_bytes -= self._read_size(head)
         if not self._closed:
@@ -495,7 +495,7 @@ class BookieService:
 
     def _answer_read(self, request: Request, head: BookieRequestHead, result: ReadResult, came: float) -> None:
         seconds = self.read_seconds if result.status is Status.OK else self.read_failed_seconds
-        seconds.observe(self._clock.monotonic() - came)
+        seconds.observe_value(self._clock.monotonic() - came)
         _answer(request, head, result.status, result.lac, result.entries)
 
     # ------------------------------------------------------------------------------------ administration

@@ -244,7 +244,7 @@ class Broker:
     async def _measure_memory(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.topic_manager.state.measure(self.topic_manager.loaded.values())
+            await self.topic_manager.state.measure_topics(self.topic_manager.loaded.values())
 
     async def _sweep(self) -> None:
         while True:
@@ -262,7 +262,7 @@ class Broker:
                 return
             _LOG.error("the metadata session is lost: topics are served on, and looked at in the next session")
             if self.topic_manager.has_session:
-                self.topic_manager.suspend()
+                self.topic_manager.suspend_ownership()
             giving_up = asyncio.create_task(self._drop_after_grace(), name="broker-give-up")
             try:
                 await self._renew(self._new_session, giving_up)
@@ -315,7 +315,7 @@ class Broker:
         """Registers the broker in the new session, and resumes its topics. Returns False if that failed."""
         try:
             if self.topic_manager.has_session:
-                await self.topic_manager.resume(fresh)
+                await self.topic_manager.resume_ownership(fresh)
             elif self._closing:
                 return False
             else:
@@ -325,7 +325,7 @@ class Broker:
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
             if self.topic_manager.has_session:
-                self.topic_manager.suspend()
+                self.topic_manager.suspend_ownership()
             return False
         _LOG.warning("registered in a new metadata session, %d topics are kept", len(self.topic_manager.loaded))
         return True
@@ -348,7 +348,7 @@ class Broker:
         timeout_s = self._config.drain_timeout_s
         if not timeout_s or not await self.topic_manager.can_release_bundles():
             return
-        draining = asyncio.create_task(self.topic_manager.drain(), name="broker-drain")
+        draining = asyncio.create_task(self.topic_manager.drain_broker(), name="broker-drain")
         try:
             if (await asyncio.wait([draining], timeout=timeout_s))[0]:
                 await draining

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ..runtime.clock import SystemClock
-from .common.exits import Failure
+from .common.exits import CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
 from .common.output import OUTPUT, CommandOutput, Row
-from .common.session import COMPLETED, Session, with_session
+from .common.session import COMPLETED, CommandSession, with_session
 from .common.units import SECONDS, FiniteNumber
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
 
 
 @dataclass
-class Load:
+class BenchLoad:
     """The load of one benchmark, as the options of the command describe it: the server, the topic, the size of messages
     and the rate."""
 
-    session: Session
+    session: CommandSession
     kind: str
     topic: str
     size: int
@@ -115,18 +115,20 @@ def compute_latency_percentiles(samples_s: array[float]) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------------------- topic
 @asynccontextmanager
-async def _topic_of(session: Session, kind: str, topic: str | None, given: dict[str, Any]) -> AsyncIterator[Load]:
+async def _topic_of(
+    session: CommandSession, kind: str, topic: str | None, given: dict[str, Any]
+) -> AsyncIterator[BenchLoad]:
     """Yields the load on `topic`; on a new one if that is None, which is deleted at the end."""
     from ..proto.errors import MagnetarError
 
-    admin = session.brief(min(session.timeout_s, ADMIN_S)).make_asyncio_admin()
+    admin = session.with_timeout(min(session.timeout_s, ADMIN_S)).make_asyncio_admin()
     try:
         name = topic or f"bench-{uuid.uuid4().hex[:8]}"
         if topic is None:
             await admin.create_topic(name)
         try:
             part = (await admin.parts(name))[0]
-            load = Load(session, kind, name, **given)
+            load = BenchLoad(session, kind, name, **given)
             yield load
             load.synced = await _synced(admin, part)
         finally:
@@ -154,7 +156,7 @@ async def _synced(admin: Any, part: str) -> str:
 
 
 @asynccontextmanager
-async def _clients(load: Load, count: int) -> AsyncIterator[list[Client]]:
+async def _clients(load: BenchLoad, count: int) -> AsyncIterator[list[Client]]:
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(count):
@@ -210,7 +212,7 @@ class BenchSender:
         self.pending += 1
 
 
-async def _senders(load: Load, clients: list[Client], tally: EventCounts, **settings: Any) -> list[BenchSender]:
+async def _senders(load: BenchLoad, clients: list[Client], tally: EventCounts, **settings: Any) -> list[BenchSender]:
     rate = load.rate / len(clients) if load.rate else None
     found = []
     for client in clients:
@@ -234,7 +236,7 @@ async def _receive(consumer: Consumer, tally: EventCounts, stopped: asyncio.Even
 
 
 # ------------------------------------------------------------------------------------------------------------ telling
-async def _told(load: Load, tally: EventCounts, work: Coroutine[Any, Any, None]) -> float:
+async def _told(load: BenchLoad, tally: EventCounts, work: Coroutine[Any, Any, None]) -> float:
     """Runs the work, and prints the counts of each second. Returns the seconds that the work took."""
     out, begun = load.session.out, now()
     task = asyncio.ensure_future(work)
@@ -266,7 +268,7 @@ def _line(record: dict[str, Any]) -> str:
     return text + (f"  p50 {record['p50Ms']:,.1f} ms  p99 {record['p99Ms']:,.1f} ms" if "p50Ms" in record else "")
 
 
-def _summary(load: Load, took_s: float, tally: EventCounts, **more: Any) -> dict[str, Any]:
+def _summary(load: BenchLoad, took_s: float, tally: EventCounts, **more: Any) -> dict[str, Any]:
     return {
         "bench": load.kind, "url": load.session.url, "topic": load.topic, "clients": load.clients, "size": load.size,
         "seconds": round(took_s, 3), "messages": tally.messages, "perSecond": round(tally.messages / took_s, 1),
@@ -276,8 +278,8 @@ def _summary(load: Load, took_s: float, tally: EventCounts, **more: Any) -> dict
 
 
 def _run(
-    session: Session, kind: str, topic: str | None, given: dict[str, Any],
-    measure: Callable[[Load], Coroutine[Any, Any, tuple[dict[str, Any], EventCounts]]],
+    session: CommandSession, kind: str, topic: str | None, given: dict[str, Any],
+    measure: Callable[[BenchLoad], Coroutine[Any, Any, tuple[dict[str, Any], EventCounts]]],
 ) -> None:  # fmt: skip
     """Measures, and prints the summary. Raises Failure if anything was refused."""
     from ..runtime.process import loop_factory
@@ -285,7 +287,7 @@ def _run(
     if given.pop("as_json"):
         session.out = CommandOutput("json")
 
-    async def run() -> tuple[dict[str, Any], EventCounts, Load]:
+    async def run() -> tuple[dict[str, Any], EventCounts, BenchLoad]:
         async with _topic_of(session, kind, topic, given) as load:
             record, tally = await measure(load)
         return record, tally, load
@@ -294,7 +296,7 @@ def _run(
         record, tally, load = runner.run(run())
     session.out.print_record({**record, "confirmedMeans": load.synced})
     if tally.errors:
-        raise Failure("; ".join(f"{count} messages failed: {name}" for name, count in tally.errors.items()))
+        raise CommandFailure("; ".join(f"{count} messages failed: {name}" for name, count in tally.errors.items()))
 
 
 # -------------------------------------------------------------------------------------------------------------- verbs
@@ -326,7 +328,7 @@ def _options(rate: float | None) -> Callable[[Callable[..., None]], Callable[...
 @click.command()
 @_options(None)
 @with_session
-def produce(session: Session, topic: str | None, **given: Any) -> None:
+def produce(session: CommandSession, topic: str | None, **given: Any) -> None:
     """Send messages, and count what is confirmed. Without TOPIC it makes one, and deletes it at the end.
 
     It says what the server does before it confirms: on how many copies there was an fsync. Without --rate each
@@ -339,7 +341,7 @@ def produce(session: Session, topic: str | None, **given: Any) -> None:
       magnetar bench produce orders-test --size 100 --clients 4 --rate 20000 --duration 30 --json
     """
 
-    async def measure(load: Load) -> tuple[dict[str, Any], EventCounts]:
+    async def measure(load: BenchLoad) -> tuple[dict[str, Any], EventCounts]:
         tally = EventCounts()
         async with _clients(load, load.clients) as clients:
             senders = await _senders(load, clients, tally)
@@ -356,7 +358,7 @@ def produce(session: Session, topic: str | None, **given: Any) -> None:
     "-n", "--messages", type=click.IntRange(1), default=100_000, show_default=True, help="To read, of a topic it makes."
 )
 @with_session
-def consume(session: Session, topic: str | None, messages: int, **given: Any) -> None:
+def consume(session: CommandSession, topic: str | None, messages: int, **given: Any) -> None:
     """Measure receiving: receive and acknowledge messages of a topic, the oldest first. Without TOPIC, a topic with
     --messages messages is created first.
 
@@ -369,7 +371,7 @@ def consume(session: Session, topic: str | None, messages: int, **given: Any) ->
       magnetar bench consume orders --clients 2 --duration 30 --json
     """
 
-    async def measure(load: Load) -> tuple[dict[str, Any], EventCounts]:
+    async def measure(load: BenchLoad) -> tuple[dict[str, Any], EventCounts]:
         from ..client.model.settings import ConsumerType, InitialPosition
 
         name, tally, stopped = f"bench-{uuid.uuid4().hex[:8]}", EventCounts(), asyncio.Event()
@@ -399,7 +401,7 @@ def consume(session: Session, topic: str | None, messages: int, **given: Any) ->
 @click.command()
 @_options(1000.0)
 @with_session
-def latency(session: Session, topic: str | None, **given: Any) -> None:
+def latency(session: CommandSession, topic: str | None, **given: Any) -> None:
     """Send messages at a fixed rate, and measure how long each takes until it is confirmed, and until it is received.
 
     Sender and receiver are in this process, so one clock measures both. Messages are not collected into batches for
@@ -411,7 +413,7 @@ def latency(session: Session, topic: str | None, **given: Any) -> None:
       magnetar bench latency --rate 200 --size 100 --duration 60 -o jsonl
     """
 
-    async def measure(load: Load) -> tuple[dict[str, Any], EventCounts]:
+    async def measure(load: BenchLoad) -> tuple[dict[str, Any], EventCounts]:
         from ..client.model.settings import InitialPosition
 
         load.size = max(load.size, STAMP.size)
@@ -512,7 +514,7 @@ def estimate_metadata_nodes(load: PlannedLoad) -> int:
     return load.topics * (2 + load.subscriptions) + estimate_ledgers(load)
 
 
-class Bytes(click.FloatRange):
+class ByteCount(click.FloatRange):
     """The type of an option whose value is a number of bytes, or of bytes per second: 50MB/s, 200MiB, 1G."""
 
     name = "bytes"
@@ -539,7 +541,7 @@ class TimeParameter(click.FloatRange):
 
 
 @click.command()
-@click.option("--in", "in_bytes_s", type=Bytes(min=0), required=True, metavar="RATE", help="Published: 50MB/s.")
+@click.option("--in", "in_bytes_s", type=ByteCount(min=0), required=True, metavar="RATE", help="Published: 50MB/s.")
 @click.option(
     "--retention", type=TimeParameter(min=0), required=True, metavar="TIME", help="For which messages are kept: 7d."
 )

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 import click
 
 from ..runtime.clock import SystemClock
-from .common.exits import FAILED, OK, Failure
+from .common.exits import FAILED, OK, CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
 from .common.output import KINDS
-from .common.session import Session, session_command
+from .common.session import CommandSession, session_command
 from .common.units import FiniteNumber, Interval
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: f
     while True:
         try:
             text = _ask_if_ready(where, path, tls_ca, timeout_s, "" if parts.path.rstrip("/") else path)
-        except Failure:
+        except CommandFailure:
             if clock.monotonic() >= end_s:
                 raise
             time.sleep(WAIT_LOOK_S)
@@ -96,7 +96,7 @@ def _ask_if_ready(where: str, path: str, tls_ca: str, timeout_s: float, shown: s
     """Returns the answer of a server that is ready. Raises Failure if it is not, or does not answer."""
     status, text = _ask(where, path, tls_ca, timeout_s)
     if status != 200:
-        raise Failure(f"{where}{shown} answers {status}: {text}")
+        raise CommandFailure(f"{where}{shown} answers {status}: {text}")
     return text
 
 
@@ -121,7 +121,7 @@ def _ask(where: str, path: str, tls_ca: str, timeout_s: float) -> tuple[int, str
         finally:
             connection.close()
     except (OSError, ValueError, HTTPException) as error:
-        raise Failure(f"{where} does not answer: {error}") from error
+        raise CommandFailure(f"{where} does not answer: {error}") from error
 
 
 def _connection(where: str, tls_ca: str, timeout_s: float) -> HTTPConnection:
@@ -162,13 +162,13 @@ class ProbeTimes(NamedTuple):
     def total_s(self) -> float:
         return self.publish_s + self.deliver_s
 
-    def judge(self, warn_s: float, critical_s: float) -> str:
+    def judge_times(self, warn_s: float, critical_s: float) -> str:
         if self.error or self.total_s >= critical_s:
             return "critical"
         return "warning" if self.total_s >= warn_s else "ok"
 
 
-def probe(session: Session, topic: str) -> ProbeTimes:
+def probe_topic(session: CommandSession, topic: str) -> ProbeTimes:
     """Publishes one message to the topic, receives it, and returns the measured times. Raises MagnetarError or TimedOut
     if that fails."""
     from ..client.model.message_id import MessageId
@@ -236,7 +236,7 @@ def format_prometheus_page(topic: str, took: ProbeTimes) -> str:
     click.option("--critical", "critical_s", type=Interval(), default=CRITICAL_S, show_default=True, metavar="TIME",
                  help="… and from here on the check has failed."),
 )  # fmt: skip
-def publish(session: Session, topic: str, warn_s: float, critical_s: float) -> None:
+def publish(session: CommandSession, topic: str, warn_s: float, critical_s: float) -> None:
     """Publish a message to a topic and receive it: whether that works, and how long it takes.
 
     The message is stored in its copies when it is published. Consumers of the topic get it too: probe a topic of its
@@ -253,12 +253,12 @@ def publish(session: Session, topic: str, warn_s: float, critical_s: float) -> N
 
     kind = session.out.kind
     try:
-        took = probe(session, topic)
+        took = probe_topic(session, topic)
     except MagnetarError as error:
         if kind not in ("nagios", "prometheus"):
             raise
         took = ProbeTimes(error=str(error))
-    state = took.judge(warn_s, critical_s)
+    state = took.judge_times(warn_s, critical_s)
     if kind == "nagios":
         click.echo(format_nagios_line(topic, took, state, warn_s, critical_s))
         sys.exit(NAGIOS[state])

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from .common.exits import IN_USE, NOT_AVAILABLE, Failure
+from .common.exits import IN_USE, NOT_AVAILABLE, CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
 from .common.output import OUTPUT, CommandOutput
 from .common.profiles import (
@@ -96,7 +96,9 @@ def _write(text: str, meant: dict[str, Any]) -> None:
     except Exception:
         found = None
     if found != meant:
-        raise Failure(f"{profiles_path()} is written in a way that only an editor changes: magnetar context edit")
+        raise CommandFailure(
+            f"{profiles_path()} is written in a way that only an editor changes: magnetar context edit"
+        )
     path = Path(os.path.realpath(profiles_path()))  # a link to it stays one
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = path.with_name(f".{path.name}.{os.getpid()}")
@@ -201,7 +203,9 @@ def add(name: str, chosen: bool, output: str, **given: str) -> None:
         raise click.UsageError(f"{name[:80]!r} is no name of a context: letters, digits, _ and -, 64 at most")
     text, found = _read()
     if name in found:
-        raise Failure(f"{profiles_path()} has a context {name!r}: change it with 'magnetar context edit'", IN_USE)
+        raise CommandFailure(
+            f"{profiles_path()} has a context {name!r}: change it with 'magnetar context edit'", IN_USE
+        )
     values = {key: _value(key, given[key]) for key in KEYS if given[key]}
     if not values:
         raise click.UsageError("what is the context? --url URL")
@@ -264,7 +268,7 @@ def edit() -> None:
     try:
         click.edit(filename=str(path))
     except click.ClickException as error:
-        raise Failure(f"{error.message}: VISUAL or EDITOR names another", NOT_AVAILABLE) from error
+        raise CommandFailure(f"{error.message}: VISUAL or EDITOR names another", NOT_AVAILABLE) from error
     path.chmod(0o600)
     found = read_profiles() if path.stat().st_size else {}
     for name in list_profile_names(found):
@@ -315,4 +319,4 @@ def completion(shell: str) -> None:
     try:
         click.echo(kind(root, {}, "magnetar", "_MAGNETAR_COMPLETE").source())
     except RuntimeError as error:  # a bash before 4.4
-        raise Failure(str(error), NOT_AVAILABLE) from error
+        raise CommandFailure(str(error), NOT_AVAILABLE) from error

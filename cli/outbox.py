@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, Failure
+from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, CommandFailure
 from .common.lazy import LazyCommand, LazyGroup
 from .common.output import OUTPUT, CommandOutput
-from .common.session import YES, Session, confirm, with_session
+from .common.session import YES, CommandSession, confirm_deletion, with_session
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -38,20 +38,22 @@ class OutboxDatabase:
             from sqlalchemy import MetaData, create_engine
             from sqlalchemy.exc import ArgumentError, NoSuchModuleError
         except ImportError as error:
-            raise Failure("an outbox needs SQLAlchemy: pip install 'magnetar[outbox]'", NOT_AVAILABLE) from error
+            raise CommandFailure("an outbox needs SQLAlchemy: pip install 'magnetar[outbox]'", NOT_AVAILABLE) from error
         from ..client.outbox import SQLAlchemyOutbox
 
         try:
             self.engine: Engine = create_engine(url, pool_pre_ping=True)
         except (ArgumentError, NoSuchModuleError, ValueError) as error:
-            raise Failure(
+            raise CommandFailure(
                 f"--database is a URL of SQLAlchemy, as postgresql+psycopg://user@host/orders: {error}", USAGE
             ) from error
         except ImportError as error:
-            raise Failure(f"the driver of this database is missing: pip install {error.name}", NOT_AVAILABLE) from error
+            raise CommandFailure(
+                f"the driver of this database is missing: pip install {error.name}", NOT_AVAILABLE
+            ) from error
         self.outbox: SQLAlchemyOutbox = SQLAlchemyOutbox(MetaData(), table)
 
-    def admin(self, *, checked: bool = True) -> OutboxAdmin:
+    def open_admin(self, *, checked: bool = True) -> OutboxAdmin:
         from ..client.outbox.relay import OutboxAdmin
 
         admin = OutboxAdmin(self.engine, self.outbox)
@@ -111,7 +113,7 @@ def create(database: OutboxDatabase, out: CommandOutput) -> None:
     Example:
       magnetar outbox create --database postgresql+psycopg://shop@localhost/shop
     """
-    database.admin(checked=False).create()
+    database.open_admin(checked=False).create()
     out.print_result_text(f"{database.outbox.rows.name} is there", table=database.outbox.rows.name)
 
 
@@ -134,7 +136,7 @@ def list_outbox_rows(
     from ..client.outbox.rows import RowState
 
     wanted = RowState[state.upper()] if state is not None else None
-    rows = [row._asdict() for row in database.admin().rows(state=wanted, topic=topic, limit=limit)]
+    rows = [row._asdict() for row in database.open_admin().rows(state=wanted, topic=topic, limit=limit)]
     out.print_rows(rows, ("id", "state", "topic", "key", "size", "attempts", "seq", "unit", "error"), empty="no rows")
 
 
@@ -151,8 +153,8 @@ def status(database: OutboxDatabase, out: CommandOutput) -> None:
     """
     from ..client.outbox.store import RelayStore
 
-    admin = database.admin()
-    lag = RelayStore(database.engine, database.outbox).lag()._asdict()
+    admin = database.open_admin()
+    lag = RelayStore(database.engine, database.outbox).measure_lag()._asdict()
     shards = [each._asdict() for each in admin.read_shards()]
     if out.is_structured:
         out.print_document({**lag, "shards": shards})
@@ -169,7 +171,7 @@ def _ids(everything: bool, ids: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def _changed(out: CommandOutput, count: int, what: str, asked: int | None) -> None:
     if asked is not None and not count:
-        raise Failure(f"none of these rows can be {what}: see 'magnetar outbox list'", NOT_FOUND)
+        raise CommandFailure(f"none of these rows can be {what}: see 'magnetar outbox list'", NOT_FOUND)
     out.print_result_text(f"{count:,} rows {what}", rows=count)
 
 
@@ -184,7 +186,7 @@ def park(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...]) -> 
     Example:
       magnetar outbox park 17 18 --database sqlite:///shop.db
     """
-    _changed(out, database.admin().park_rows(ids), "parked", len(ids))
+    _changed(out, database.open_admin().park_rows(ids), "parked", len(ids))
 
 
 @click.command()
@@ -201,7 +203,7 @@ def revive(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...], e
       magnetar outbox revive --all --database sqlite:///shop.db
     """
     chosen = _ids(everything, ids)
-    _changed(out, database.admin().revive_rows(chosen), "revived", None if chosen is None else len(chosen))
+    _changed(out, database.open_admin().revive_rows(chosen), "revived", None if chosen is None else len(chosen))
 
 
 @click.command()
@@ -216,8 +218,8 @@ def drop(database: OutboxDatabase, out: CommandOutput, ids: tuple[int, ...], yes
     Example:
       magnetar outbox drop 17 --yes --database sqlite:///shop.db
     """
-    confirm(f"delete {len(ids)} rows, whose messages are then never sent", yes)
-    _changed(out, database.admin().drop(ids), "dropped", len(ids))
+    confirm_deletion(f"delete {len(ids)} rows, whose messages are then never sent", yes)
+    _changed(out, database.open_admin().drop(ids), "dropped", len(ids))
 
 
 @click.command()
@@ -231,7 +233,7 @@ def shards(database: OutboxDatabase, out: CommandOutput, count: int) -> None:
     Example:
       magnetar outbox shards 4 --database sqlite:///shop.db
     """
-    database.admin().set_shard_count(count)
+    database.open_admin().set_shard_count(count)
     out.print_result_text(f"{count} shards: start a relay for each", shards=count)
 
 
@@ -241,7 +243,7 @@ def shards(database: OutboxDatabase, out: CommandOutput, count: int) -> None:
 @YES
 @with_database_options
 @with_session
-def renumber(session: Session, database: OutboxDatabase, shard: int, name: str | None, yes: bool) -> None:
+def renumber(session: CommandSession, database: OutboxDatabase, shard: int, name: str | None, yes: bool) -> None:
     """Continue after the error OutboxBehind or SequencesForgotten: give the waiting rows numbers after those that their
     topics have. Claimed rows are sent again.
 
@@ -254,10 +256,10 @@ def renumber(session: Session, database: OutboxDatabase, shard: int, name: str |
     """
     from ..client.outbox.relay import producer_name
 
-    confirm("send claimed rows again, which may then be there twice", yes)
+    confirm_deletion("send claimed rows again, which may then be there twice", yes)
     client = session.client()
     try:
-        last = database.admin().renumber_shard(client, producer_name(database.engine, name, shard), shard)
+        last = database.open_admin().renumber_shard(client, producer_name(database.engine, name, shard), shard)
     finally:
         client.close()
     rows = [{"destination": each, "last_seq": seq} for each, seq in last.items()]
@@ -303,8 +305,8 @@ READY_POLL_S = 1.0
 @with_database_options
 @with_session
 def relay(
-    session: Session, database: OutboxDatabase, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
-    until_empty: bool, report: float,
+    session: CommandSession, database: OutboxDatabase, shard: int, shards: int, name: str | None, standby: bool,
+    atomic: bool, until_empty: bool, report: float,
 ) -> None:  # fmt: skip
     """Send the rows of a shard to their topics, each exactly once, until the relay is stopped.
 
@@ -345,7 +347,9 @@ def relay(
         client.close()
 
 
-def _report(running: Relay, session: Session, stopped: threading.Event, every_s: float, until_empty: bool) -> None:
+def _report(
+    running: Relay, session: CommandSession, stopped: threading.Event, every_s: float, until_empty: bool
+) -> None:
     while not running.wait_ready(READY_POLL_S):
         if stopped.is_set():
             return

@@ -18,9 +18,9 @@ import click
 
 from ..proto.states import NUMBERS
 from ..runtime.clock import SystemClock
-from .common.exits import Failure
+from .common.exits import CommandFailure
 from .common.output import RAW
-from .common.session import COMPLETED, Session, with_session
+from .common.session import COMPLETED, CommandSession, with_session
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class _WithHint(click.Command):
 @click.option("--deliver-at", type=click.IntRange(1), default=None, metavar="MS", help="… or this time, in ms UTC.")
 @with_session
 def produce(
-    session: Session,
+    session: CommandSession,
     topic: str,
     messages: tuple[str, ...],
     path: str | None,
@@ -180,7 +180,7 @@ def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
 class _Sending:
     """Sends messages without waiting for each; `finish` waits for all and returns how many are stored, or raises."""
 
-    def __init__(self, session: Session, topic: str, compression: str) -> None:
+    def __init__(self, session: CommandSession, topic: str, compression: str) -> None:
         from ..client.common.errors import Result
         from ..client.model.settings import CompressionType as kinds
 
@@ -222,7 +222,7 @@ class _Sending:
             unknown = ": they may be stored or not" if name == "Timeout" else ""
             why = f": {self._producer.why}" if self._producer.why else ""
             text = f"{len(self._failures)} messages failed ({name}{unknown}); {self._confirmed} are confirmed{why}"
-            raise Failure(text)
+            raise CommandFailure(text)
 
     def __enter__(self) -> Self:
         return self
@@ -279,7 +279,7 @@ POLL_MS = 200
 @RAW
 @with_session
 def consume(
-    session: Session,
+    session: CommandSession,
     topic: str,
     subscription: str | None,
     count: int | None,
@@ -422,4 +422,6 @@ def _give(program: str, message: Message) -> None:
     code = subprocess.run(program, shell=True, input=message.data(), check=False).returncode
     if code != 0:
         place = message.message_id()
-        raise Failure(f"the command ended with {code} at message {place}, which is not acknowledged and comes again")
+        raise CommandFailure(
+            f"the command ended with {code} at message {place}, which is not acknowledged and comes again"
+        )

@@ -78,9 +78,9 @@ def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers:
 
 
 def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
-    from ..security.authority import create_files
+    from ..security.authority import create_authority_files
 
-    made = create_files(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
+    made = create_authority_files(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
     for name in made.files:
         click.echo(f"{made.folder / name}")
     click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
@@ -263,7 +263,7 @@ def revoke(source: str, settings: str, identity: str, role: str) -> None:
     if token is None or not token.revoked:
         raise InvalidConfiguration(f'{settings}: [token] has no `revoked`, such as  revoked = "revoked.txt"')
     what = revoked.read_token_id(_read(source)) if source else identity or role
-    revoked.revoke(token.revoked, what)
+    revoked.add_revocation(token.revoked, what)
     click.echo(f"{what} is in {token.revoked}")
 
 
@@ -309,7 +309,7 @@ def check(url: str, tls_ca: str, output: str) -> None:
     Example: magnetar security check magnetar+ssl://broker-1.example:7650 --tls-ca ./security/ca.pem
     """
     from ..client.admin import Admin
-    from .common.exits import Failure
+    from .common.exits import CommandFailure
 
     with Admin(url, timeout_s=TIMEOUT_S, tls_trust_certs_file_path=tls_ca) as admin:
         rows = [{"caller without credentials may": what, "answer": _answer(admin, ask)} for what, ask in QUESTIONS]
@@ -319,7 +319,7 @@ def check(url: str, tls_ca: str, output: str) -> None:
     out.print_rows(rows, ("caller without credentials may", "answer"))
     found = [str(row["caller without credentials may"]) for row in rows if str(row["answer"]).startswith("yes")]
     if found:
-        raise Failure(f"a caller without credentials may {', '.join(found)}")
+        raise CommandFailure(f"a caller without credentials may {', '.join(found)}")
 
 
 def _answer(admin: Admin, ask: Ask) -> str:

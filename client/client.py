@@ -56,7 +56,7 @@ from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .consume.consumer import Consumer
 from .consume.listening import ListenOptions
 from .consume.pull import OffsetStore, PullConsumer
-from .consume.ranges import RangeReader, Reader, StoredEntry
+from .consume.ranges import ClientRangeReader, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.requests import Requester, RequestServer
 from .consume.table_view import TableView
@@ -180,7 +180,7 @@ class Client(ClosedAfterAsyncWith):
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = self._service.connect(self._world or make_client_world(), self.settings)
-            self._connections.make_halves = ClientHalfMessages.of_client
+            self._connections.make_halves = ClientHalfMessages.for_client
             self._reports = StatisticsReporter(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.with_the_loop = WeakMethod(self.shutdown)
@@ -195,7 +195,7 @@ class Client(ClosedAfterAsyncWith):
     def transactions(self) -> Transactions:
         """Returns the object that begins and ends the client's transactions. Makes the object at the first use, in the
         event loop that uses it."""
-        return Transactions.of_client(self.connections)
+        return Transactions.for_client(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
         """Makes a transaction: its messages and acknowledgements count all together, or not at all
@@ -219,7 +219,7 @@ class Client(ClosedAfterAsyncWith):
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check_parameters(TRANSACTION, {"timeout": timeout})
-        made = Transaction(Transactions.of_client(self._connections), timeout, None)
+        made = Transaction(Transactions.for_client(self._connections), timeout, None)
         return made if made.begin_now() else None
 
     async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
@@ -249,7 +249,7 @@ class Client(ClosedAfterAsyncWith):
         """Returns the number of the last batch that was committed to a sink, and the query that wrote it; None if no
         batch was committed."""
         check_parameter("sink_id", NAME, sink_id)
-        return await run_translating_errors(batches.sink_status(self.transactions.coordinators, sink_id))
+        return await run_translating_errors(batches.get_sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
         """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
@@ -279,8 +279,8 @@ class Client(ClosedAfterAsyncWith):
                 each.properties, each.partition_key, each.ordering_key, event_timestamp=each.event_timestamp,
                 deliver_at=each.deliver_at, deliver_after=each.deliver_after, priority=each.priority,
             )  # fmt: skip
-            messages.append(each.producer.encoded(each.value, extras))
-        return await ClientHalfMessages.of_client(self.connections).prepare(messages, group, check_key, check_after)
+            messages.append(each.producer.encode_for_later(each.value, extras))
+        return await ClientHalfMessages.for_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
         """Registers a function that decides the half messages of a group whose program did not decide them. The cluster
@@ -297,7 +297,7 @@ class Client(ClosedAfterAsyncWith):
 
         def register(function: CheckFunction) -> CheckFunction:
             check_parameter("function", FUNCTION, function)
-            ClientHalfMessages.of_client(self.connections).watch(
+            ClientHalfMessages.for_client(self.connections).watch_group(
                 group, lambda halves: HalfCheckWatch(halves, group, function)
             )
             return function
@@ -307,17 +307,17 @@ class Client(ClosedAfterAsyncWith):
     async def commit_half(self, half_id: TxnId | str) -> None:
         """Publishes a half message that any program of this role prepared, as `Half.commit` does. `half_id`: its id, or
         the text of the id."""
-        await ClientHalfMessages.of_client(self.connections).commit(_txn_id(half_id))
+        await ClientHalfMessages.for_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
         """Drops a half message that any program of this role prepared, as `Half.rollback` does. `half_id`: its id, or
         the text of the id."""
-        await ClientHalfMessages.of_client(self.connections).rollback(_txn_id(half_id))
+        await ClientHalfMessages.for_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
         `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago."""
-        state, refused = await run_translating_errors(self.transactions.coordinators.status(_txn_id(txn_id)))
+        state, refused = await run_translating_errors(self.transactions.coordinators.get_status(_txn_id(txn_id)))
         if refused is not None:
             raise translate_error(refused) from refused
         return TransactionState[state.name]
@@ -678,7 +678,7 @@ class Client(ClosedAfterAsyncWith):
         check_parameter("incarnation", make_whole_number_check(0, INT64_MAX), incarnation)
         check_parameter("first_index", make_whole_number_check(0, INT64_MAX), first_index)
         check_parameter("end_index", make_whole_number_check(0, INT64_MAX), end_index)
-        reader = RangeReader(self.connections, crypto_key_reader)
+        reader = ClientRangeReader(self.connections, crypto_key_reader)
         async with aclosing(reader.read(parse_topic(topic), first_index, end_index, incarnation)) as found:
             try:
                 async for entries in found:
@@ -714,9 +714,9 @@ class Client(ClosedAfterAsyncWith):
         acknowledged is unknown."""
         self._closed = True
         if self._connections is not None and self._connections.halves is not None:
-            ClientHalfMessages.of_client(self._connections).stop()
+            ClientHalfMessages.for_client(self._connections).stop()
         if self._connections is not None and self._connections.transactions is not None:
-            Transactions.of_client(self._connections).shutdown()
+            Transactions.for_client(self._connections).shutdown()
         for each in self._open:
             each.abort()
         self._open.clear()
@@ -768,9 +768,9 @@ class Client(ClosedAfterAsyncWith):
         connections = self._connections
         try:
             if connections is not None and connections.halves is not None:
-                await ClientHalfMessages.of_client(connections).close()
+                await ClientHalfMessages.for_client(connections).close()
             if connections is not None and connections.transactions is not None:
-                await Transactions.of_client(connections).close()
+                await Transactions.for_client(connections).close()
         finally:
             await self._close_rest()
 

@@ -105,7 +105,7 @@ class State(MutableMapping[str, Any]):
 
     def __init__(self) -> None:
         self.committed: dict[str, bytes] = {}
-        self.is_used = False  # since `keep_batch`, for reading too
+        self.is_used = False  # since `commit_batch_changes`, for reading too
         self._batch: dict[str, bytes] = {}  # changes of messages that are processed, not committed
         self._message: dict[str, bytes] = {}  # changes of the message that is processed now
 
@@ -144,22 +144,22 @@ class State(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def keep_message(self) -> None:
+    def keep_message_changes(self) -> None:
         """The message was processed: its changes belong to the batch."""
         self._batch |= self._message
         self._message = {}
 
-    def drop_message(self) -> None:
+    def drop_message_changes(self) -> None:
         """The function failed on the message: its changes never were."""
         self._message = {}
 
-    def keep_batch(self) -> None:
+    def commit_batch_changes(self) -> None:
         """The transaction of the batch is committed."""
         for key, value in self._batch.items():
-            self.apply(key, value)
+            self.apply_change(key, value)
         self._batch, self.is_used = {}, False
 
-    def apply(self, key: str, value: bytes) -> None:
+    def apply_change(self, key: str, value: bytes) -> None:
         """Applies a message of the topic of the state, or a committed change."""
         if value == _GONE:
             self.committed.pop(key, None)
@@ -167,7 +167,7 @@ class State(MutableMapping[str, Any]):
             self.committed[key] = value
 
     @property
-    def changes(self) -> dict[str, bytes]:
+    def batch_changes(self) -> dict[str, bytes]:
         """Returns the changes of the batch: key → value as JSON; empty: the key is deleted."""
         return self._batch
 
@@ -317,7 +317,7 @@ class _Worker:
                 _LOG.warning("%s: the step begins anew: %s", self._name(self._step.source), error)
             if self.statistics.committed != committed:
                 backoff.reset()
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(backoff.next_delay_s())
 
     async def _run_once(self) -> None:
         async with AsyncExitStack() as opened:
@@ -354,7 +354,7 @@ class _Worker:
             while True:
                 message = await reader.read_next()
                 if message.partition_key() != OWNER_KEY:
-                    state.apply(message.partition_key(), message.data())
+                    state.apply_change(message.partition_key(), message.data())
                 if message.entry.position >= end:
                     break
         self._state = state
@@ -368,7 +368,7 @@ class _Worker:
             self._aborted = self.statistics.aborted
             state = await self._take_over()
         else:
-            state.keep_batch()  # one transaction at a time, and the one before has ended: it is committed
+            state.commit_batch_changes()  # one transaction at a time, and the one before has ended: it is committed
         context, self._own_errors = Context(state, self._partition), []
         results = [await self._call(message, context, number) for number, message in enumerate(messages)]
         written = self._make_state_outputs(state)
@@ -389,17 +389,17 @@ class _Worker:
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled(error):
                 raise
-            context.state.drop_message()
+            context.state.drop_message_changes()
             own = error if isinstance(error, Exception) else RuntimeError("the function raised CancelledError")
             self._own_errors.append(own)
             return FunctionResult(message, (), own)
-        context.state.keep_message()
+        context.state.keep_message_changes()
         return FunctionResult(message, outputs, None)
 
     def _make_state_outputs(self, state: State) -> list[Output]:
         """Returns the messages of the state that the batch writes. One that has only read state writes its mark again:
         a worker that was replaced cannot commit."""
-        changes = state.changes or ({OWNER_KEY: self._app.encode()} if state.is_used else {})
+        changes = state.batch_changes or ({OWNER_KEY: self._app.encode()} if state.is_used else {})
         return [Output(value, partition_key=key, producer=self._producer) for key, value in changes.items()]
 
 

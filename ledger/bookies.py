@@ -40,7 +40,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from ..metadata import paths
-from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, decode
+from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, decode_record
 from ..metadata.store import ABSENT, MetadataStore, WatchReset, get_record, put_record
 from ..proto.errors import BackPressure, BadVersion, InvalidConfiguration, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
@@ -292,10 +292,12 @@ class Bookies:
         return self._trouble.fault_weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
+        """Returns whether the bookie is in quarantine because it failed lately: it is then chosen and asked last."""
         return self._quarantine.is_quarantined(bookie, self._world.clock.monotonic())
 
     def quarantined_bookies(self) -> frozenset[str]:
-        return frozenset(self._quarantine.quarantined(self._world.clock.monotonic()))
+        """Returns the bookies that are in quarantine now."""
+        return frozenset(self._quarantine.quarantined_bookies(self._world.clock.monotonic()))
 
     # ------------------------------------------------------------------------------ choosing
     async def count_healthy_bookies(self, wanted: int) -> int:
@@ -312,15 +314,17 @@ class Bookies:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """Chooses bookies like `choose`. If there are too few, lists the bookies again and chooses once more, because
-        the watch may lag."""
+        """Chooses bookies like `choose_bookies`. If there are too few, lists the bookies again and chooses once more,
+        because the watch may lag."""
         try:
-            return self.choose(count, write_quorum=write_quorum)
+            return self.choose_bookies(count, write_quorum=write_quorum)
         except NotEnoughBookies:
             await self.refresh_bookie_list()
-            return self.choose(count, write_quorum=write_quorum)
+            return self.choose_bookies(count, write_quorum=write_quorum)
 
-    def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
+    def choose_bookies(
+        self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None
+    ) -> list[str]:
         """Chooses `count` distinct writable bookies for copies and returns them. Raises NotEnoughBookies, with the
         fields `wanted` and `available`.
 
@@ -331,7 +335,7 @@ class Bookies:
         beside = {count + slot: self.find_rack(bookie) for slot, bookie in enumerate(there)}
         return self._placed(count, exclude, beside, write_quorum)
 
-    def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
+    def choose_replacements(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
         """Chooses a replacement for the bookie in each of `slots` of the ensemble. Returns slot → bookie; only for the
         first slots, or for none, if there are too few bookies.
 
@@ -342,8 +346,8 @@ class Bookies:
     def choose_replacements_for_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
-        """Chooses replacements like `replace`, for copies of entries that are final, because the bookies in `slots` are
-        lost or leaving. Returns slot → bookie.
+        """Chooses replacements like `choose_replacements`, for copies of entries that are final, because the bookies in
+        `slots` are lost or leaving. Returns slot → bookie.
 
         Prefers bookies that have not failed lately. Never chooses a bookie of `gone` or of `limbo_bookies`."""
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies])
@@ -457,7 +461,7 @@ class Bookies:
         async with self._refreshing:
             node = await self._metadata.get(paths.RACKS)
             try:
-                self._racks = {} if node is None else decode(node.value, RacksRecord, paths.RACKS).racks
+                self._racks = {} if node is None else decode_record(node.value, RacksRecord, paths.RACKS).racks
             except ValueError as error:
                 _LOG.error("the racks in the metadata are not used, their record is invalid: %s", error)
 
@@ -468,7 +472,7 @@ class Bookies:
             self._available.pop(bookie, None)
             if node is not None:
                 try:
-                    self._apply_registration(bookie, decode(node.value, BookieRecord, path))
+                    self._apply_registration(bookie, decode_record(node.value, BookieRecord, path))
                 except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
                     _LOG.error("bookie %s is not used, its registration is invalid: %s", bookie, error)
 
@@ -478,7 +482,7 @@ class Bookies:
         is_elsewhere = peer is None or last is None or peer.endpoint != endpoint or last.key != record.key
         if is_elsewhere:
             access = PeerClientKeys(record.key)
-            self.peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
+            self.peers[bookie] = self._world.network.connect_peer(endpoint, uuid.UUID(bookie).bytes, access)
             if peer is not None:
                 self._closing.spawn(peer.close(), "ledger-peer-close")
         if is_elsewhere or last is None or last.process != record.process:
@@ -517,7 +521,7 @@ class _Unregistered:
         future.set_exception(self._error)
         return future
 
-    def post(
+    def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         return self._error

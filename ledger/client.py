@@ -28,11 +28,11 @@ from itertools import groupby
 from pyroaring import BitMap64
 
 from ..metadata import paths
-from ..metadata.records import DeletedLedgersRecord, LedgerRecord, decode, encode
+from ..metadata.records import DeletedLedgersRecord, LedgerRecord, decode_record, encode_record
 from ..metadata.store import (
     ABSENT,
     ANY,
-    Delete,
+    DeleteNode,
     MetadataStore,
     NodeUpdate,
     Operation,
@@ -49,7 +49,7 @@ from . import recovery
 from . import recovery as records
 from .bookies import Bookies, LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
-from .metadata_core import RecordToStore, decide_creation, make_ledger_record, striping
+from .metadata_core import RecordToStore, decide_creation, make_ledger_record, make_striping
 from .peer_format import KEY_BYTES
 from .placement_core import StripingReduction, reduce_striping
 from .reader import LedgerReader
@@ -139,7 +139,7 @@ async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):
-        await store.commit([Delete(paths.ledger(ledger), ANY) for ledger in ordered[at : at + DELETED_AT_ONCE]])
+        await store.commit([DeleteNode(paths.ledger(ledger), ANY) for ledger in ordered[at : at + DELETED_AT_ONCE]])
 
 
 def _paged(ledgers: Iterable[int]) -> list[tuple[int, list[int]]]:
@@ -241,7 +241,7 @@ class LedgerClient:
         """Chooses an id and bookies for a new ledger, as `create` does, and returns the ledger's record. Stores
         nothing. Parameters and errors are those of `create`."""
         config = self._config
-        shape = striping(
+        shape = make_striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
             config.write_quorum if write_quorum is None else write_quorum,
             config.ack_quorum if ack_quorum is None else ack_quorum,
@@ -264,10 +264,10 @@ class LedgerClient:
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
-            answer = decide_creation(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
+            answer = decide_creation(decode_record(node.value, LedgerRecord, path) if node is not None else None, draft)
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
-            return encode(answer.record, path) if isinstance(answer, RecordToStore) else None
+            return encode_record(answer.record, path) if isinstance(answer, RecordToStore) else None
 
         return NodeUpdate(path, transform, absent=True)
 
@@ -347,7 +347,7 @@ class LedgerClient:
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, NodeUpdate | None]:
         await self._bookies.wait_bookies_listed()
-        found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
+        found = await recovery.recover_ledger(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
     def make_lost_entries_search(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:

@@ -78,7 +78,7 @@ from .writer_core import (
     NoReplacementFound,
     QuorumTimedOut,
     SendAdd,
-    Writer,
+    WriterCore,
     WriterState,
 )
 
@@ -130,7 +130,7 @@ class LedgerWriter:
         self._metadata = metadata
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._core: Writer[PendingAppend] = Writer(
+        self._core: WriterCore[PendingAppend] = WriterCore(
             get_striping_of_record(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
         self.adds = self._core.adds  # must only be read
@@ -170,10 +170,12 @@ class LedgerWriter:
 
     @property
     def pending_entries(self) -> int:
+        """The number of entries that were appended and are not confirmed yet."""
         return len(self.adds)
 
     @property
     def pending_bytes(self) -> int:
+        """The size in bytes of the entries that were appended and are not confirmed yet."""
         return self._bytes
 
     @property
@@ -430,7 +432,9 @@ class LedgerWriter:
 
     def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
         ensemble = self._record.fragments[-1].bookies
-        return self._bookies.replace(ensemble, [slot for slot, _ in change.failed], self._record.write_quorum)
+        return self._bookies.choose_replacements(
+            ensemble, [slot for slot, _ in change.failed], self._record.write_quorum
+        )
 
     # ------------------------------------------------------------------------------ the end
     async def _store_end(self, close: CloseLedger) -> None:

@@ -77,11 +77,12 @@ def make_ledger_record(
 
 
 def get_striping_of_record(record: LedgerRecord) -> Striping:
-    return striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+    """Returns the striping of the ledger: its ensemble size and its quorums."""
+    return make_striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
 
 @lru_cache(maxsize=64)
-def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
+def make_striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
     """Returns the striping with these three numbers. The result is cached, because most ledgers of a cluster have the
     same numbers."""
     return Striping(ensemble_size, write_quorum, ack_quorum)

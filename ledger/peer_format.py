@@ -209,6 +209,7 @@ def encode_admin_request() -> bytes:
 
 
 def encode_ping_request() -> bytes:
+    """Returns the head of a request that does nothing at the bookie but is answered."""
     return BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
@@ -222,6 +223,7 @@ def parse_plain_add_request(head: bytes) -> tuple[int, int, bytes] | None:
 
 
 def decode_request(head: bytes) -> BookieRequestHead:
+    """Decodes the head of a request. Raises ValueError if its length, version, operation or flags are wrong."""
     if len(head) != _REQUEST.size:
         raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
     version, op, flags, *rest = _REQUEST.unpack(head)
@@ -235,6 +237,7 @@ def decode_request(head: bytes) -> BookieRequestHead:
 
 
 def decode_answer(head: bytes) -> BookieAnswerHead:
+    """Decodes the head of an answer. Raises ValueError if its length, version, operation or status is wrong."""
     if len(head) != _ANSWER.size:
         raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
     version, op, status, *rest = _ANSWER.unpack(head)
@@ -277,6 +280,7 @@ _RUN = struct.Struct(">qq")
 
 
 def encode_stored_runs(runs: Iterable[tuple[int, int]]) -> bytes:
+    """Encodes the runs of entries (first, last) of an answer to a HELD request; both ends are included."""
     return b"".join([_RUN.pack(first, last) for first, last in runs])
 
 

@@ -252,6 +252,7 @@ class BookieQuarantine:
             trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
 
     def is_quarantined(self, bookie: str, now: float) -> bool:
+        """Returns whether the bookie is in quarantine at the time `now`."""
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + trouble.length_s
 
@@ -261,7 +262,8 @@ class BookieQuarantine:
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
-    def quarantined(self, now: float) -> list[str]:
+    def quarantined_bookies(self, now: float) -> list[str]:
+        """Returns the bookies that are in quarantine at the time `now`, sorted."""
         return sorted(bookie for bookie in self._troubles if self.is_quarantined(bookie, now))
 
 
@@ -332,8 +334,8 @@ class BookieHealth:
         self._weights.pop(bookie, None)
 
     def fault_weights(self, now: float) -> dict[str, float]:
-        """Returns the weight of each bookie that had faults recently (at least FORGET), by bookie. Reads ask a bookie
-        with a larger weight later."""
+        """Returns the fault weight of each bookie whose weight is at least FORGET, and deletes the weights of the
+        others. A read asks a bookie with a larger weight later."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

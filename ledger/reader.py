@@ -80,6 +80,7 @@ class LedgerReader:
 
     @property
     def is_closed(self) -> bool:
+        """True if the ledger is closed: its last entry is known and does not change any more."""
         return self._bound.closed
 
     @property

@@ -196,7 +196,7 @@ class EntryRangeRead:
         self._closed = record.state == CLOSED
         # Longest runs first, then one fixed order per ledger, so that reads in sequence find the same read-ahead.
         slots = sorted(
-            striping.write_set(first),
+            striping.slots_of_entry(first),
             key=lambda slot: (
                 trouble.get(fragment.bookies[slot], 0.0),
                 -striping.count_consecutive_entries(first, slot),

@@ -21,7 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..metadata import paths
-from ..metadata.records import CLOSED, LedgerRecord, decode, encode
+from ..metadata.records import CLOSED, LedgerRecord, decode_record, encode_record
 from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue, get_record, update_node
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
@@ -72,7 +72,7 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 class ClosedByAnotherRecoverer(Unavailable):
     """Raised when another client has recovered and closed the ledger, with another end. That end is the valid one: the
-    caller must call `recover` again."""
+    caller must call `recover_ledger` again."""
 
 
 class RecoveryResult(NamedTuple):
@@ -87,7 +87,7 @@ class RecoveryResult(NamedTuple):
     end: NodeUpdate | None = None
 
 
-async def recover(
+async def recover_ledger(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
 ) -> RecoveryResult:
     """Recovers a ledger and closes it; does nothing if it is CLOSED already. Returns its closed record. With `joined`,
@@ -133,7 +133,7 @@ class _Attempt:
 
     def _choose(self, exclude: Sequence[str]) -> str | None:
         try:
-            return self._bookies.choose(1, exclude)[0]
+            return self._bookies.choose_bookies(1, exclude)[0]
         except NotEnoughBookies:
             return None
 
@@ -232,9 +232,9 @@ class _Attempt:
         path = paths.ledger(ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
-            answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
+            answer = decide(decode_record(node.value, LedgerRecord, path) if node is not None else None)
             if isinstance(answer, transitions.RecordToStore):
-                return encode(answer.record, path)
+                return encode_record(answer.record, path)
             if isinstance(answer, transitions.LedgerTransitionRefused):
                 raise _error(ReportRecoveryFailure(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
             if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
@@ -313,8 +313,8 @@ async def store_record_transition(
 
     def transform(node: VersionedValue | None) -> bytes | None:
         nonlocal answer
-        answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
-        return encode(answer.record, path) if isinstance(answer, RecordToStore) else None
+        answer = decide(decode_record(node.value, LedgerRecord, path) if node is not None else None)
+        return encode_record(answer.record, path) if isinstance(answer, RecordToStore) else None
 
     await update_node(store, path, transform, deadline_s=timeout_s)
     assert answer is not None, "an update that returns has asked"
@@ -408,7 +408,9 @@ class LostEntriesSearch:
         if self.record.state != CLOSED:
             return False
         fragment = find_fragment_of_entry(self.record, entry)[0]
-        await self._learn([fragment.bookies[slot] for slot in get_striping_of_record(self.record).write_set(entry)])
+        await self._learn(
+            [fragment.bookies[slot] for slot in get_striping_of_record(self.record).slots_of_entry(entry)]
+        )
         return bool(self._forgotten) and await self._is_lost(entry) is True
 
     async def _not_held(self, first: int, last: int) -> list[int]:
@@ -431,7 +433,7 @@ class LostEntriesSearch:
     async def _is_lost(self, entry: int) -> bool | None:
         """Returns True if the entry is lost, False if a bookie has it, None if that cannot be decided."""
         fragment = find_fragment_of_entry(self.record, entry)[0]
-        slots = get_striping_of_record(self.record).write_set(entry)
+        slots = get_striping_of_record(self.record).slots_of_entry(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
         if False in verdicts:
             return False

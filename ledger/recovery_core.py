@@ -320,7 +320,7 @@ class LedgerRecovery:
         reads: list[Effect] = []
         while self.end is None and self._next_read - self._adds.lac <= self._batch and self._can_be_there():
             entry = self._next_read
-            votes = self._votes[entry] = EntryVotes(self.striping.write_set(entry))
+            votes = self._votes[entry] = EntryVotes(self.striping.slots_of_entry(entry))
             reads += [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
             self._next_read += 1
         return reads
@@ -443,7 +443,7 @@ class LedgerRecovery:
         self._votes.clear()
         entry, self._before_lac0 = self.lac0 - self._before_lac0, 2 * self._before_lac0
         if self._length is None and entry >= 0:
-            votes = self._votes[entry] = EntryVotes(self.striping.write_set(entry))
+            votes = self._votes[entry] = EntryVotes(self.striping.slots_of_entry(entry))
             return [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
         self._length = self._length or 0
         return self._close()

@@ -99,7 +99,7 @@ class SentAddRequest(InProcessRequest):
         self.first = first  # None: this one
         self.tries = tries
 
-    def release(self) -> None:
+    def release_buffers(self) -> None:
         """Releases the memory that the request takes. Must be called exactly once: when the request is answered, or
         when no answer can arrive any more."""
         sender, first = self.sender, self.first or self
@@ -112,7 +112,7 @@ class SentAddRequest(InProcessRequest):
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         adds, sender, first = self.adds, self.sender, self.first or self
-        sender.unanswered_bytes -= self.bytes  # as `release`, a call less
+        sender.unanswered_bytes -= self.bytes  # as `release_buffers`, a call less
         first.copies -= 1
         if not first.copies:
             sender.memory.held -= self.bytes
@@ -134,7 +134,7 @@ class SentAddRequest(InProcessRequest):
             sender.on_bookie_has_room(self.place)
 
     def on_failed(self, error: BaseException) -> None:
-        self.release()
+        self.release_buffers()
         if isinstance(error, BackPressure):
             self.sender.retry_adds_later(self.place, self.adds, self.tries, self.sent_s)  # nothing was sent
         else:
@@ -238,7 +238,7 @@ class AddSender:
                 for place, _ in several[at : at + copies]:
                     sent = SentAddRequest(self, place, part, size, copies, first, 0, now_s)
                     first = first or sent
-                    refused = peers[place[1]].post(sent, head, frames, timeout_s=timeout_s)
+                    refused = peers[place[1]].send_request(sent, head, frames, timeout_s=timeout_s)
                     if refused is not None:
                         self._loop.call_soon(sent.on_failed, refused)
             at += copies
@@ -256,7 +256,7 @@ class AddSender:
 
     def _post(self, sent: SentAddRequest, head: bytes, frames: Sequence[Buffer]) -> None:
         timeout_s = self._config.add_timeout_s
-        refused = self._bookies.peers[sent.place[1]].post(sent, head, frames, timeout_s=timeout_s)
+        refused = self._bookies.peers[sent.place[1]].send_request(sent, head, frames, timeout_s=timeout_s)
         if refused is not None:
             self._loop.call_soon(sent.on_failed, refused)
 
@@ -329,7 +329,7 @@ class AddSender:
     def _repeat(self, place: _Place, passed: int) -> None:
         for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
-                sent.release()
+                sent.release_buffers()
                 self.retry_adds_later(place, sent.adds, sent.tries, sent.sent_s)
             else:
                 sent.tries += passed

@@ -102,7 +102,8 @@ class Striping:
             tuple((first + i) % ensemble_size for i in range(write_quorum)) for first in range(ensemble_size)
         )
 
-    def write_set(self, entry: int) -> tuple[int, ...]:
+    def slots_of_entry(self, entry: int) -> tuple[int, ...]:
+        """Returns the slots of the ensemble whose bookies store this entry: its write set."""
         return self.write_sets[entry % self.ensemble_size]
 
     def is_fence_complete(self, unknown: Collection[int]) -> bool:
@@ -287,7 +288,7 @@ class PendingAdds(Generic[A]):
         self.ensemble = tuple(ensemble)
         sends = []
         for add in self._adds.values():
-            for slot in self.striping.write_set(add.entry):
+            for slot in self.striping.slots_of_entry(add.entry):
                 bookie = self.ensemble[slot]
                 if add.sent.get(slot) != bookie and slot not in self.failed:
                     add.acks.discard(slot)
@@ -306,15 +307,17 @@ class PendingAdds(Generic[A]):
         """Returns whether the pending entry can never be confirmed with this ensemble: fewer than Qa slots of its write
         set have acknowledged it or have not failed."""
         add = self._adds[entry]
-        possible = sum(slot in add.acks or slot not in self.failed for slot in self.striping.write_set(entry))
+        possible = sum(slot in add.acks or slot not in self.failed for slot in self.striping.slots_of_entry(entry))
         return possible < self._ack_quorum
 
     @property
     def is_head_unconfirmable(self) -> bool:
+        """True if the oldest pending entry can no longer reach its ack quorum."""
         return bool(self._adds) and self.is_unconfirmable(self.lac + 1)
 
     @property
     def is_any_unconfirmable(self) -> bool:
+        """True if some pending entry can no longer reach its ack quorum."""
         return bool(self.failed) and any(self.is_unconfirmable(entry) for entry in self._adds)
 
     @property
@@ -335,7 +338,7 @@ class PendingAdds(Generic[A]):
         assert entries == sorted(entries), "pending entries are in entry order"
         assert all(self.lac < entry <= self.lap for entry in entries), "pending entries are in LAC+1 … LAP"
         for add in self._adds.values():
-            write_set = self.striping.write_set(add.entry)
+            write_set = self.striping.slots_of_entry(add.entry)
             assert add.acks <= set(write_set), "only slots of the write set acknowledge an entry"
             assert all(add.sent.get(slot) == self.ensemble[slot] for slot in add.acks), (
                 "an ack counts only from the bookie of its slot"
@@ -464,7 +467,7 @@ class CloseLedger(NamedTuple):
 Effect = SendAdd[A] | ConfirmEntries[A] | FailEntries[A] | ChangeEnsemble | CloseLedger
 
 
-class Writer(Generic[A]):
+class WriterCore(Generic[A]):
     """The core of the writer of one ledger. The intents (`append`, `close`, `abandon`) and the facts (`receive`) return
     the effects to carry out.
 
@@ -492,6 +495,7 @@ class Writer(Generic[A]):
 
     @property
     def accepts_appends(self) -> bool:
+        """True if the writer takes new entries: it is OPEN, or CHANGING its ensemble."""
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
@@ -505,7 +509,7 @@ class Writer(Generic[A]):
 
     def abandon(self) -> Sequence[Effect[A]]:
         """Stops the writer at once: the outcome of the pending entries is UNKNOWN, and the ledger stays OPEN until
-        another client recovers it."""
+        another client recovers it. Returns the effects; none if the writer is CLOSED or POISONED already."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts

@@ -31,7 +31,7 @@ from ..runtime.network import PeerServerKeys, World
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
-from .store import ABSENT, ANY, Delete, MetadataStore, PutNode, WatchReset, get_record
+from .store import ABSENT, ANY, DeleteNode, MetadataStore, PutNode, WatchReset, get_record
 
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5
@@ -49,7 +49,7 @@ class Members:
     (`runtime.peer.keys.PeerGate`)."""
 
     def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
-        self.keys = world.network.new_keys()
+        self.keys = world.network.generate_keys()
         self._clock = world.clock
         self._open_session = open_session
         self._record = records.MemberRecord(role=role, name=name, key=self.keys.public)
@@ -90,7 +90,7 @@ class Members:
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
-    def keys_of(self, role: str) -> list[str]:
+    def list_keys(self, role: str) -> list[str]:
         """Returns the public keys of the members with this role, as far as this process knows them."""
         return sorted(key for key, each in self._known.items() if each.name.startswith(f"{role}/"))
 
@@ -105,7 +105,7 @@ class Members:
                 raise Unavailable(f"who has that key is not known: {error.message}") from error
         return key in self._known
 
-    def principal(self, key: str) -> Principal | None:
+    def find_principal(self, key: str) -> Principal | None:
         return self._known.get(key) or self._leaving(key)
 
     def _leaving(self, key: str) -> Principal | None:
@@ -146,8 +146,8 @@ class Members:
             await session.close()
         self._session = await self._open_session()
         path = paths.member(self._record.role, self.keys.public)
-        put = PutNode(path, records.encode(self._record, path), ABSENT, ephemeral=True)
-        await self._session.commit([Delete(path, ANY), put])
+        put = PutNode(path, records.encode_record(self._record, path), ABSENT, ephemeral=True)
+        await self._session.commit([DeleteNode(path, ANY), put])
         await self._list(self._session)
 
     async def _follow(self) -> None:

@@ -90,10 +90,12 @@ def encode_segment(name: str) -> str:
 
 
 def decode_segment(segment_: str) -> str:
+    """Returns the name that `encode_segment` encoded as this segment of a path."""
     return unquote(segment_)
 
 
 def ledger(ledger_id: int) -> str:
+    """Returns the path of the record of a ledger."""
     return f"{LEDGERS}/{ledger_id:020d}"
 
 
@@ -106,58 +108,73 @@ def ledger_id(segment_: str) -> int:
 
 
 def deleted_ledgers(page: int) -> str:
+    """Returns the path of a page of the ids of deleted ledgers."""
     return f"{DELETED}/{page:020d}"
 
 
 def cookie(bookie: str) -> str:
+    """Returns the path of the cookie record of a bookie."""
     return f"{COOKIES}/{bookie}"
 
 
 def bookie(bookie_: str) -> str:
+    """Returns the path at which a running bookie is registered."""
     return f"{BOOKIES}/{bookie_}"
 
 
 def damaged_copies(ledger_id_: int) -> str:
+    """Returns the folder of the reports about damaged copies of a ledger."""
     return f"{DAMAGED}/{ledger_id_:020d}"
 
 
 def damaged_copies_of_bookie(ledger_id_: int, bookie_: str) -> str:
+    """Returns the path of a bookie's report about its damaged copies of a ledger."""
     return f"{damaged_copies(ledger_id_)}/{bookie_}"
 
 
 def under_replicated(ledger_id_: int) -> str:
+    """Returns the path of the repair mark of a ledger that lacks copies."""
     return f"{UNDER_REPLICATED}/{ledger_id_:020d}"
 
 
 def repair_lock(ledger_id_: int) -> str:
+    """Returns the path of the lock of the worker that repairs a ledger."""
     return f"{REPAIR_LOCKS}/{ledger_id_:020d}"
 
 
 def repair_worker(worker: str) -> str:
+    """Returns the path at which a repair worker is registered."""
     return f"{REPAIR_WORKERS}/{encode_segment(worker)}"
 
 
-def departing(bookie_: str) -> str:
+def departing_bookie(bookie_: str) -> str:
+    """Returns the path of the record that marks a bookie as being emptied, before it is removed."""
     return f"{DEPARTING}/{bookie_}"
 
 
 def broker(broker_: str) -> str:
+    """Returns the path at which a running broker is registered."""
     return f"{BROKERS}/{encode_segment(broker_)}"
 
 
-def draining(broker_: str) -> str:
+def draining_broker(broker_: str) -> str:
+    """Returns the path of the order to drain a broker."""
     return f"{DRAINING}/{encode_segment(broker_)}"
 
 
-def started(broker_: str) -> str:
+def started_broker(broker_: str) -> str:
+    """Returns the path of the record that outlives the session of a broker: without it a broker that died could not be
+    told from one that closed."""
     return f"{STARTED}/{encode_segment(broker_)}"
 
 
 def member(role: str, key: str) -> str:
+    """Returns the path of the record of a member of the cluster, by its role and public key."""
     return f"{MEMBERS}/{role}/{key}"
 
 
 def bundle_owner(tenant_: str, namespace_: str, bundle: str) -> str:
+    """Returns the path of the owner record of a bundle of a namespace."""
     return f"{OWNERS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{bundle}"
 
 
@@ -171,46 +188,57 @@ def parse_bundle_owner(path: str) -> tuple[str, str] | None:
 
 
 def tenant(tenant_: str) -> str:
+    """Returns the path of the record of a tenant."""
     return f"{TENANTS}/{encode_segment(tenant_)}"
 
 
 def namespaces(tenant_: str) -> str:
+    """Returns the path below which the namespaces of a tenant are."""
     return f"{NAMESPACES}/{encode_segment(tenant_)}"
 
 
 def namespace(tenant_: str, namespace_: str) -> str:
+    """Returns the path of the record of a namespace."""
     return f"{namespaces(tenant_)}/{encode_segment(namespace_)}"
 
 
 def partitioned_topics(tenant_: str, namespace_: str, *, persistent: bool = True) -> str:
+    """Returns the folder of the records of a namespace's partitioned topics."""
     return f"{PARTITIONED if persistent else VOLATILE}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def partitioned_topic(tenant_: str, namespace_: str, topic_: str, *, persistent: bool = True) -> str:
+    """Returns the path of the record of a partitioned topic."""
     return f"{partitioned_topics(tenant_, namespace_, persistent=persistent)}/{encode_segment(topic_)}"
 
 
 def topics(tenant_: str, namespace_: str) -> str:
+    """Returns the folder of the records of a namespace's topics and partitions."""
     return f"{TOPICS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def topic(tenant_: str, namespace_: str, topic_: str) -> str:
+    """Returns the path of the record of a topic or partition."""
     return f"{TOPICS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
 def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
+    """Returns the folder of the cursor records of a topic."""
     return f"{CURSORS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
 def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
+    """Returns the path of the cursor record of a subscription."""
     return f"{cursors(tenant_, namespace_, topic_)}/{encode_segment(subscription)}"
 
 
 def grants(tenant_: str, namespace_: str) -> str:
+    """Returns the path of the record of the access rights of a namespace."""
     return f"{GRANTS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def namespace_policies(tenant_: str, namespace_: str) -> str:
+    """Returns the path of the policies of a namespace."""
     return f"{POLICIES}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
@@ -230,6 +258,7 @@ def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
 
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
+    """Returns the path of one version of a topic's schema."""
     return f"{schemas(tenant_, namespace_, topic_)}/{version}"
 
 
@@ -243,13 +272,14 @@ def schedules(tenant_: str, namespace_: str, topic_: str) -> str:
     return f"{schedules_of(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
-def scheduled_of(tenant_: str, namespace_: str, topic_: str) -> str:
+def schedule_progress_of_topic(tenant_: str, namespace_: str, topic_: str) -> str:
+    """Returns the path below which the progress of each schedule of a topic is."""
     return f"{SCHEDULED}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
-def scheduled(tenant_: str, namespace_: str, topic_: str, name: str) -> str:
-    """Returns the path of the progress of a topic's schedule."""
-    return f"{scheduled_of(tenant_, namespace_, topic_)}/{encode_segment(name)}"
+def schedule_progress(tenant_: str, namespace_: str, topic_: str, name: str) -> str:
+    """Returns the path of the progress of one schedule of a topic."""
+    return f"{schedule_progress_of_topic(tenant_, namespace_, topic_)}/{encode_segment(name)}"
 
 
 def coordinator(number: int) -> str:

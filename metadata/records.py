@@ -5,12 +5,12 @@
 
 The path is in the checksum: a record that a damaged file shows at another path is damaged there. Version 1, which an
 older Magnetar wrote, has the checksum of the body alone. A record that names its owner (`PLACES`) is read at that
-owner's path only, in both versions. Which of the two `encode` writes is the format of the cluster
+owner's path only, in both versions. Which of the two `encode_record` writes is the format of the cluster
 (`may_write_feature`).
 
 A reader refuses another magic, an unknown version, another kind, another owner, or a checksum that does not match
 (DamagedRecord, with the record's path). Unknown JSON fields are ignored, so that a newer writer can add some; missing
-ones have their defaults. Example: `encode(CounterRecord(next=7), "/ids/ledger")` is
+ones have their defaults. Example: `encode_record(CounterRecord(next=7), "/ids/ledger")` is
 `b'MR\\x02\\x02' + bytes.fromhex("ff6f6a53") + b'{"next":7}'`.
 """
 
@@ -63,7 +63,7 @@ def may_write_feature(feature: Feature) -> bool:
     return _Written.format >= feature.value[0]
 
 
-def written_format() -> int:
+def choose_written_format() -> int:
     """Returns the cluster format in which this process writes its data."""
     return _Written.format
 
@@ -96,17 +96,17 @@ class DamagedRecord(DataLost, ValueError):
         return self._what
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class MetadataRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The base class of all metadata records: the values of metadata nodes. `kind` is the number of the class in the
     stored bytes."""
 
     kind: ClassVar[int] = 0
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=MetadataRecord)
 
 
-class ClusterRecord(Record, frozen=True, kw_only=True):
+class ClusterRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record with the identity of the cluster."""
 
     kind = 1
@@ -114,7 +114,7 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
     format: int = 1  # what its processes may write (`may_write_feature`); `magnetar cluster finish-upgrade` raises it
 
 
-class CounterRecord(Record, frozen=True, kw_only=True):
+class CounterRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a counter of ids: `next` is the next free id. All smaller ids are allocated."""
 
     kind = 2
@@ -134,7 +134,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
     bookies: tuple[str, ...]  # uuids; slot i is bookies[i]
 
 
-class LedgerRecord(Record, frozen=True, kw_only=True):
+class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a ledger (ledger protocol §1.1). `last_entry` and `length` (in payload bytes) are valid
     only if the ledger is CLOSED."""
 
@@ -158,7 +158,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
         return f"LedgerRecord({', '.join(shown)})"
 
 
-class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
+class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the deleted ledgers among the ids of one page: those that their owners deleted
     (ledger/client.py)."""
 
@@ -167,7 +167,7 @@ class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
     ranges: tuple[tuple[int, int], ...] = ()  # first and last id of each, ascending
 
 
-class CookieRecord(Record, frozen=True, kw_only=True):
+class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bookie and its data directory. By it a start notices that the directory was rolled back
     to an older state (bookie/store/identity.py)."""
 
@@ -180,7 +180,7 @@ class CookieRecord(Record, frozen=True, kw_only=True):
     offset: int = 0
 
 
-class BookieRecord(Record, frozen=True, kw_only=True):
+class BookieRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a running bookie: its registration, by which clients find it."""
 
     kind = 5
@@ -198,14 +198,14 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     format: int = 1  # the latest format of a cluster that it understands (CLUSTER_FORMAT)
 
 
-class RacksRecord(Record, frozen=True, kw_only=True):
+class RacksRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the racks that an operator has assigned to bookies."""
 
     kind = 14
     racks: dict[str, str] = {}  # bookie's uuid → rack; overrides the one it registered with
 
 
-class BrokerRecord(Record, frozen=True, kw_only=True):
+class BrokerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a running broker: its registration, by which clients and other brokers find it."""
 
     kind = 6
@@ -222,7 +222,7 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     format: int = 1  # the latest format of a cluster that it understands (CLUSTER_FORMAT)
 
 
-class DrainRecord(Record, frozen=True, kw_only=True):
+class DrainRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of an operator's order to drain a broker: the broker must give all its topics to other
     brokers. The order stays in force when the broker restarts."""
 
@@ -232,7 +232,7 @@ class DrainRecord(Record, frozen=True, kw_only=True):
     since_ms: int = 0
 
 
-class StartedBrokerRecord(Record, frozen=True, kw_only=True):
+class StartedBrokerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a broker that has registered and has not closed in order. It outlives the session of its
     broker: a broker that has this record and no registration has died (broker/cluster/ownership.py)."""
 
@@ -242,7 +242,7 @@ class StartedBrokerRecord(Record, frozen=True, kw_only=True):
     seen_ms: int = 0  # since the epoch: when it wrote its registration last, or a broker last saw it registered
 
 
-class OwnerRecord(Record, frozen=True, kw_only=True):
+class OwnerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a bundle's owner: the broker that serves the bundle, or that was assigned to take it
     over."""
 
@@ -252,7 +252,7 @@ class OwnerRecord(Record, frozen=True, kw_only=True):
     assigned_by: str = ""  # the broker that assigned it, whose session has this record; empty: the owner has taken it
 
 
-class TenantRecord(Record, frozen=True, kw_only=True):
+class TenantRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a tenant: its admin roles, and the clusters in which it may be used."""
 
     kind = 8
@@ -260,7 +260,7 @@ class TenantRecord(Record, frozen=True, kw_only=True):
     allowed_clusters: tuple[str, ...] = ()
 
 
-class NamespaceRecord(Record, frozen=True, kw_only=True):
+class NamespaceRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a namespace: how its topics are created, and into how many bundles they are divided. The
     policies of the namespace are in a PoliciesRecord."""
 
@@ -271,7 +271,7 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
     is_creation_set: bool = False  # the two before were set, as they are or otherwise
 
 
-class PoliciesRecord(Record, frozen=True, kw_only=True):
+class PoliciesRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the policies and properties that a namespace or a topic sets itself (proto/policies.py);
     or of those settings that an operator changed for all brokers."""
 
@@ -280,7 +280,7 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}  # free text; nothing reads it, but of brokers: texts of `RuntimeSettings`
 
 
-class GrantsRecord(Record, frozen=True, kw_only=True):
+class GrantsRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the permissions of roles in a namespace, on its topics and on its subscriptions
     (broker/access/table_core.py)."""
 
@@ -301,7 +301,7 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = False
 
 
-class SchemaListRecord(Record, frozen=True, kw_only=True):
+class SchemaListRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the list of all versions of a topic's schema, in order. `next` is the number of the next
     version; no number is used twice."""
 
@@ -310,7 +310,7 @@ class SchemaListRecord(Record, frozen=True, kw_only=True):
     schemas: tuple[SchemaEntry, ...] = ()
 
 
-class SchemaRecord(Record, frozen=True, kw_only=True):
+class SchemaRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of one version of a topic's schema, with its definition. It never changes."""
 
     kind = 65
@@ -320,7 +320,7 @@ class SchemaRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}
 
 
-class PartitionedRecord(Record, frozen=True, kw_only=True):
+class PartitionedRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a partitioned topic. `created_ms` tells a topic from an earlier one of the same name; 0:
     an older Magnetar made the topic."""
 
@@ -359,7 +359,7 @@ class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int = -1
 
 
-class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The compacted form of a topic's messages, up to and including the horizon: the ledger that contains it, and its
     counts (broker/log/compaction.py)."""
 
@@ -394,7 +394,7 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool = False  # some replica could not be asked
 
 
-class TopicRecord(Record, frozen=True, kw_only=True):
+class TopicRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a topic without partitions, or of one partition: the list of its ledgers, and its
     state."""
 
@@ -406,7 +406,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     # None: no entry and no acknowledgement was ever in a transaction
     transactions: TransactionOutcomesLocation | None = None
     epoch: int = 0  # grows with each producer that takes exclusive access; above created_ms from the first on
-    compacted: Compacted | None = None
+    compacted: CompactedLedgerInfo | None = None
     pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read
     claim: str = ""  # random, of the owner that changes the record: another value means that the topic was taken over
     subscriptions: tuple[str, ...] | None = None  # durable ones: one without a record is lost. None: not known, or long
@@ -422,7 +422,7 @@ class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
     last_ms: int  # delivery time of its last entry
 
 
-class CursorRecord(Record, frozen=True, kw_only=True):
+class CursorRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a subscription's state. The state is the `snapshot` in this record; if that is empty, the
     last snapshot in the ledger `ledger_id`; without that ledger, the mark-delete position in this record."""
 
@@ -437,7 +437,7 @@ class CursorRecord(Record, frozen=True, kw_only=True):
     delays: tuple[DelayBucket, ...] = ()  # delayed entries outside these buckets are read from the log
 
 
-class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
+class DamagedEntriesRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a damage report: which entries of a ledger are damaged at this bookie. A repair replaces
     its copies (bookie/maintenance/scrub.py)."""
 
@@ -447,7 +447,7 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
     ranges: tuple[tuple[int, int], ...]  # first and last entry of each, ascending
 
 
-class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
+class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a ledger's repair mark: the ledger lacks copies, or its recovery has not ended. Also has
     the result of the last attempt to repair it (bookie/maintenance/repair_core.py)."""
 
@@ -462,14 +462,14 @@ class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
     retry_ms: int = 0  # no attempt before this wall-clock time
 
 
-class RepairSettingsRecord(Record, frozen=True, kw_only=True):
+class RepairSettingsRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the cluster's switch for auto-recovery."""
 
     kind = 21
     enabled: bool = True  # False: auditor and workers pause, and missing copies stay missing
 
 
-class AuditorRecord(Record, frozen=True, kw_only=True):
+class AuditorRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the cluster's auditor: the process that was elected to mark ledgers for repair."""
 
     kind = 22
@@ -478,7 +478,7 @@ class AuditorRecord(Record, frozen=True, kw_only=True):
     since_ms: int = 0
 
 
-class RepairLockRecord(Record, frozen=True, kw_only=True):
+class RepairLockRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the lock on a ledger: it names the worker that repairs the ledger now."""
 
     kind = 23
@@ -486,7 +486,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
     token: str
 
 
-class RepairWorkerRecord(Record, frozen=True, kw_only=True):
+class RepairWorkerRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a repair worker's progress: what it has done since its start, as of `updated_ms`."""
 
     kind = 24
@@ -501,7 +501,7 @@ class RepairWorkerRecord(Record, frozen=True, kw_only=True):
     working_on: dict[str, tuple[int, int]] = {}  # ledger → bytes copied, of about how many
 
 
-class DepartingRecord(Record, frozen=True, kw_only=True):
+class DepartingRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of an operator's order to move all copies away from a bookie, whether the bookie is running
     (decommission) or lost (recover)."""
 
@@ -511,7 +511,7 @@ class DepartingRecord(Record, frozen=True, kw_only=True):
     forget: bool = False  # its cookie is deleted once it is empty and stopped
 
 
-class MemberRecord(Record, frozen=True, kw_only=True):
+class MemberRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a member of a secured cluster, with its public key. A member is a process of the cluster,
     or an operator's command."""
 
@@ -530,7 +530,7 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     restored: bool = False  # it began with a backup (`magnetar metadata restore`)
 
 
-class TransactionsRecord(Record, frozen=True, kw_only=True):
+class TransactionsRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of the transaction coordinators: their number, and which of them have a record. The number is
     fixed by the cluster's first transaction, because each transaction id contains the number of its coordinator."""
 
@@ -539,7 +539,7 @@ class TransactionsRecord(Record, frozen=True, kw_only=True):
     begun: tuple[int, ...] = ()  # that have a record: one of them without a record has lost it
 
 
-class CoordinatorRecord(Record, frozen=True, kw_only=True):
+class CoordinatorRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of one transaction coordinator: its epoch, its owner's claim, and the ledger with its state
     (broker/transaction/log.py)."""
 
@@ -550,7 +550,7 @@ class CoordinatorRecord(Record, frozen=True, kw_only=True):
     idle: bool = False  # it was closed in order, with nothing open or unsettled: it is loaded when a client asks
 
 
-class IncarnationsRecord(Record, frozen=True, kw_only=True):
+class IncarnationsRecord(MetadataRecord, frozen=True, kw_only=True):
     """The record of the incarnations of the metadata file, the latest one last. The metadata service makes it; no
     client writes it."""
 
@@ -577,14 +577,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int = 0  # only fires after that count: its creation, or the end of its last pause
 
 
-class SchedulesRecord(Record, frozen=True, kw_only=True):
+class SchedulesRecord(MetadataRecord, frozen=True, kw_only=True):
     """The record of the schedules of a topic, or of all partitions of a topic."""
 
     kind = 66
     schedules: tuple[Schedule, ...] = ()
 
 
-class ScheduleProgressRecord(Record, frozen=True, kw_only=True):
+class ScheduleProgressRecord(MetadataRecord, frozen=True, kw_only=True):
     """The record of how far a schedule has come. `firing`: the times for which messages may be in the log already,
     because their publishing began. The log of `partition` ended then with the entry `last_ledger`:`last_entry`, and
     `log_end` was the index of its next message."""
@@ -602,7 +602,7 @@ class ScheduleProgressRecord(Record, frozen=True, kw_only=True):
     problem: str = ""  # why the last attempt failed
 
 
-_KINDS: dict[int, type[Record]] = {
+_KINDS: dict[int, type[MetadataRecord]] = {
     cls.kind: cls
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, DeletedLedgersRecord, CookieRecord, BookieRecord, BrokerRecord,
@@ -615,21 +615,21 @@ _KINDS: dict[int, type[Record]] = {
 }  # fmt: skip
 
 
-PLACES: dict[type[Record], Callable[[Any], str]] = {
+PLACES: dict[type[MetadataRecord], Callable[[Any], str]] = {
     LedgerRecord: lambda record: paths.ledger(record.ledger_id),
     DeletedLedgersRecord: lambda record: paths.deleted_ledgers(record.page),
     CookieRecord: lambda record: paths.cookie(record.bookie),
     DamagedEntriesRecord: lambda record: paths.damaged_copies_of_bookie(record.ledger_id, record.bookie),
     UnderReplicatedRecord: lambda record: paths.under_replicated(record.ledger_id),
-    DepartingRecord: lambda record: paths.departing(record.bookie),
-    DrainRecord: lambda record: paths.draining(record.broker),
-    StartedBrokerRecord: lambda record: paths.started(record.broker),
+    DepartingRecord: lambda record: paths.departing_bookie(record.bookie),
+    DrainRecord: lambda record: paths.draining_broker(record.broker),
+    StartedBrokerRecord: lambda record: paths.started_broker(record.broker),
 }
 """For each class of record that names its own path: the function that returns the path. A record of the class is valid
 at this path only."""
 
 
-def encode(record: Record, path: str, *, cluster_format: int | None = None) -> bytes:
+def encode_record(record: MetadataRecord, path: str, *, cluster_format: int | None = None) -> bytes:
     """Encodes `record` for the node at `path` and returns its bytes. Uses the format `cluster_format`; without it, the
     format in which this process writes."""
     body = msgspec.json.encode(record)
@@ -639,7 +639,7 @@ def encode(record: Record, path: str, *, cluster_format: int | None = None) -> b
     return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body, crc32c(path.encode()))) + body
 
 
-def decode(data: bytes, cls: type[R], path: str) -> R:
+def decode_record(data: bytes, cls: type[R], path: str) -> R:
     """Decodes the bytes of the node at `path` and returns the record, which must be of class `cls`. Raises
     DamagedRecord, which names the path."""
     if len(data) < _HEAD.size:
@@ -667,9 +667,9 @@ def decode(data: bytes, cls: type[R], path: str) -> R:
     return record
 
 
-def decode_record_of_any_class(data: bytes, path: str) -> Record:
+def decode_record_of_any_class(data: bytes, path: str) -> MetadataRecord:
     """Decodes the bytes of the node at `path` and returns the record, of any class. Raises DamagedRecord."""
-    cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else Record
+    cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else MetadataRecord
     if cls is None:
         raise DamagedRecord(f"{path}: {data[3]} is no kind of a record")
-    return decode(data, cls, path)
+    return decode_record(data, cls, path)

@@ -36,7 +36,7 @@ from ..proto.errors import (
     from_wire,
     is_unknown_operation,
 )
-from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream, World, rpc
+from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream, World, find_rpc
 from .session import (
     CLOSE_TIMEOUT_S,
     PAUSE_S_LAST,
@@ -50,7 +50,7 @@ from .session import (
 from .store import (
     ABSENT,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
@@ -65,12 +65,12 @@ from .tree_core import check_operations, check_path, check_prefix
 # The tree's values as messages of proto/wire.proto, for both ends of the metadata service.
 
 
-GET = rpc("Metadata", "Get")
-CHILDREN = rpc("Metadata", "Children")
-COMMIT = rpc("Metadata", "Commit")
-SESSION = rpc("Metadata", "Session")
-BACKUP = rpc("Metadata", "Backup")
-DISK = rpc("Metadata", "Disk")
+GET = find_rpc("Metadata", "Get")
+CHILDREN = find_rpc("Metadata", "Children")
+COMMIT = find_rpc("Metadata", "Commit")
+SESSION = find_rpc("Metadata", "Session")
+BACKUP = find_rpc("Metadata", "Backup")
+DISK = find_rpc("Metadata", "Disk")
 
 
 def make_commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:
@@ -83,7 +83,7 @@ def _to_wire(operation: Operation) -> wire.Operation:
             return wire.Operation(
                 kind=wire.Operation.PUT, path=path, value=value, expected=expected, ephemeral=ephemeral
             )
-        case Delete(path, expected):
+        case DeleteNode(path, expected):
             return wire.Operation(kind=wire.Operation.DELETE, path=path, expected=expected)
         case CheckNodeVersion(path, expected):
             return wire.Operation(kind=wire.Operation.CHECK, path=path, expected=expected)
@@ -99,7 +99,7 @@ def _from_wire(operation: wire.Operation) -> Operation:
     if operation.kind == wire.Operation.PUT:
         return PutNode(operation.path, operation.value, operation.expected, operation.ephemeral)
     if operation.kind == wire.Operation.DELETE:
-        return Delete(operation.path, operation.expected)
+        return DeleteNode(operation.path, operation.expected)
     if operation.kind == wire.Operation.CHECK:
         return CheckNodeVersion(operation.path, operation.expected)
     raise InvalidRequest(f"{operation.path}: operation of unknown kind {operation.kind}")
@@ -121,6 +121,7 @@ def _event(change: NodeChanged) -> wire.TreeEvent:
 
 
 def parse_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
+    """Returns the changes that a message of a watch carries; one WatchReset if the watch starts over."""
     if message.reset:
         return [WatchReset(message.revision)]
     return [NodeChanged(event.path, event.version, event.revision) for event in message.events]

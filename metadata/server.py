@@ -98,6 +98,7 @@ class MetadataServer:
 
     @property
     def last_backup_ms(self) -> int:
+        """The wall-clock time of the last backup in ms since the epoch; 0 if there was none."""
         return self._store.last_backup_ms
 
     async def measure_disk(self) -> MetadataDisk | None:
@@ -180,7 +181,7 @@ class MetadataService:
             raise InvalidRequest("a session stream begins with `open`")
         session, timeout_s = first.open.session, first.open.timeout_s
         if session:
-            return session, self._store.touch_session(session)
+            return session, self._store.renew_session(session)
         if not TIMEOUT_S_MIN <= timeout_s <= TIMEOUT_S_MAX:
             raise InvalidRequest(f"session timeout {timeout_s} s; {TIMEOUT_S_MIN} to {TIMEOUT_S_MAX} are allowed")
         self._check_room(address)
@@ -265,7 +266,7 @@ class _Attachment:
                 if request.HasField("close"):
                     await self._store.end_session(self._session)
                     return
-                self._store.touch_session(self._session)
+                self._store.renew_session(self._session)
                 self._handle(request)
             requests = list(await self._stream.receive())
 

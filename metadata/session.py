@@ -33,7 +33,7 @@ from urllib.parse import parse_qsl
 
 from ..proto.errors import ConnectionLost, InternalError, MagnetarError, SessionExpired, TimedOut, Unavailable
 from ..proto.names import parse_number
-from ..runtime.alarm import Alarm
+from ..runtime.alarm import AlarmTimer
 from ..runtime.clock import Clock
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Endpoint
@@ -81,7 +81,7 @@ class SessionStore(MetadataStore):
         self._keeper: asyncio.Task[None] | None = None
         self._timeout_s = 0.0  # as agreed with the service
         self._deadline = math.inf  # by the clock: an open session without a sign of life until then is lost
-        self._alarm = Alarm(clock, self._ring)
+        self._alarm = AlarmTimer(clock, self._ring)
 
     @property
     def state(self) -> SessionState:
@@ -347,7 +347,7 @@ class ReconnectingStore(MetadataStore):
             self.use.on_failure(error)
             raise
         self.use.on_answer()
-        self.use.commit_seconds.observe(self.use.now_s() - began_s)
+        self.use.commit_seconds.observe_value(self.use.now_s() - began_s)
         return found
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
@@ -422,7 +422,7 @@ class ZookeeperAddress(NamedTuple):
 Address = Endpoint | ZookeeperAddress
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """Parses a metadata address, as operators write it, and returns it. Raises ValueError; its text describes the
     mistake."""
     if not text.startswith(SCHEME):

@@ -12,7 +12,7 @@ The store is the driver between callers on the event loop and `MetadataTree` (me
   after all accepted commits, and repeated until the disk has room. So no ephemeral outlives its session.
 - *Start*: lock, check of the file (tree.py), deletion of the ephemerals whose sessions ended with the former process.
   Sessions of the metadata service are durable and get their whole timeout again after a restart.
-- *Disk*: a failed write or sync ends the process (`Files.die`); a full disk is Unavailable and definite.
+- *Disk*: a failed write or sync ends the process (`Files.end_process`); a full disk is Unavailable and definite.
 
 SQLite does its own file I/O outside the Files seam; simulations use ':memory:'.
 
@@ -43,12 +43,12 @@ from ..proto.errors import (
     SessionExpired,
     Unavailable,
 )
-from ..runtime.alarm import Alarm
+from ..runtime.alarm import AlarmTimer
 from ..runtime.network import World
 from ..runtime.tasks import Worker
 from . import paths
 from .paths import INCARNATIONS
-from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode
+from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode_record
 from .store import (
     CheckNodeVersion,
     MetadataDisk,
@@ -67,16 +67,16 @@ from .tree import (
     Job,
     MetadataDiskFailed,
     MetadataTree,
-    Node,
     OpenSession,
+    StoredNode,
     create_private_file,
     sync_file,
 )
 from .tree_core import (
     ChangeHistory,
     CommitJob,
+    MetadataSessions,
     NodeCache,
-    Sessions,
     TreeJobResult,
     check_operations,
     check_path,
@@ -122,18 +122,18 @@ class SqliteStore:
         self._clock = world.clock
         self._loop = asyncio.get_running_loop()
         self.history = ChangeHistory(tree.revision)
-        self._sessions = Sessions()
+        self._sessions = MetadataSessions()
         self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
         self._waiting: list[tuple[Job, asyncio.Future[TreeJobResult]]] = []
         self._writing = False
         self._asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait; str: of a node
         self._reading = False
-        self._known: NodeCache[Node] = NodeCache()
+        self._known: NodeCache[StoredNode] = NodeCache()
         self._known_reads = 0
         self._context = contextvars.copy_context()
         self._watches: dict[_Watch, None] = {}  # that wait
-        self._alarm = Alarm(world.clock, self._expire)
+        self._alarm = AlarmTimer(world.clock, self._expire)
         self.closed = False
         self._incarnations = b""
         self.last_backup_ms = 0  # since the epoch: when a copy was made last; 0: none was
@@ -191,7 +191,7 @@ class SqliteStore:
         return MetadataDisk(*await self._worker.run(self._world.files.disk_usage, folder))
 
     # -------------------------------------------------------------------------------------------- reading
-    async def get(self, path: str) -> Node | None:
+    async def get(self, path: str) -> StoredNode | None:
         if path in self._known.nodes:
             self._known_reads += 1
             if not self._known_reads % KNOWN_AT_ONCE:
@@ -200,8 +200,8 @@ class SqliteStore:
             return self._known.get(path)
         check_path(path)
         if path == INCARNATIONS:
-            return Node(self._incarnations, 0, ephemeral=False)
-        node: Node | None = await self._ask(path)
+            return StoredNode(self._incarnations, 0, ephemeral=False)
+        node: StoredNode | None = await self._ask(path)
         return node
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
@@ -268,7 +268,7 @@ class SqliteStore:
     def _die(self, error: MetadataDiskFailed) -> InternalError:
         """Ends the process, because the content of the disk is unknown. Returns an error for tests, in which the
         process goes on."""
-        self._world.files.die(str(error))
+        self._world.files.end_process(str(error))
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
@@ -348,7 +348,7 @@ class SqliteStore:
             if isinstance(operation, CheckNodeVersion) or not (made or operation.path in self._known.nodes):
                 continue
             if isinstance(operation, PutNode):
-                self._known.add(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
+                self._known.add(operation.path, StoredNode(bytes(operation.value), version, operation.ephemeral))
             else:
                 self._known.discard(operation.path)
 
@@ -395,16 +395,16 @@ class SqliteStore:
 
     async def open_session(self, timeout_s: float) -> str:
         """Opens a durable session, which survives a restart of this process, and returns its id. The session expires
-        unless `touch_session` is called at least every `timeout_s` seconds."""
+        unless `renew_session` is called at least every `timeout_s` seconds."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())
         return session
 
-    def touch_session(self, session: str) -> float:
+    def renew_session(self, session: str) -> float:
         """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
         Raises SessionExpired."""
-        return self._sessions.touch(session, self._clock.monotonic())
+        return self._sessions.renew_session(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
         """Makes the session expire after its timeout, because its user is gone and has not ended it."""
@@ -583,9 +583,10 @@ class BackupContents(NamedTuple):
 
 
 def read_backup_contents(path: str, known: frozenset[int] | None = None) -> BackupContents:
-    """Reads the backup at `path` and returns its contents. Neither changes nor locks the file. `known`: the ledgers of
-    another copy, with which it is compared; None: no comparison. Raises NotFound, DataLost, InvalidConfiguration or
-    Busy."""
+    """Reads the backup at `path` and returns its contents. Neither changes nor locks the file: reads a copy, which it
+    makes beside the file and deletes at the end. `known`: the ledgers of another copy, with which it is compared; None:
+    no comparison. Raises NotFound if there is no file; DataLost, InvalidConfiguration or Busy if the copy cannot be
+    opened."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -606,7 +607,7 @@ def _contents(tree: MetadataTree, known: frozenset[int] | None) -> BackupContent
         node = tree.get(paths.bookie(name))
         try:
             if node is not None:
-                bookies.append(decode(node.value, BookieRecord, paths.bookie(name)))
+                bookies.append(decode_record(node.value, BookieRecord, paths.bookie(name)))
         except DamagedRecord:  # it cannot be asked
             bookies.append(BookieRecord(bookie=name, endpoint=""))
     ledgers = frozenset(parse_ledger_ids(paths.LEDGERS, tree.children(paths.LEDGERS)))
@@ -621,7 +622,7 @@ def _count_by_topic(tree: MetadataTree, ledgers: Iterable[int]) -> dict[str, int
     found = Counter[str]()
     for path, node in tree.get_nodes([paths.ledger(each) for each in sorted(ledgers)]).items():
         try:
-            found[decode(node.value, LedgerRecord, path).properties.get("topic", "")] += 1
+            found[decode_record(node.value, LedgerRecord, path).properties.get("topic", "")] += 1
         except DamagedRecord:
             found[""] += 1
     return dict(sorted(found.items()))
@@ -629,7 +630,7 @@ def _count_by_topic(tree: MetadataTree, ledgers: Iterable[int]) -> dict[str, int
 
 def _next_id(tree: MetadataTree) -> int:
     node = tree.get(paths.LEDGER_IDS)
-    return 1 if node is None else decode(node.value, CounterRecord, paths.LEDGER_IDS).next
+    return 1 if node is None else decode_record(node.value, CounterRecord, paths.LEDGER_IDS).next
 
 
 def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:

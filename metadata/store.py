@@ -40,9 +40,9 @@ from .records import (
     ClusterRecord,
     CounterRecord,
     DamagedRecord,
-    Record,
-    decode,
-    encode,
+    MetadataRecord,
+    decode_record,
+    encode_record,
     set_written_format,
 )  # fmt: skip
 
@@ -72,7 +72,7 @@ class PutNode(msgspec.Struct, frozen=True):
     ephemeral: bool = False
 
 
-class Delete(msgspec.Struct, frozen=True):
+class DeleteNode(msgspec.Struct, frozen=True):
     """Operation of a commit: delete a node. The commit fails if the node does not have the expected version."""
 
     path: str
@@ -86,7 +86,7 @@ class CheckNodeVersion(msgspec.Struct, frozen=True):
     expected: int
 
 
-Operation = PutNode | Delete | CheckNodeVersion
+Operation = PutNode | DeleteNode | CheckNodeVersion
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class MetadataStore(Protocol):
 
     async def delete(self, path: str, expected: int = ANY) -> None:
         """Deletes one node, in a commit of its own. Raises the errors of `commit`."""
-        await self.commit([Delete(path, expected)])
+        await self.commit([DeleteNode(path, expected)])
 
     async def revision(self) -> int: ...
 
@@ -177,7 +177,7 @@ Update = Callable[[MetadataStore, str, Transform], Awaitable[VersionedValue | No
 
 _LOG = logging.getLogger("magnetar.metadata")
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=MetadataRecord)
 
 PATHS_MAX = 1000
 """The largest number of paths that are kept, at about 300 bytes each."""
@@ -190,7 +190,7 @@ class UnreadableRecords:
         self.paths: dict[str, str] = {}  # path → why
         self.skipped = 0
 
-    def skip(self, path: str, error: DamagedRecord) -> None:
+    def record_unreadable(self, path: str, error: DamagedRecord) -> None:
         """Records that the record at `path` cannot be read, because of `error`. The caller skips it."""
         self.skipped += 1
         if path not in self.paths and len(self.paths) < PATHS_MAX:
@@ -216,9 +216,9 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
         UNREADABLE.remove(path)
         return None
     try:
-        record = decode(node.value, cls, path)
+        record = decode_record(node.value, cls, path)
     except DamagedRecord as error:
-        UNREADABLE.skip(path, error)
+        UNREADABLE.record_unreadable(path, error)
         return None
     UNREADABLE.remove(path)
     return record, node.version
@@ -230,7 +230,7 @@ def ledger_id_of(path: str) -> int | None:
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
-        UNREADABLE.skip(path, DamagedRecord(f"{path} is no ledger's: {error}"))
+        UNREADABLE.record_unreadable(path, DamagedRecord(f"{path} is no ledger's: {error}"))
         return None
 
 
@@ -406,21 +406,21 @@ async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> Non
 async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns (record at `path`, its version); None if there is no record. Raises DamagedRecord."""
     found = await store.get(path)
-    return None if found is None else (decode(found.value, cls, path), found.version)
+    return None if found is None else (decode_record(found.value, cls, path), found.version)
 
 
-def make_put_operation(path: str, record: Record, expected: int = ANY) -> PutNode:
+def make_put_operation(path: str, record: MetadataRecord, expected: int = ANY) -> PutNode:
     """Returns the operation of a commit that writes `record` at `path`."""
-    return PutNode(path, encode(record, path), expected)
+    return PutNode(path, encode_record(record, path), expected)
 
 
 async def put_record(
-    store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
+    store: MetadataStore, path: str, record: MetadataRecord, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
     """Writes `record` at `path`, in a commit of its own, if the node's version is `expected` (ABSENT: if there is no
     node; ANY: always). Returns the node's new version. Raises BadVersion if the version is another one, and the
     other errors of `MetadataStore.commit`."""
-    return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
+    return await store.put(path, encode_record(record, path), expected, ephemeral=ephemeral)
 
 
 async def update_record(
@@ -431,11 +431,11 @@ async def update_record(
     record."""
 
     def transform(current: VersionedValue | None) -> bytes | None:
-        record = change(None if current is None else decode(current.value, cls, path))
-        return None if record is None else encode(record, path)
+        record = change(None if current is None else decode_record(current.value, cls, path))
+        return None if record is None else encode_record(record, path)
 
     found = await update_node(store, path, transform)
-    return None if found is None else (decode(found.value, cls, path), found.version)
+    return None if found is None else (decode_record(found.value, cls, path), found.version)
 
 
 async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
@@ -507,8 +507,10 @@ async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tupl
     def raised(current: VersionedValue | None) -> bytes | None:
         if current is None:
             return None
-        record = msgspec.structs.replace(decode(current.value, ClusterRecord, paths.CLUSTER), format=CLUSTER_FORMAT)
-        return encode(record, paths.CLUSTER, cluster_format=CLUSTER_FORMAT)
+        record = msgspec.structs.replace(
+            decode_record(current.value, ClusterRecord, paths.CLUSTER), format=CLUSTER_FORMAT
+        )
+        return encode_record(record, paths.CLUSTER, cluster_format=CLUSTER_FORMAT)
 
     await update_node(store, paths.CLUSTER, raised)
     return before, CLUSTER_FORMAT, []

@@ -47,9 +47,9 @@ import msgspec
 from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
 from . import paths
-from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode, encode
+from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode_record, encode_record
 from .store import ABSENT, NodeChanged
-from .tree_core import CommitBatch, CommitJob, Row, TreeJobResult, list_commit_paths
+from .tree_core import CommitGroup, CommitJob, Row, TreeJobResult, list_commit_paths
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
@@ -106,7 +106,7 @@ class MetadataDiskFailed(Exception):
     unknown then."""
 
 
-class Node(msgspec.Struct, frozen=True, gc=False):
+class StoredNode(msgspec.Struct, frozen=True, gc=False):
     """A metadata node as it was read from the file."""
 
     value: bytes
@@ -278,19 +278,19 @@ class MetadataTree:
             self._answered.close()
 
     # -------------------------------------------------------------------------------------------- reading
-    def get(self, path: str) -> Node | None:
+    def get(self, path: str) -> StoredNode | None:
         with _disk(self.path):
             row = self._sql.execute(_GET, (path,)).fetchone()
-        return None if row is None else Node(row[0], row[1], row[2] is not None)
+        return None if row is None else StoredNode(row[0], row[1], row[2] is not None)
 
-    def get_nodes(self, asked: Sequence[str]) -> dict[str, Node]:
+    def get_nodes(self, asked: Sequence[str]) -> dict[str, StoredNode]:
         """Returns the nodes at the paths `asked`, by path. Leaves out paths without a node."""
-        found: dict[str, Node] = {}
+        found: dict[str, StoredNode] = {}
         for start in range(0, len(asked), READ_AT_ONCE):
             with _disk(self.path):
                 rows = self._one(_GET_ALL, msgspec.json.encode(asked[start : start + READ_AT_ONCE]).decode())
             for path, value, version, ephemeral in msgspec.json.decode(rows):
-                found[path] = Node(bytes.fromhex(value), version, bool(ephemeral))
+                found[path] = StoredNode(bytes.fromhex(value), version, bool(ephemeral))
         return found
 
     def children(self, path: str) -> list[str]:
@@ -309,11 +309,11 @@ class MetadataTree:
             found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
         node = self.get(paths.CLUSTER)
         try:
-            written = None if node is None else decode(node.value, ClusterRecord, paths.CLUSTER).format
+            written = None if node is None else decode_record(node.value, ClusterRecord, paths.CLUSTER).format
         except DamagedRecord:
             written = None  # bookies say so
         record = IncarnationsRecord(incarnations=tuple(found))
-        return encode(record, paths.INCARNATIONS, cluster_format=written)
+        return encode_record(record, paths.INCARNATIONS, cluster_format=written)
 
     def sessions(self) -> list[tuple[str, float]]:
         """Returns (id, timeout in seconds) of each durable session."""
@@ -394,7 +394,7 @@ class MetadataTree:
     def _commit(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         commits = [job for job in jobs if isinstance(job, CommitJob)]
         known = self._versions(list(list_commit_paths(commits)))
-        batch = CommitBatch({path: version for path, (version, _) in known.items()}, self.revision)
+        batch = CommitGroup({path: version for path, (version, _) in known.items()}, self.revision)
         outcomes: list[TreeJobResult | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
         for path, row in batch.nodes.items():
@@ -408,7 +408,7 @@ class MetadataTree:
         found: dict[str, tuple[int, int]] = msgspec.json.decode(rows)
         return found
 
-    def _write(self, batch: CommitBatch) -> None:
+    def _write(self, batch: CommitGroup) -> None:
         deleted = [path for path, row in batch.nodes.items() if row is None]
         if deleted:
             self._sql.execute(_DELETE, (msgspec.json.encode(deleted).decode(),))

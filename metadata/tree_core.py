@@ -22,7 +22,17 @@ import msgspec
 
 from ..proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode, SessionExpired
 from . import paths
-from .store import ABSENT, ANY, VALUE_BYTES_MAX, CheckNodeVersion, Delete, NodeChanged, Operation, PutNode, WatchReset
+from .store import (
+    ABSENT,
+    ANY,
+    VALUE_BYTES_MAX,
+    CheckNodeVersion,
+    DeleteNode,
+    NodeChanged,
+    Operation,
+    PutNode,
+    WatchReset,
+)
 
 PATH_BYTES_MAX = 4096
 """The longest path, in bytes: several times the length of an encoded topic name with a subscription name."""
@@ -85,8 +95,9 @@ def _too_large(put: PutNode) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """Compares a node's version `found` with the version `expected` by an operation. If they differ, raises NodeExists,
-    NoNode or BadVersion, with the path and both versions."""
+    """Checks that a node has the version that an operation expects. `expected`: a version, ABSENT, or ANY, which every
+    node meets; `found`: the node's version, ABSENT if there is no node. Raises NodeExists, NoNode or BadVersion, with
+    the path and both versions."""
     if expected in (ANY, found):
         return
     facts = {"path": path, "expected": expected, "found": found}
@@ -135,8 +146,7 @@ def _is_in(path: str, folder: str) -> bool:
 # -------------------------------------------------------------------------------------------------- commits_core
 # Commits of one batch, decided one after the other before any of them is written.
 #
-#     batch = CommitBatch(versions, revision)      of the nodes that the commits name; a node without a version is
-#     absent
+#     batch = CommitGroup(versions, revision)      of the nodes that the commits name; one without a version is absent
 #     outcome = batch.add(commit)                  Done, or BadVersion: the others are not affected by it
 #     batch.nodes                                  what is to be written: the last state of each node; None: deleted
 #
@@ -166,7 +176,7 @@ Row = tuple[str, bytes, int, int, str | None]
 """The row of a node in the file: path, value, version, revision, session (None: the node is not ephemeral)."""
 
 
-class CommitBatch:
+class CommitGroup:
     """A batch of commits that are written together. `nodes` are the nodes to write, `revision` is the revision of the
     tree after the commits that were added."""
 
@@ -202,7 +212,7 @@ class CommitBatch:
         match operation:
             case CheckNodeVersion():
                 return found
-            case Delete():
+            case DeleteNode():
                 if found != ABSENT:
                     nodes[path] = None
                     done.changes.append(NodeChanged(path, ABSENT, done.revision))
@@ -383,7 +393,7 @@ class _Session(msgspec.Struct):
     deadline: float | None  # None: lives as long as this process
 
 
-class Sessions:
+class MetadataSessions:
     """The open sessions of a metadata service, and their deadlines. Every `now` is a time of the caller's monotonic
     clock, in seconds."""
 
@@ -396,7 +406,7 @@ class Sessions:
     def __contains__(self, session: str) -> bool:
         return session in self.open_ones
 
-    def ids(self) -> list[str]:
+    def list_session_ids(self) -> list[str]:
         return list(self.open_ones)
 
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
@@ -406,7 +416,7 @@ class Sessions:
         assert timeout_s > 0
         self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
-    def touch(self, session: str, now: float) -> float:
+    def renew_session(self, session: str, now: float) -> float:
         """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
         Raises SessionExpired."""
         found = self.get(session)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..proto.errors import InvalidRequest
-from .store import ABSENT, CheckNodeVersion, Delete, Operation, PutNode
+from .store import ABSENT, CheckNodeVersion, DeleteNode, Operation, PutNode
 from .tree_core import check_version
 
 VALUE = "="
@@ -55,7 +55,7 @@ def _unescape(segment: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), segment)
 
 
-def folder(prefix: str) -> str:
+def folder_znode_path(prefix: str) -> str:
     """Returns the path of the folder znode below which the znodes of all nodes below `prefix` are; "" for the prefix
     "/"."""
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
@@ -64,13 +64,13 @@ def folder(prefix: str) -> str:
 def value_znode_path(path: str) -> str:
     """Returns the path of the znode that contains the value of the metadata node at `path`."""
     above, _, last = path.rpartition("/")
-    return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
+    return f"{folder_znode_path(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
 def folder_znode_paths(path: str) -> list[str]:
     """Returns the paths of the folder znodes that must exist before the node at `path` can be written, the outermost
     first."""
-    parts = folder(path.rpartition("/")[0] or "/").split("/")
+    parts = folder_znode_path(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
 
@@ -105,7 +105,7 @@ class NodeVersionAndOwner(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateZnode:
     """Step of a ZooKeeper transaction: create the znode."""
 
     path: str
@@ -138,7 +138,7 @@ class CheckZnodeVersion:
     version: int
 
 
-Step = Create | SetZnodeValue | DeleteZnode | CheckZnodeVersion
+Step = CreateZnode | SetZnodeValue | DeleteZnode | CheckZnodeVersion
 
 
 class ZookeeperCommitPlan(NamedTuple):
@@ -164,26 +164,26 @@ def plan_zookeeper_commit(
         match operation:
             case PutNode():
                 nodes[path] = _put(steps, operation, node, session)
-            case Delete() if node is not None:
+            case DeleteNode() if node is not None:
                 steps.append(DeleteZnode(path, node.version))
                 nodes[path] = None
             case CheckNodeVersion() if node is not None:
                 steps.append(CheckZnodeVersion(path, node.version))
-            case Delete() | CheckNodeVersion():
+            case DeleteNode() | CheckNodeVersion():
                 absences[path] = None
         after = nodes[path]
         versions.append(ABSENT if after is None else after.version)
     proven = {step.path for step in steps}
     for path in absences if steps else ():
         if path not in proven:
-            steps += [Create(path, b"", ephemeral=False), DeleteZnode(path, 0)]
+            steps += [CreateZnode(path, b"", ephemeral=False), DeleteZnode(path, 0)]
     return ZookeeperCommitPlan(steps, versions)
 
 
 def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, session: int) -> NodeVersionAndOwner:
     owner = session if put.ephemeral else 0
     if node is None:
-        steps.append(Create(put.path, put.value, put.ephemeral))
+        steps.append(CreateZnode(put.path, put.value, put.ephemeral))
         return NodeVersionAndOwner(0, owner)
     version = node.version + 1
     if node.owner == owner:
@@ -194,7 +194,7 @@ def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, sess
             f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
             "another session's: delete it first", path=put.path,
         )  # fmt: skip
-    steps += [DeleteZnode(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
+    steps += [DeleteZnode(put.path, node.version), CreateZnode(put.path, put.value, put.ephemeral)]
     steps += [SetZnodeValue(put.path, put.value, at) for at in range(version)]
     return NodeVersionAndOwner(version, owner)
 
@@ -206,12 +206,12 @@ STEP_BYTES = 64
 MULTI_BYTES = 64
 
 
-def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
+def request_size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
     """Returns a lower bound of the transaction's size on the wire, in bytes. `root_bytes` is the length of the path of
     the tree's root znode."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value_znode_path(step.path).encode())
-        if isinstance(step, Create | SetZnodeValue):
+        if isinstance(step, CreateZnode | SetZnodeValue):
             size += len(step.value)
     return size

@@ -61,11 +61,11 @@ from .session import (
 from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_at_or_below
 from .zookeeper_connection import (
-    Answer,
-    Event,
     NoZnode,
     TransactionRefused,
+    ZnodeEvent,
     ZnodeExists,
+    ZookeeperAnswer,
     ZooKeeperConnection,
     ZookeeperConnectionState,
     ZookeeperEventKind,
@@ -188,7 +188,7 @@ class SessionWatches:
         self._number = 0
         self._connection = 0
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ZnodeEvent) -> None:
         """Called for each watch event of ZooKeeper, in the order in which events and answers arrive: passes it to the
         watches that it concerns."""
         if event.kind == ZookeeperEventKind.CHILD or not event.path.startswith(self._root + "/"):
@@ -234,7 +234,7 @@ class SessionWatches:
                     self._line().unwatch(znode)
 
     def _watched(self, prefix: str) -> list[str]:
-        folder = self._root + znodes.folder(prefix)
+        folder = self._root + znodes.folder_znode_path(prefix)
         return [folder] if prefix == "/" else [folder, self._root + znodes.value_znode_path(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
@@ -272,7 +272,7 @@ class _VersionReader:
         return self._youngest
 
     async def _value(self, path: str) -> bool:
-        def note(answer: Answer) -> None:
+        def note(answer: ZookeeperAnswer) -> None:
             if answer.value is None:
                 self._watch.versions.pop(path, None)
             else:
@@ -285,7 +285,7 @@ class _VersionReader:
     async def _folder(self, prefix: str) -> bool:
         try:
             async with self._several:
-                names, stat = (await self._line.children(self._root + znodes.folder(prefix))).value
+                names, stat = (await self._line.children(self._root + znodes.folder_znode_path(prefix))).value
         except NoZnode:
             return False
         self._youngest = max(self._youngest, stat.pzxid)
@@ -469,7 +469,7 @@ class ZookeeperStore(SessionStore):
         return False
 
     async def _list(self, prefix: str, *, fresh: bool) -> znodes.FolderContent:
-        folder = self._address.root + znodes.folder(prefix)
+        folder = self._address.root + znodes.folder_znode_path(prefix)
         try:
             names, _ = (await self._read(lambda: self._line.children(folder), fresh=fresh)).value
         except NoZnode:
@@ -565,13 +565,13 @@ class ZookeeperStore(SessionStore):
         }
 
     async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
-        wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
+        wanted = [step.path for step in steps if isinstance(step, znodes.CreateZnode)]
         for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folder_znode_paths(path)):
             with contextlib.suppress(ZnodeExists):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 
     def _check_size(self, steps: Sequence[znodes.Step]) -> None:
-        size, limit = znodes.size_bytes(steps, len(self._address.root.encode())), self._address.jute_maxbuffer
+        size, limit = znodes.request_size_bytes(steps, len(self._address.root.encode())), self._address.jute_maxbuffer
         if size > limit:
             raise MessageTooLarge(
                 f"a commit of {size} bytes; ZooKeeper takes {limit}: start all its servers with a larger "

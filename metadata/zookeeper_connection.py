@@ -200,7 +200,7 @@ class TransactionRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ZnodeEvent:
     """A watch event: ZooKeeper tells that a watched znode has changed."""
 
     kind: int
@@ -208,7 +208,7 @@ class Event:
     zxid: int  # of the change; -1 from servers before 3.9
 
 
-class Answer(NamedTuple):
+class ZookeeperAnswer(NamedTuple):
     """ZooKeeper's answer to a request, and its zxid (ZooKeeper's number of the transaction)."""
 
     value: Any
@@ -230,7 +230,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     """Kazoo's connection, which also shows what kazoo keeps internal: the session's real timeout, and each event with
     its zxid."""
 
-    on_event: Callable[[Event], None]
+    on_event: Callable[[ZnodeEvent], None]
     clock: Clock
     timeout_s = 0.0
     number = 0  # of connections so far
@@ -253,7 +253,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         watch, _ = Watch.deserialize(buffer, offset)
-        self.on_event(Event(watch.type, watch.path, self._zxid))
+        self.on_event(ZnodeEvent(watch.type, watch.path, self._zxid))
 
 
 class _Hidden(str):
@@ -277,14 +277,14 @@ def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
 class _Reply:
     """Receives one answer in kazoo's thread, and passes it to the event loop."""
 
-    def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
+    def __init__(self, line: ZooKeeperConnection, then: Callable[[ZookeeperAnswer], None], fail: Callable[[Exception],
         None]) -> None:
         self._line = line
         self._then = then
         self._fail = fail
 
     def set(self, value: Any) -> None:
-        self._line.call_on_loop(self._then, Answer(value, self._line.client.last_zxid))
+        self._line.call_on_loop(self._then, ZookeeperAnswer(value, self._line.client.last_zxid))
 
     def set_exception(self, error: Exception) -> None:
         self._line.call_on_loop(self._fail, error)
@@ -296,7 +296,7 @@ class ZooKeeperConnection:
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
-        on_state: Callable[[ZookeeperConnectionState], None], on_event: Callable[[Event], None],
+        on_state: Callable[[ZookeeperConnectionState], None], on_event: Callable[[ZnodeEvent], None],
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
@@ -351,16 +351,18 @@ class ZooKeeperConnection:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: ZnodeEvent) -> None:
         """Passes a watch event to `on_event`, and records its zxid as the latest one."""
         self.zxid = max(self.zxid, event.zxid)
         self._on_event(event)
 
     # -------------------------------------------------------------------------------------------- asking
-    def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
+    def request(
+        self, request: Any, then: Callable[[ZookeeperAnswer], None] | None = None
+    ) -> asyncio.Future[ZookeeperAnswer]:
         """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError.
         Also calls `then` with the answer, in the same order as answers and watch events arrive."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
             return future
@@ -373,7 +375,7 @@ class ZooKeeperConnection:
             self._waiting -= first
             return first
 
-        def succeed(answer: Answer) -> None:
+        def succeed(answer: ZookeeperAnswer) -> None:
             if not settle():
                 return
             self.zxid = max(self.zxid, answer.zxid)
@@ -390,32 +392,34 @@ class ZooKeeperConnection:
         self.client._call(request, _Reply(self, succeed, fail))
         return future
 
-    def get(self, path: str) -> asyncio.Future[Answer]:
+    def get(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Reads a znode. Returns a future of (value, stat); the stat has ZooKeeper's version and times."""
         return self.request(GetData(path, None))
 
-    def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
+    def exists(
+        self, path: str, then: Callable[[ZookeeperAnswer], None] | None = None
+    ) -> asyncio.Future[ZookeeperAnswer]:
         """Reads the stat of a znode. The value of the answer is None if the znode does not exist."""
         return self.request(Exists(path, None), then)
 
-    def children(self, path: str) -> asyncio.Future[Answer]:
+    def children(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Lists the direct children of a znode. Returns a future of (names, stat of the znode)."""
         return self.request(GetChildren2(path, None))
 
-    def sync(self, path: str) -> asyncio.Future[Answer]:
+    def sync(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         return self.request(Sync(path))
 
-    def create(self, path: str) -> asyncio.Future[Answer]:
+    def create(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         return self.request(CreateRequest(path, b"", self._acl, 0))
 
-    def create_folder(self, path: str) -> asyncio.Future[Answer]:
+    def create_folder(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         return self.request(CreateFolder(path, self._acl))
 
-    def read_acl(self, path: str) -> asyncio.Future[Answer]:
+    def read_acl(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Reads the access list of a znode. Returns a future of (access list, stat)."""
         return self.request(GetACL(path))
 
-    def watch(self, path: str) -> asyncio.Future[Answer]:
+    def watch(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Begins to watch a znode and all znodes below it. Events arrive from the answer to this request on, until the
         connection ends."""
         return self.request(AddWatch(path))
@@ -466,7 +470,7 @@ _STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
 def _request(root: str, step: znodes.Step, acl: Any) -> Any:
     path = root + znodes.value_znode_path(step.path)
     match step:
-        case znodes.Create():
+        case znodes.CreateZnode():
             return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)
         case znodes.SetZnodeValue():
             return SetData(path, step.value, step.version)
@@ -496,13 +500,13 @@ def _translated(error: Exception, request: Any) -> Exception:
 
 
 __all__ = [
-    "Answer",
-    "Event",
     "NoZnode",
     "TransactionRefused",
+    "ZnodeEvent",
     "ZnodeExists",
     "ZnodeStat",
     "ZooKeeperConnection",
+    "ZookeeperAnswer",
     "ZookeeperConnectionState",
     "ZookeeperEventKind",
 ]

@@ -105,6 +105,7 @@ class EntryHeader:
 
     @property
     def highest_sequence_id(self) -> int:
+        """The sequence id of the last message in the entry."""
         return max(self.metadata.sequence_id, self.metadata.highest_sequence_id)
 
     @property
@@ -113,6 +114,7 @@ class EntryHeader:
 
     @property
     def publish_time(self) -> int:
+        """The time at which the producer sent the entry, in ms since the epoch, by the producer's clock."""
         return self.metadata.publish_time
 
 

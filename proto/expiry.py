@@ -10,7 +10,7 @@
   expires without batching.
 - A value that is no number from 1 to 2**63-1 counts as absent, and runs that contradict the batch count as absent.
 - A message in chunks is judged by its consumer alone, when it is whole (`EntryExpiry.is_chunk`).
-- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT (`rename_in_letter`).
+- A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT (`make_dead_letter_properties`).
 
 Guarding tests: tests/proto/test_expiry.py.
 """
@@ -116,6 +116,6 @@ def extends_last_run(runs: list[ExpiryRun], index: int, at_ms: int) -> bool:
     return first + count == index and last_ms == at_ms
 
 
-def rename_in_letter(properties: Mapping[str, str]) -> dict[str, str]:
+def make_dead_letter_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Returns the properties of the copy of a message in a dead-letter topic, where it does not expire."""
     return {EXPIRED_AT if key == EXPIRES_AT else key: value for key, value in properties.items()}

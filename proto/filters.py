@@ -61,11 +61,15 @@ Value: TypeAlias = str | int | float | bool
 
 
 class Name(NamedTuple):
+    """Expression: the value of a property or of a system field."""
+
     name: str
     is_system: bool
 
 
 class Literal(NamedTuple):
+    """Expression: a constant."""
+
     value: Value
 
 
@@ -81,6 +85,8 @@ class Compare(NamedTuple):
 
 
 class In(NamedTuple):
+    """Expression: true if the value of the operand is one of the constants `values`."""
+
     operand: Operand
     values: tuple[Value, ...]
 
@@ -95,18 +101,26 @@ class Like(NamedTuple):
 
 
 class IsNull(NamedTuple):
+    """Expression: true if the message lacks the property or system field `operand`."""
+
     operand: Operand
 
 
 class Not(NamedTuple):
+    """Expression: the negation of `part`; the negation of unknown is unknown."""
+
     part: Node
 
 
 class And(NamedTuple):
+    """Expression: the conjunction of its parts."""
+
     parts: tuple[Node, ...]
 
 
 class Or(NamedTuple):
+    """Expression: the disjunction of its parts."""
+
     parts: tuple[Node, ...]
 
 
@@ -244,7 +258,7 @@ def _make_membership(node: In) -> _Decide:
     return _make_junction(Or(tuple(Compare("=", node.operand, Literal(value)) for value in node.values)))
 
 
-def has_parts(text: str, parts: Sequence[str], *, is_whole: bool) -> bool:
+def contains_in_order(text: str, parts: Sequence[str], *, is_whole: bool) -> bool:
     """Returns whether the text begins with the first part, ends with the last one, and has the others between them in
     this order. Each part is searched once, so the time is linear for a bounded number of parts."""
     first, last = parts[0], parts[-1]
@@ -266,7 +280,7 @@ def _make_likeness(node: Like) -> _Decide:
 
     def is_like(properties: Properties, fields: SystemFields) -> Truth:
         value = read(properties, fields)
-        return has_parts(value, parts, is_whole=is_whole) if isinstance(value, str) else None
+        return contains_in_order(value, parts, is_whole=is_whole) if isinstance(value, str) else None
 
     return is_like
 

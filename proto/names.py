@@ -44,20 +44,21 @@ STICKY_SLOTS = 65535
 """The last slot of Key_Shared; the first one is 1."""
 
 
-def key_hash(key: str | bytes) -> int:
+def hash_key(key: str | bytes) -> int:
     """Returns the hash of a message's key, from 0 to 2^31 - 1, by which its partition is chosen. Raises
     UnicodeEncodeError if the key has a lone surrogate, which would crash mmh3."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & 0x7FFFFFFF
 
 
 def choose_partition_of_key(key: str | bytes, partitions: int) -> int:
+    """Returns the partition, from 0 to `partitions` - 1, to which messages with this key go."""
     assert partitions > 0, "a key needs at least one partition"
-    return key_hash(key) % partitions
+    return hash_key(key) % partitions
 
 
 def compute_key_slot(key: str | bytes) -> int:
     """Returns the slot, 1 … 65535, of a message's key. Key_Shared assigns slots to consumers. Raises UnicodeEncodeError
-    if the key has a lone surrogate, like `key_hash`."""
+    if the key has a lone surrogate, like `hash_key`."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & STICKY_SLOTS or 1
 
 
@@ -157,6 +158,7 @@ def _check_loose(kind: str, text: str) -> str:
 
 
 def check_tenant_name(text: str) -> str:
+    """Returns `text` if it is a valid name of a tenant. Raises InvalidName otherwise."""
     return _check_strict("tenant", text)
 
 
@@ -167,6 +169,7 @@ def check_namespace_name(text: str) -> str:
 
 
 def check_subscription_name(text: str) -> str:
+    """Returns `text` if it is a valid name of a subscription. Raises InvalidName otherwise."""
     return _check_loose("subscription", text)
 
 
@@ -180,6 +183,7 @@ def check_producer_name(text: str) -> str:
 
 
 def is_valid_role(text: str) -> bool:
+    """Returns whether the text may be the name of a role."""
     return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
 
 
@@ -255,9 +259,11 @@ class TopicName:
 
     @property
     def is_partition(self) -> bool:
+        """True if this is one partition of a partitioned topic."""
         return self.partition >= 0
 
     def with_partition(self, number: int) -> TopicName:
+        """Returns the name of the partition `number` of this topic."""
         assert number >= 0, "a partition number is not negative"
         return replace(self, partition=number)
 

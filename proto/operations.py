@@ -634,7 +634,7 @@ OPERATIONS: dict[str, Operation[Any]] = {}
 ANSWERS: dict[str, str] = {}
 
 
-def add(operation: Operation[Any], answer: str) -> None:
+def add_operation(operation: Operation[Any], answer: str) -> None:
     """Adds an operation to the table. `answer` is the name of the answer's type, as text: a type of proto/statistics.py
     or of Python."""
     assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
@@ -644,12 +644,12 @@ def add(operation: Operation[Any], answer: str) -> None:
 for _variable, _hint in list(__annotations__.items()):
     if _hint.startswith("Operation["):
         _row = globals()[_variable]
-        add(_row, _OF_CLIENTS.get(_row.name, _hint.removeprefix("Operation[").removesuffix("]")))
+        add_operation(_row, _OF_CLIENTS.get(_row.name, _hint.removeprefix("Operation[").removesuffix("]")))
 del _row, _hint, _variable
 
 
 @cache
-def answer_of(name: str, **of_clients: Any) -> Any:
+def find_answer_type(name: str, **of_clients: Any) -> Any:
     """Returns the type of the answer of the operation `name`. `of_clients`: the caller's own types for StoredMessage
     and MessageId."""
     from . import states as transactions

@@ -6,7 +6,7 @@ the fields that are set: `{"message_ttl_s":600}`. The fields, with their types a
 resolve to: broker/common/config.py. The names by which operators set them: proto/policies.py.
 
 0 means "none" or "no limit" wherever a field is a limit. Only the retentions also have -1 (without limit).
-`check` raises InvalidRequest, which says what is wrong.
+`check_policies` raises InvalidRequest, which says what is wrong.
 Guarding test: tests/proto/test_policies.py.
 
 Policies: one table of what an operator sets for a namespace or a topic, by Pulsar's names.
@@ -54,7 +54,7 @@ class PolicyRestNames(NamedTuple):
     by_cluster: bool = False  # `key` has a map from the cluster
 
 
-class Policy(NamedTuple):
+class PolicyDefinition(NamedTuple):
     """One policy: a row of the table `POLICIES`, with its fields, its help, and its names on the command line and in
     REST."""
 
@@ -89,146 +89,146 @@ INACTIVE_MODES = "delete_when_no_subscriptions|delete_when_subscriptions_caught_
 COMPATIBILITIES = "|".join(Compatibility)
 KEY_INDEXES = "|".join(get_args(KeyIndexPolicy))
 
-POLICIES: tuple[Policy, ...] = (
-    Policy("retention", (
+POLICIES: tuple[PolicyDefinition, ...] = (
+    PolicyDefinition("retention", (
         Field("retention_minutes", "minutes", ("-t", "--time"), "Acknowledged is kept: 10m, 2h, 3d; -1: for ever."),
         Field("retention_mib", "MiB", ("-s", "--size"), "… up to 100M, 10G; -1: without limit."),
     ), "How long acknowledged data is kept.", "-t 3d -s 10G",
        rest=PolicyRestNames("retention", "retention", "retention_policies")),
-    Policy("unsubscribed-retention", (
+    PolicyDefinition("unsubscribed-retention", (
         Field("unsubscribed_minutes", "minutes", ("-t", "--time"), "Messages are kept: 10m, 2h, 3d; -1: for ever."),
         Field("unsubscribed_mib", "MiB", ("-s", "--size"), "… up to 100M, 10G, what is reached first; -1: any."),
     ), "What a topic keeps that has no durable subscription.", "-t 7d -s 1G",
        rest=PolicyRestNames("unsubscribedRetention", "unsubscribedRetention", "")),
-    Policy("message-ttl", (
+    PolicyDefinition("message-ttl", (
         Field("message_ttl_s", "s", ("-ttl", "-t", "--messageTTL", "--ttl"), "Acknowledged after: 30s, 10m; 0: never."),
     ), "When an unacknowledged message expires.", "-ttl 10m",
        rest=PolicyRestNames("messageTTL", "messageTTL", "message_ttl_in_seconds")),
-    Policy("backlog-quota", (
+    PolicyDefinition("backlog-quota", (
         Field("backlog_quota_bytes", "bytes limit", ("-l", "--limit", "--limitSize"), "100M, 10G, bytes; -1: none."),
         Field("backlog_quota_s", "s", ("-lt", "--limitTime"), "Age of the oldest message: 10m, 3d; -1: none."),
         Field("backlog_quota_policy", QUOTA_POLICIES, ("-p", "--policy"), "What happens then."),
         Field("backlog_quota_counts_delayed", "on/off", ("--delayed/--no-delayed",), "Whether what is not due counts."),
     ), "What the slowest subscription may hold.", "-l 10G -p producer_exception"),
-    Policy("deduplication", (
+    PolicyDefinition("deduplication", (
         Field("deduplication", "on/off", (), "Of publishes, by producer name and sequence id."),
     ), "Drop what a producer sends twice.", "--enable",
        rest=PolicyRestNames("deduplication", "deduplicationEnabled", "deduplicationEnabled")),
-    Policy("deduplication-snapshot-interval", (
+    PolicyDefinition("deduplication-snapshot-interval", (
         Field("dedup_snapshot_s", "s", ("-i", "--interval"), "Between two snapshots: 30, 2m; 0: by entries alone."),
     ), "How often the sequence ids of producers are stored.", "-i 60", rest=PolicyRestNames(
         "deduplicationSnapshotInterval", "deduplicationSnapshotInterval", "deduplicationSnapshotIntervalSeconds"
     )),
-    Policy("max-message-size", (
+    PolicyDefinition("max-message-size", (
         Field("max_message_bytes", "bytes", ("-m", "--max-message-size"), "Of one entry: 65536, 64K, 5M."),
     ), "The largest message.", "-m 1M", rest=PolicyRestNames("", "maxMessageSize", "")),
-    Policy("delayed-delivery", (
+    PolicyDefinition("delayed-delivery", (
         Field("delayed_delivery", "on/off", (), "Messages may have a time before which they are not delivered."),
         Field("delayed_tick_ms", "ms", ("--time", "-t"), "So late at most, and so seldom looked: 50, 1000, 1s."),
         Field("max_delay_ms", "ms", ("--maxDelay", "-md"), "The longest delay: 10m, 7d; 0: any."),
     ), "Delayed messages.", "--enable --maxDelay 7d",
        rest=PolicyRestNames("delayedDelivery", "delayedDelivery", "delayed_delivery_policies")),
-    Policy("publish-rate", _rates(
+    PolicyDefinition("publish-rate", _rates(
         "publish_rate", ("-m", "--msg-publish-rate"), ("-b", "--byte-publish-rate")
     ), "How fast all its producers together may send.", "-m 1000 -b 10000000", rest=PolicyRestNames(
         "publishRate", "publishRate", "publishMaxMessageRate", by_cluster=True
     )),
-    Policy("dispatch-rate", _rates(
+    PolicyDefinition("dispatch-rate", _rates(
         "dispatch_rate", *_DISPATCH
     ), "How fast all its subscriptions together are served.", "-md 1000",
        rest=PolicyRestNames("dispatchRate", "dispatchRate", "topicDispatchRate", by_cluster=True)),
-    Policy("subscription-dispatch-rate", _rates(
+    PolicyDefinition("subscription-dispatch-rate", _rates(
         "subscription_dispatch_rate", *_DISPATCH
     ), "How fast each subscription is served.", "-md 1000", rest=PolicyRestNames(
         "subscriptionDispatchRate", "subscriptionDispatchRate", "subscriptionDispatchRate", by_cluster=True
     )),
-    Policy("subscribe-rate", (
+    PolicyDefinition("subscribe-rate", (
         Field("subscribe_rate", "limit", ("-sr", "--subscribe-rate"), "Times a period; 0 or -1: no limit."),
         Field("subscribe_rate_period_s", "s", ("-st", "--subscribe-rate-period"), "The period: 30, 1m."),
     ), "How often one consumer may subscribe.", "-sr 10 -st 30",
        rest=PolicyRestNames("subscribeRate", "subscribeRate", "clusterSubscribeRate", by_cluster=True)),
-    Policy("max-producers", _number(
+    PolicyDefinition("max-producers", _number(
         "max_producers", ("-p", "--max-producers", "--max-producers-per-topic"), "Connected to a topic"
     ), "How many producers.", "-p 100", "max-producers-per-topic",
        rest=PolicyRestNames("maxProducersPerTopic", "maxProducers", "max_producers_per_topic")),
-    Policy("max-consumers", _number(
+    PolicyDefinition("max-consumers", _number(
         "max_consumers", ("-c", "--max-consumers", "--max-consumers-per-topic"), "Connected to a topic"
     ), "How many consumers.", "-c 100", "max-consumers-per-topic",
        rest=PolicyRestNames("maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic")),
-    Policy("max-consumers-per-subscription", _number(
+    PolicyDefinition("max-consumers-per-subscription", _number(
         "max_consumers_per_subscription", ("-c", "--max-consumers", "--max-consumers-per-subscription"), "Connected"
     ), "How many consumers of one subscription.", "-c 10", rest=PolicyRestNames(
         "maxConsumersPerSubscription", "maxConsumersPerSubscription", "max_consumers_per_subscription"
     )),
-    Policy("max-subscriptions-per-topic", _number(
+    PolicyDefinition("max-subscriptions-per-topic", _number(
         "max_subscriptions", ("-s", "-m", "--max-subscriptions-per-topic"), "Of a topic"
     ), "How many subscriptions.", "-s 10", rest=PolicyRestNames(
         "maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic", "max_subscriptions_per_topic"
     )),
-    Policy("max-topics-per-namespace", _number(
+    PolicyDefinition("max-topics-per-namespace", _number(
         "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
     ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACES,),
        rest=PolicyRestNames("maxTopicsPerNamespace", "", "max_topics_per_namespace")),
-    Policy("auto-subscription-creation", (
+    PolicyDefinition("auto-subscription-creation", (
         Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
     ), "Whether consumers make subscriptions.", "--disable", rest=PolicyRestNames(
         "autoSubscriptionCreation", "autoSubscriptionCreation", "autoSubscriptionCreationOverride"
     )),
-    Policy("max-unacked-messages-per-consumer", _number(
+    PolicyDefinition("max-unacked-messages-per-consumer", _number(
         "max_unacked_per_consumer", ("-c", "-m", "--maxNum", "--max-unacked-messages-per-consumer"), "Messages"
     ), "What a consumer may hold without acknowledging.", "-m 10000", rest=PolicyRestNames(
         "maxUnackedMessagesPerConsumer", "maxUnackedMessagesOnConsumer", "max_unacked_messages_per_consumer"
     )),
-    Policy("max-unacked-messages-per-subscription", _number(
+    PolicyDefinition("max-unacked-messages-per-subscription", _number(
         "max_unacked_per_subscription", ("-c", "-m", "--maxNum", "--max-unacked-messages-per-subscription"), "Messages"
     ), "What all consumers of a subscription may hold.", "-m 100000", rest=PolicyRestNames(
         "maxUnackedMessagesPerSubscription", "maxUnackedMessagesOnSubscription", "max_unacked_messages_per_subscription"
     )),
-    Policy("inactive-topic-policies", (
+    PolicyDefinition("inactive-topic-policies", (
         Field("inactive_s", "s", ("-t", "--max-inactive-duration"), "Deleted when unused for: 10m, 3d; 0: never."),
         Field("inactive_mode", INACTIVE_MODES, ("-m", "--delete-mode"), "What counts as unused."),
     ), "When an unused topic is deleted.", "-t 3d -m delete_when_no_subscriptions",
        rest=PolicyRestNames("inactiveTopicPolicies", "inactiveTopicPolicies", "inactive_topic_policies")),
-    Policy("subscription-expiration-time", (
+    PolicyDefinition("subscription-expiration-time", (
         Field("subscription_expiration_s", "expiry", ("-t", "--time"), "Minutes, or 10m, 3d; 0: never."),
     ), "When a subscription without consumers is deleted.", "-t 7d",
        rest=PolicyRestNames("subscriptionExpirationTime", "", "subscription_expiration_time_minutes", unit=60)),
-    Policy("compaction-threshold", (
+    PolicyDefinition("compaction-threshold", (
         Field("compaction_threshold_bytes", "bytes", ("-t", "--threshold"), "Uncompacted bytes: 100M; 0: by hand."),
     ), "When a topic is compacted by itself.", "-t 100M",
        rest=PolicyRestNames("compactionThreshold", "compactionThreshold", "compaction_threshold", verb="PUT")),
-    Policy("persistence", (
+    PolicyDefinition("persistence", (
         Field("ensemble_size", "limit", ("-e", "--ensemble", "--bookkeeper-ensemble"), "Bookies of a ledger."),
         Field("write_quorum", "limit", ("-w", "--write-quorum", "--bookkeeper-write-quorum"), "Copies of an entry."),
         Field("ack_quorum", "limit", ("-a", "--ack-quorum", "--bookkeeper-ack-quorum"), "Synced before the ack."),
     ), "How many bookies and copies a ledger has.", "-e 3 -w 3 -a 2",
        note="; it holds from each topic's next ledger on; 'magnetar topics unload TOPIC' begins one now",
        rest=PolicyRestNames("persistence", "persistence", "persistence")),
-    Policy("dead-letter-policy", (
+    PolicyDefinition("dead-letter-policy", (
         Field("dead_letter_max_redeliver_count", "limit", ("-c", "--max-redeliver-count"), "0: no dead letters."),
         Field("dead_letter_topic", "text", ("-t", "--dead-letter-topic"), "Default: TOPIC-SUBSCRIPTION-DLQ."),
         Field("dead_letter_backoff_s", "ladder", ("-b", "--backoff"), "Waits, as 1s,10s,1m; or: rocketmq (16 steps)."),
     ), "When the server moves a message away.", "-c 16 -b rocketmq"),
-    Policy("subscription-types-enabled", (
+    PolicyDefinition("subscription-types-enabled", (
         Field("subscription_types", "names", ("-t", "--types"), f"Of {', '.join(TITLES)}."),
     ), "Which types consumers may ask for.", "-t Exclusive,Failover", rest=PolicyRestNames(
         "subscriptionTypesEnabled", "subscriptionTypesEnabled", "subscription_types_enabled"
     )),
-    Policy("schema-compatibility-strategy", (
+    PolicyDefinition("schema-compatibility-strategy", (
         Field("schema_compatibility", COMPATIBILITIES, ("-c", "--compatibility"), "With those of the topic."),
     ), "What a new schema has to be.", "-c full_transitive", rest=PolicyRestNames(
         "schemaCompatibilityStrategy", "schemaCompatibilityStrategy", "schema_compatibility_strategy", verb="PUT",
         topic_verb="PUT",
     )),
-    Policy("schema-validation-enforce", (
+    PolicyDefinition("schema-validation-enforce", (
         Field("schema_validation_enforced", "on/off", (), "No producer without a schema where there is one."),
     ), "Whether producers need the schema.", "--enable",
        rest=PolicyRestNames("schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced")),
-    Policy("is-allow-auto-update-schema", (
+    PolicyDefinition("is-allow-auto-update-schema", (
         Field("schema_auto_update", "on/off", (), "A producer's new schema is registered."),
     ), "Whether producers register schemas.", "--disable",
        rest=PolicyRestNames("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema")),
-    Policy("key-index", (
+    PolicyDefinition("key-index", (
         Field("key_index", KEY_INDEXES, ("-i", "--index"), "Of what each sealed ledger has an index."),
     ), "What 'topics find' finds without reading everything.", "-i keys+properties",
        rest=PolicyRestNames("keyIndex", "keyIndex", "key_index")),
@@ -252,7 +252,7 @@ _SIGNED = {name for pair in RETENTIONS for name in pair}
 _INT_MAX = 1 << 62
 
 
-def encode(policies: Policies) -> str:
+def encode_policies(policies: Policies) -> str:
     return msgspec.json.encode(policies).decode()
 
 
@@ -262,7 +262,7 @@ class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     backlog_quota_mib: int | None = None
 
 
-def decode(text: str) -> Policies:
+def decode_policies(text: str) -> Policies:
     """Decodes the policies of one level from JSON. Raises InvalidRequest if the text is not valid."""
     try:
         if '"backlog_quota_mib"' not in text:
@@ -295,7 +295,7 @@ def fill_retention(policies: Policies) -> Policies:
     return found
 
 
-def without(policies: Policies, *names: str) -> Policies:
+def remove_policies(policies: Policies, *names: str) -> Policies:
     """Returns a copy of the policies in which the fields `names` are not set, so that they are inherited."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
@@ -312,7 +312,7 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
     return properties
 
 
-def check(policies: Policies) -> Policies:
+def check_policies(policies: Policies) -> Policies:
     """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or if fields contradict
     each other."""
     for name in NAMES:

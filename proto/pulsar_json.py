@@ -33,7 +33,7 @@ def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> Table:
     return {name: attrgetter(of) if isinstance(of, str) else of for name, of in names.items()}
 
 
-def pick(table: Table, found: object, names: str) -> dict[str, Any]:
+def pick_fields(table: Table, found: object, names: str) -> dict[str, Any]:
     """Returns a dictionary of some fields of a statistics object. `names` are the fields' names in JSON, separated by
     spaces; the dictionary has them in this order. `table` has the function that gets each of them from the object."""
     return {name: table[name](found) for name in names.split()}
@@ -83,7 +83,7 @@ SUBSCRIPTION = _table({
     "delayedMessageIndexSizeInBytes": "delayed_memory_bytes", "pendingTransactions": "pending_transactions",
     "pendingEntries": "pending_entries", "totalMsgExpired": "expired", "unackedMessages": "unacked",
     "nonContiguousDeletedMessagesRanges": "acked_ranges",
-    "consumers": lambda found: [pick(CONSUMER, each, OF_CONSUMER) for each in found.consumers],
+    "consumers": lambda found: [pick_fields(CONSUMER, each, OF_CONSUMER) for each in found.consumers],
     "markDeletePositions": lambda found: [str(found.mark_delete)], "blocked": "blocked",
     "activeConsumerName": "active_consumer", "blockedSubscriptionOnUnackedMsgs": "blocked_on_unacked",
     "msgInReplay": "replay_entries", "keySharedMode": "key_shared_mode",
@@ -93,8 +93,8 @@ SUBSCRIPTION = _table({
     "filter": "filter", "filterProcessedMsgCount": "judged", "filterRejectedMsgCount": "filtered",
     "filterAcceptedMsgCount": lambda found: found.judged - found.filtered, "filterRescheduledMsgCount": lambda found: 0,
     "filteredEntries": "filtered_entries", "filteredUnread": "filtered_unread", "shownUnwanted": "shown_unwanted",
-    "drainingHashes": lambda found: [pick(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
-    "heldKeys": lambda found: [pick(HELD, each, " ".join(HELD)) for each in found.held_keys],
+    "drainingHashes": lambda found: [pick_fields(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
+    "heldKeys": lambda found: [pick_fields(HELD, each, " ".join(HELD)) for each in found.held_keys],
 })  # fmt: skip
 OF_CONSUMER: str = " ".join(name for name in CONSUMER if name != "keyHashRanges")
 LEDGER = _table({
@@ -105,12 +105,12 @@ LOG = _table({
     "state": "state", "lastConfirmedEntry": lambda found: str(found.last_confirmed),
     "pendingAddEntriesCount": "pending_adds", "cacheBytes": "cache_bytes", "replication": "replication",
     "wantedReplication": "wanted_replication", "degraded": "degraded",
-    "ledgers": lambda found: [pick(LEDGER, each, " ".join(LEDGER)) for each in found.ledgers],
+    "ledgers": lambda found: [pick_fields(LEDGER, each, " ".join(LEDGER)) for each in found.ledgers],
 })  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ transactions, half messages
-def optional(place: object, none: str | None = None) -> str | None:
+def to_optional_text(place: object, none: str | None = None) -> str | None:
     return str(place) if place is not None else none
 
 
@@ -139,9 +139,11 @@ def topic_transaction_to_json(found: TransactionHere, none: str | None = None) -
     """Returns the JSON form of a transaction's part at one topic: its entries, and the acknowledgements that wait for
     its end. `none`: the text for a position that is None."""
     subscriptions = found.subscriptions
-    pending = {each.name: {"entries": each.entries, "upTo": optional(each.up_to, none)} for each in subscriptions}
+    pending = {
+        each.name: {"entries": each.entries, "upTo": to_optional_text(each.up_to, none)} for each in subscriptions
+    }
     return {
-        "entries": found.entries, "bytes": found.bytes, "first": optional(found.first, none),
+        "entries": found.entries, "bytes": found.bytes, "first": to_optional_text(found.first, none),
         "holds": found.holds, "waiting": found.waiting, "pending": pending,
     }
 

@@ -35,7 +35,7 @@ from .names import (
 # | of KEY_SHARED | where |
 # |---|---|
 # | `KEY_SHARED` | the wire, statistics |
-# | `Key_Shared` | `title`: the policy `subscription_types`, messages to users |
+# | `Key_Shared` | `format_title`: the policy `subscription_types`, messages to users |
 # | `KeyShared` | `sdk_type_name`: the SDK |
 # | `key_shared` | the command line |
 #
@@ -46,15 +46,16 @@ NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
 """The number of each subscription type on the wire, by its name."""
 
 
-def title(name: str) -> str:
+def format_title(name: str) -> str:
     return name.title()
 
 
 def sdk_type_name(name: str) -> str:
+    """Returns the name of a subscription type in the SDK's spelling: `KeyShared` for KEY_SHARED."""
     return name.title().replace("_", "")
 
 
-TITLES = tuple(map(title, NUMBERS))
+TITLES = tuple(map(format_title, NUMBERS))
 
 
 # -------------------------------------------------------------------------------------------------------- states
@@ -342,7 +343,7 @@ class TxnId(NamedTuple):
     least: int
 
     @classmethod
-    def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
+    def from_parts(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
         """Returns the transaction id with this coordinator number, epoch and counter. The caller must make sure that
         each number fits into its bits of the id."""
         return cls(coordinator, epoch << COUNTER_BITS | counter)

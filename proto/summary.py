@@ -1,7 +1,7 @@
 """The summary of an entry: which properties the messages of a batch have, in at most SUMMARY_BYTES_MAX bytes.
 
     builder = SummaryBuilder(("tag",))               at a producer, one for each batch
-    builder.add(message.properties)
+    builder.add_message(message.properties)
     metadata.summary = builder.encode()              empty: no summary, so every filter may match
 
     may_match(parse_filter("tag = 'a'").root, parse_summary(metadata.summary))       at a broker
@@ -119,7 +119,7 @@ class SummaryBuilder:
         self._names = names
         self._values: set[tuple[str | None, ...]] = set()  # of each message, in the order of the names
 
-    def add(self, properties: Mapping[str, str]) -> None:
+    def add_message(self, properties: Mapping[str, str]) -> None:
         """Adds the properties of one message."""
         self._values.add(tuple(map(properties.get, self._names)))
 
@@ -172,18 +172,18 @@ class EntrySummary:
         """Returns the properties that the summary covers."""
         return frozenset(self._flags)
 
-    def equals(self, name: Name, text: str) -> bool:
+    def may_equal(self, name: Name, text: str) -> bool:
         if name.is_system or name.name not in self._flags:
             return True
         return bool(self._flags[name.name] & PRESENT) and self._has(find_hash(name.name, text))
 
-    def has(self, name: Name) -> bool:
+    def may_exist(self, name: Name) -> bool:
         return name.is_system or bool(self._flags.get(name.name, PRESENT) & PRESENT)
 
-    def lacks(self, name: Name) -> bool:
+    def may_lack(self, name: Name) -> bool:
         return name.is_system or bool(self._flags.get(name.name, ABSENT) & ABSENT)
 
-    def reaches(self, name: Name, low: float, high: float) -> bool:
+    def may_be_between(self, name: Name, low: float, high: float) -> bool:
         return True
 
     def _has(self, value: int) -> bool:
@@ -238,13 +238,13 @@ class Evidence(Protocol[T_co]):
     def everything(self) -> T_co: ...
     @property
     def nothing(self) -> T_co: ...
-    def equals(self, name: Name, text: str) -> T_co:
+    def may_equal(self, name: Name, text: str) -> T_co:
         """Returns where a message may have this text as its property or field."""
-    def has(self, name: Name) -> T_co:
+    def may_exist(self, name: Name) -> T_co:
         """Returns where a message may have the property or field."""
-    def lacks(self, name: Name) -> T_co:
+    def may_lack(self, name: Name) -> T_co:
         """Returns where a message may lack it, or have a value that is too long for a filter."""
-    def reaches(self, name: Name, low: float, high: float) -> T_co:
+    def may_be_between(self, name: Name, low: float, high: float) -> T_co:
         """Returns where a message may have a number from `low` to `high` as the field of a system name."""
 
 
@@ -266,7 +266,7 @@ def _find_true(node: Node, evidence: Evidence[T]) -> T:
     if isinstance(node, Or):
         return reduce(or_, (_find_true(part, evidence) for part in node.parts))
     if isinstance(node, IsNull):
-        return evidence.lacks(node.operand) if isinstance(node.operand, Name) else evidence.everything
+        return evidence.may_lack(node.operand) if isinstance(node.operand, Name) else evidence.everything
     if isinstance(node, In):
         return reduce(or_, (_find_equal(node.operand, Literal(value), evidence) for value in node.values))
     if isinstance(node, Like):
@@ -295,7 +295,7 @@ def _find_false(node: Node, evidence: Evidence[T]) -> T:
 
 def _find_comparable(evidence: Evidence[T], *operands: Operand) -> T:
     """Returns where all operands may have a value: elsewhere what compares them is NULL."""
-    return reduce(and_, (evidence.has(each) for each in operands if isinstance(each, Name)), evidence.everything)
+    return reduce(and_, (evidence.may_exist(each) for each in operands if isinstance(each, Name)), evidence.everything)
 
 
 def _find_equal(left: Operand, right: Operand, evidence: Evidence[T]) -> T:
@@ -305,8 +305,8 @@ def _find_equal(left: Operand, right: Operand, evidence: Evidence[T]) -> T:
         return _find_comparable(evidence, left, right)
     texts = _list_texts(right.value)
     if texts is None:
-        return evidence.has(left)
-    return reduce(or_, (evidence.equals(left, text) for text in texts), evidence.nothing)
+        return evidence.may_exist(left)
+    return reduce(or_, (evidence.may_equal(left, text) for text in texts), evidence.nothing)
 
 
 def _list_texts(value: Value) -> list[str] | None:
@@ -319,7 +319,7 @@ def _list_texts(value: Value) -> list[str] | None:
 def _find_in_bounds(node: Compare, evidence: Evidence[T]) -> T:
     """Returns where a field of the message may be in the bounds that a comparison with a number sets it."""
     name, bounds = _read_bounds(node)
-    return evidence.everything if name is None else evidence.reaches(name, *bounds)
+    return evidence.everything if name is None else evidence.may_be_between(name, *bounds)
 
 
 def _read_bounds(node: Compare) -> tuple[Name | None, _Bounds]:

@@ -34,7 +34,7 @@ _PLAIN = frozenset((bool, bytes, float, int, str))
 
 
 # ------------------------------------------------------------------------------------ to messages
-def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
+def make_request(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
     """Makes a request message of class `kind` from these arguments and returns it. Raises InvalidRequest, whose text
     names the operation `name`, if a value does not fit its field."""
     known = kind.DESCRIPTOR.fields_by_name

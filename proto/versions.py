@@ -23,7 +23,7 @@ from typing import NamedTuple
 PRODUCT = "0.1.0"
 
 
-class Format(NamedTuple):
+class StoredFormat(NamedTuple):
     """A row of the table of formats: a format's name, its version, and the magic of its files."""
 
     name: str
@@ -31,26 +31,26 @@ class Format(NamedTuple):
     magic: bytes = b""  # the first bytes of a bookie's file
 
 
-GRPC = Format("gRPC services", 1)  # proto/wire.proto: fields are added, never changed, so no message carries it
-PEER_ENVELOPE = Format("peer envelope", 1)  # runtime/peer/envelope.py
-PEER = Format("peer protocol", 1)  # ledger/peer_format.py
+GRPC = StoredFormat("gRPC services", 1)  # proto/wire.proto: fields are added, never changed, so no message carries it
+PEER_ENVELOPE = StoredFormat("peer envelope", 1)  # runtime/peer/envelope.py
+PEER = StoredFormat("peer protocol", 1)  # ledger/peer_format.py
 WIRE = (GRPC, PEER_ENVELOPE, PEER)
 
-JOURNAL = Format("bookie journal", 1, b"MGN-JRNL")
-ENTRY_LOG = Format("bookie entry log", 1, b"MGN-ELOG")
-INDEX = Format("bookie index", 1, b"MGN-INDX")
-LEDGER_INDEX = Format("bookie ledger index", 1, b"MGN-LIDX")
-MARK = Format("bookie mark", 1, b"MGN-MARK")
-NOTE = Format("bookie note", 1)  # bookie/format/mark.py: cookie, losses, scrub, collection, revisions seen
-CURSOR = Format("cursor", 3)  # broker/subscription/cursor_format.py
-DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/topic/dedup.py
-OUTCOMES = Format("outcomes of transactions", 1)  # broker/topic/outcomes.py
-DELAYS = Format("bucket of delayed messages", 1)  # broker/subscription/delays.py
-COMPACTED = Format("compacted ledger", 1)  # broker/log/compaction_core.py
-KEY_INDEX = Format("key index of a ledger", 1)  # broker/log/key_index_core.py
-COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/log.py
-METADATA_RECORD = Format("metadata record", 2)  # metadata/records.py
-METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups
+JOURNAL = StoredFormat("bookie journal", 1, b"MGN-JRNL")
+ENTRY_LOG = StoredFormat("bookie entry log", 1, b"MGN-ELOG")
+INDEX = StoredFormat("bookie index", 1, b"MGN-INDX")
+LEDGER_INDEX = StoredFormat("bookie ledger index", 1, b"MGN-LIDX")
+MARK = StoredFormat("bookie mark", 1, b"MGN-MARK")
+NOTE = StoredFormat("bookie note", 1)  # bookie/format/mark.py: cookie, losses, scrub, collection, revisions seen
+CURSOR = StoredFormat("cursor", 3)  # broker/subscription/cursor_format.py
+DEDUPLICATION = StoredFormat("deduplication snapshot", 1)  # broker/topic/dedup.py
+OUTCOMES = StoredFormat("outcomes of transactions", 1)  # broker/topic/outcomes.py
+DELAYS = StoredFormat("bucket of delayed messages", 1)  # broker/subscription/delays.py
+COMPACTED = StoredFormat("compacted ledger", 1)  # broker/log/compaction_core.py
+KEY_INDEX = StoredFormat("key index of a ledger", 1)  # broker/log/key_index_core.py
+COORDINATOR = StoredFormat("coordinator of transactions", 1)  # broker/transaction/log.py
+METADATA_RECORD = StoredFormat("metadata record", 2)  # metadata/records.py
+METADATA_FILE = StoredFormat("metadata file", 1)  # metadata/tree.py, and its backups
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
 STORAGE = (
     *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
@@ -58,7 +58,7 @@ STORAGE = (
 )
 
 
-def newer_format_text(form: Format, found: int, where: str) -> str:
+def newer_format_text(form: StoredFormat, found: int, where: str) -> str:
     """Returns the error text that says that a later Magnetar wrote the data at `where`, with version `found` of the
     format."""
     return (
@@ -67,7 +67,7 @@ def newer_format_text(form: Format, found: int, where: str) -> str:
     )
 
 
-def check_format(form: Format, found: int, where: str) -> None:
+def check_format(form: StoredFormat, found: int, where: str) -> None:
     """Raises NewerFormat if the version `found` is later than this Magnetar knows. `where` names the data in the error
     text: a path, or a ledger and its topic."""
     if found > form.version:
@@ -83,13 +83,14 @@ def is_compiled() -> bool:
 
 
 def build_kind() -> str:
+    """Returns "compiled" if this process runs compiled modules, otherwise "pure Python"."""
     return "compiled" if is_compiled() else "pure Python"
 
 
 def format_version_text() -> str:
     """Returns the text that `magnetar --version` prints."""
 
-    def listed(forms: tuple[Format, ...]) -> str:
+    def listed(forms: tuple[StoredFormat, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)
 
     return f"magnetar {PRODUCT} ({build_kind()})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"

@@ -17,7 +17,7 @@ RESOLUTION_S = 0.001
 """The shortest wait, so that time passes before an alarm that rang early rings again."""
 
 
-class Alarm:
+class AlarmTimer:
     """A timer that calls the function `ring` once, at the time `at` (seconds of `clock`). `at` is infinity while the
     alarm is not set. Must be created inside a running event loop."""
 

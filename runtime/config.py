@@ -7,8 +7,8 @@ In the environment two underscores stand for a level: MAGNETAR_BOOKIE__STORE__ME
 `set_variables_from_files`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
 
 Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
-comment is the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
-for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
+comment is the text after the field in the source (`#` on its line, or a string literal below it). `list_settings` lists
+them for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
 environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
 relations and raises InvalidConfiguration or ValueError. A static method `fill_values(values)` may return the values
 that were given together with those that follow from them.
@@ -51,7 +51,7 @@ SECTIONS = ("bookie", "broker", "process")
 
 
 _SOURCES: dict[str, dict[str, str]] = {}
-"""By section the settings that the last `load` of this process found, with their sources."""
+"""By section the settings that the last `load_config` of this process found, with their sources."""
 
 
 class Setting(NamedTuple):
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
     doc: str
 
 
-def load(
+def load_config(
     kind: type[Config],
     section: str,
     *,
@@ -97,9 +97,10 @@ def load(
     return config
 
 
-def source_of(section: str, name: str, *, is_default: bool) -> str:
+def find_source(section: str, name: str, *, is_default: bool) -> str:
     """Returns the source of a setting's value: "environment", "file", "default" or "option". "option" means that the
-    program gave the value, or computed it as a share of `memory_bytes`. Works only for settings that `load` has read.
+    program gave the value, or computed it as a share of `memory_bytes`. Works only for settings that `load_config` has
+    read.
     `is_default`: whether the setting has its default value."""
     return _SOURCES.get(section, {}).get(name) or ("default" if is_default else "option")
 
@@ -112,7 +113,7 @@ def find_explicit_settings(
     environment: Mapping[str, str] | None = None,
 ) -> frozenset[str]:
     """Returns the names of the settings that the file and the environment set, whatever their values are. A setting of
-    a table inside the section has a name like `store.memtable_bytes`. `load` must have accepted the same sources
+    a table inside the section has a name like `store.memtable_bytes`. `load_config` must have accepted the same sources
     before."""
     found: set[str] = set()
     for name, value in ({} if file is None else _from_file(file, section)).items():
@@ -139,7 +140,7 @@ def replace_settings(config: Config, values: Mapping[str, object]) -> Config:
     return msgspec.structs.replace(config, **direct)
 
 
-def settings(kind: type) -> list[Setting]:
+def list_settings(kind: type) -> list[Setting]:
     """Returns all settings of a configuration class, in the order of the source code."""
     docs = _comments(kind)
     return [
@@ -580,7 +581,7 @@ def compute_process_memory(
     `processes` together. If none is set, an equal share of a quarter of the machine's memory (at most `most`), but
     never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting is invalid.
     """
-    process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
+    process = load_config(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = compute_minimum_bytes(shares, given)
     own = process.memory_bytes // processes
     return own or max(needed, min(most, measure_machine_memory() // MACHINE_SHARE) // processes)

@@ -178,7 +178,7 @@ class SystemFiles:
             flags |= os.O_EXCL
         return (DirectFile if direct else SystemFile)(PROCESS.open_file(path, flags, _FILE_MODE), path)
 
-    def arena(self, size: int) -> memoryview:
+    def allocate_buffer(self, size: int) -> memoryview:
         return _arena(size)
 
     def exists(self, path: str) -> bool:
@@ -229,7 +229,7 @@ class SystemFiles:
             raise
         return file
 
-    def die(self, reason: str) -> NoReturn:
+    def end_process(self, reason: str) -> NoReturn:
         line = " ".join(reason.split())
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"magnetar: {line}; exiting at once\n".encode())
         os._exit(EXIT_DISK_FAILED)

@@ -24,7 +24,10 @@ class File(Protocol):
     """An open file. Every read and write names its absolute position, because there is no file cursor."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """The path of the file."""
+        ...
+
     @property
     def direct(self) -> bool:
         """Returns whether the file is opened for direct writes: each write is durable when it returns."""
@@ -36,16 +39,19 @@ class File(Protocol):
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
         """Fills the buffer with bytes from `offset`, and returns how many there were (fewer at the end of the file).
-        For a `direct` file the buffer must be the start of an `arena`."""
+        For a `direct` file the buffer must be the start of one that `allocate_buffer` made."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Writes all buffers, one after the other, at `offset`. Returns the number of bytes, which are always all of
-        them. A `direct` file writes a single buffer that is the start of an `arena` without a copy, and copies other
-        buffers into one."""
+        them. A `direct` file writes a single buffer that is the start of one from `allocate_buffer` without a copy, and
+        copies other buffers into one."""
         ...
 
-    def fdatasync(self) -> None: ...
+    def fdatasync(self) -> None:
+        """Makes all bytes that were written to the file durable. Raises OSError if the disk fails."""
+        ...
+
     def allocate(self, size: int) -> None:
         """Extends the file to `size` bytes (with zeros) and reserves the blocks for them, so that a full disk (ENOSPC)
         is noticed here and not by a later write."""
@@ -76,7 +82,7 @@ class Files(Protocol):
         EOPNOTSUPP."""
         ...
 
-    def arena(self, size: int) -> memoryview:
+    def allocate_buffer(self, size: int) -> memoryview:
         """Returns a buffer of `size` zero bytes, aligned so that a `direct` file reads and writes it without a copy."""
         ...
 
@@ -90,9 +96,15 @@ class Files(Protocol):
         error if the folder exists."""
         ...
 
-    def rename(self, old: str, new: str) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Renames a file, and replaces a file that has the name `new`. Durable after `sync_directory`."""
+        ...
+
     def remove(self, path: str) -> None: ...
-    def sync_directory(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None:
+        """Makes the creations, renames and removals of names in this directory durable."""
+        ...
+
     def disk_usage(self, path: str) -> tuple[int, int]:
         """Returns (total bytes, free bytes) of the file system that contains `path`."""
         ...
@@ -102,11 +114,12 @@ class Files(Protocol):
         process ends. Raises BlockingIOError if another process has locked the file."""
         ...
 
-    def die(self, reason: str) -> None:
+    def end_process(self, reason: str) -> None:
         """Ends the process at once (exit code 70) without flushing anything. Called after a failed fsync, when the
         content of files is not known any more."""
         ...
 
 
 def join_path(*parts: str) -> str:
+    """Returns the parts joined to one path, as `os.path.join` does."""
     return os.path.join(*parts)

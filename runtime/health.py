@@ -115,9 +115,11 @@ class Health:
 
     @property
     def has_started(self) -> bool:
+        """True from the moment that the process serves, or begins to stop."""
         return self.readiness is not _starting
 
     def on_process_stopping(self) -> None:
+        """Called when the process begins to stop: the process is not ready from now on. Tells systemd."""
         self.readiness = _stopping
         notify_systemd("STOPPING=1")
 

@@ -70,6 +70,7 @@ def set_level(level: str | None, source: str) -> None:
 
 
 def get_log_level() -> str:
+    """Returns the level of the root logger, in lower case."""
     return logging.getLevelName(logging.getLogger().level).lower()
 
 

@@ -1,13 +1,13 @@
 """Metrics: plain numbers while the process works, one `MetricsPage` of Prometheus text per request.
 
     self.sync_seconds = Histogram(SECONDS)                 # each part has its own integers and histograms
-    self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
-    page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # they are read for each page
-    page.foreign("bookie_ledgers_count", "…", 7)           # the same number under another system's name
+    self.sync_seconds.observe_value(0.0002)                # a bisection in C and a list element, about 0.3 µs
+    page.add_histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)  # read for each page
+    page.add_foreign("bookie_ledgers_count", "…", 7)       # the same number under another system's name
 
 Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that
 exist, so a deleted topic is not on it. Names begin with `magnetar_`, counters end in
-`_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `foreign` and
+`_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `add_foreign` and
 `add_summary_of_other_system` take other names, for the dashboards of another system. Only `MetricsPage` imports
 prometheus-client. Guarding test: tests/runtime/test_metrics.py.
 """
@@ -73,11 +73,13 @@ class Histogram:
         self._counts = list(counts) or [0] * (len(self.bounds) + 1)
         self._total = total
 
-    def observe(self, value: float, times: int = 1) -> None:
+    def observe_value(self, value: float, times: int = 1) -> None:
+        """Records `times` observations of this value."""
         self._counts[bisect_left(self.bounds, value)] += times
         self._total += value * times
 
-    def observe_all(self, values: Sequence[float]) -> None:
+    def observe_values(self, values: Sequence[float]) -> None:
+        """Records one observation of each value."""
         bounds, counts = self.bounds, self._counts
         if len(values) > MANY:
             for value, times in Counter(values).items():
@@ -89,16 +91,18 @@ class Histogram:
 
     def count_waiting_values(self) -> None:
         """Counts the values of the list `waiting` in their buckets, and clears the list."""
-        self.observe_all(self.waiting)
+        self.observe_values(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
     @property
     def counts(self) -> list[int]:
+        """The number of observations in each bucket, not cumulative; the last bucket has no upper bound."""
         self.count_waiting_values()
         return self._counts
 
     @property
     def total(self) -> float:
+        """The sum of all observed values."""
         self.count_waiting_values()
         return self._total
 
@@ -238,7 +242,7 @@ class MetricsPage:
         self._series.append(made)
         return made
 
-    def show(self, other: MetricsPage) -> None:
+    def copy_from(self, other: MetricsPage) -> None:
         """Copies the content of `other` to this page, which must be empty."""
         assert not self.shown, "the page is empty"
         self._families, self.shown, self._series = other._families, other.shown, other._series
@@ -250,30 +254,34 @@ class MetricsPage:
         return sum(len(each.lines) for each in self._series)
 
     def series_chunks(self) -> Iterator[bytes]:
+        """Yields the text of all series in chunks of UTF-8."""
         return (chunk for each in self._series for chunk in each.chunks())
 
-    def counter(self, name: str, help: str, value: float, **labels: str) -> None:
+    def add_counter(self, name: str, help: str, value: float, **labels: str) -> None:
+        """Adds a counter: a value that only rises."""
         from prometheus_client.core import CounterMetricFamily
 
         assert name.endswith("_total"), f"the counter {name} must end in _total"
         self._family(CounterMetricFamily, name, help, labels).add_metric(list(labels.values()), value)
         self.shown[name, tuple(labels.items())] = value
 
-    def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
+    def add_gauge(self, name: str, help: str, value: float, **labels: str) -> None:
+        """Adds a sample of a gauge (a value that may rise and fall) to the page. The name must not end in `_total`."""
         from prometheus_client.core import GaugeMetricFamily
 
         assert not name.endswith("_total"), f"the gauge {name} must not end in _total"
         self._family(GaugeMetricFamily, name, help, labels).add_metric(list(labels.values()), value)
         self.shown[name, tuple(labels.items())] = value
 
-    def histogram(self, name: str, help: str, histogram: Histogram, **labels: str) -> None:
+    def add_histogram(self, name: str, help: str, histogram: Histogram, **labels: str) -> None:
+        """Adds the buckets, sum and count of a histogram to the page."""
         from prometheus_client.core import HistogramMetricFamily
 
         family = self._family(HistogramMetricFamily, name, help, labels)
         family.add_metric(list(labels.values()), histogram.cumulative, histogram.total)
         self.shown[name, tuple(labels.items())] = histogram
 
-    def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
+    def add_foreign(self, name: str, help: str, value: float, **labels: str) -> None:
         """Adds a number under the name that another system (Pulsar) gives it. The number has no metric type, because a
         type would add a suffix to its name."""
         from prometheus_client.core import UnknownMetricFamily
@@ -291,15 +299,17 @@ class MetricsPage:
             family.add_sample(name, {**labels, "quantile": share}, value)
         family.add_metric(list(labels.values()), count, total)
 
-    def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
+    def add_statistics(
+        self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str
+    ) -> None:
         """Adds all `numbers`, which a part's method `statistics()` returned: as gauges if they are named in `gauges`,
         else as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:
-                self.gauge(f"magnetar_{part}_{name}", help, value, **labels)
+                self.add_gauge(f"magnetar_{part}_{name}", help, value, **labels)
             else:
-                self.counter(f"magnetar_{part}_{name}_total", help, value, **labels)
+                self.add_counter(f"magnetar_{part}_{name}_total", help, value, **labels)
 
     def _family(
         self, kind: type[Family], name: str, help: str, labels: dict[str, str], *, ours: bool = True

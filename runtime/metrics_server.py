@@ -127,7 +127,7 @@ def _process() -> CollectorRegistry:
     return found
 
 
-def as_text(page: MetricsPage) -> Iterator[bytes]:
+def format_metrics_page(page: MetricsPage) -> Iterator[bytes]:
     """Yields the metrics page in Prometheus' text format: first the metrics of the process itself, then those of its
     parts, then those of the other processes."""
     if page.process:
@@ -161,7 +161,7 @@ def _application(parts: _Parts) -> WSGIApplication:
         except (InvalidRequest, ValueError) as error:
             start_response("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
             return (f"{error}\n".encode(),)
-        pieces = as_text(parts.page(query))
+        pieces = format_metrics_page(parts.page(query))
         first = next(pieces)
         second = next(pieces)  # an error has been raised by now
         headers = [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)]

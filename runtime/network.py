@@ -65,7 +65,7 @@ class PeerGate(Protocol):
         now; the client may try again."""
         ...
 
-    def principal(self, key: str) -> Principal | None:
+    def find_principal(self, key: str) -> Principal | None:
         """Returns the principal of the member that has this public key; None if no member has it any more. Called for
         each message."""
         ...
@@ -240,7 +240,10 @@ class Channel(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
-    def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]: ...
+    def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]:
+        """Opens a stream of the call `rpc`, on which both ends send messages."""
+        ...
+
     async def is_answering(self, timeout_s: float) -> bool:
         """Returns whether the server answers a ping within `timeout_s`. If there is no connection, waits at most
         `timeout_s` for one, and returns whether there is one then."""
@@ -324,8 +327,8 @@ class PeerReply(NamedTuple):
 
 
 class AnswerListener(Protocol):
-    """Receives the outcome of a request that was sent with `Peer.post`. Exactly one of its methods is called, once, and
-    it must not raise."""
+    """Receives the outcome of a request that was sent with `Peer.send_request`. Exactly one of its methods is called,
+    once, and it must not raise."""
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
     def on_failed(self, error: BaseException) -> None: ...
@@ -356,7 +359,7 @@ class Peer(Protocol):
         ends has keys) or BackPressure (the queue is full; nothing was sent)."""
         ...
 
-    def post(
+    def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         """Sends a request like `request`, but without a future: when the answer arrives, a method of `asker` is called
@@ -474,9 +477,9 @@ class Network(Protocol):
         the port is taken."""
         ...
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer: ...
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer: ...
 
-    def new_keys(self) -> KeyPair:
+    def generate_keys(self) -> KeyPair:
         """Creates and returns the keys of this process for its peer connections."""
         ...
 
@@ -486,7 +489,7 @@ REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Se
 """Services of gRPC itself, by their full names: proto/health.proto, proto/reflection.proto."""
 
 
-def rpc(service: str, method: str) -> Rpc[Any, Any]:
+def find_rpc(service: str, method: str) -> Rpc[Any, Any]:
     """Returns the description of the rpc `method` of `service` in proto/wire.proto, with the classes of its messages.
     For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself is given by its
     full name."""

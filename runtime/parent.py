@@ -292,42 +292,42 @@ class ParentProcess:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(running.link)
                 return  # it has ended, or is just about to: `_reap`
-            for frame in running.frames.feed(data):
+            for frame in running.frames.decode_frames(data):
                 self._on_frame(running, frame)
 
-    def _on_frame(self, running: _Running, frame: Frame) -> None:
+    def _on_frame(self, running: _Running, frame: LinkFrame) -> None:
         match frame.kind:
-            case Kind.READY:
+            case LinkFrameKind.READY:
                 self._facts[running.name] = json.loads(frame.body)
                 if self._watched:
                     running.beat_at = self._now()  # it beats from here on: also one that hangs first is found
                 self._do(self._schedule.on_process_ready(running.name, self._now()))
-            case Kind.BEAT:
+            case LinkFrameKind.BEAT:
                 running.beat_at = self._now()
-            case Kind.ASK:
+            case LinkFrameKind.ASK:
                 self._ask_others(running, frame)
-            case Kind.PAGE:
+            case LinkFrameKind.PAGE:
                 self._hand_on(running, frame)
-            case Kind.FACTS:
+            case LinkFrameKind.FACTS:
                 raise AssertionError("a process sends no FACTS")
 
-    def _ask_others(self, asker: _Running, question: Frame) -> None:
+    def _ask_others(self, asker: _Running, question: LinkFrame) -> None:
         self._asked = {ours: asked for ours, asked in self._asked.items() if asked[0] != asker.name}  # those are over
         others = [name for name in self._schedule.serving if name != asker.name]
         facts = {"restarts": self._schedule.restarts, "asked": others}
-        self._send(asker, Frame(Kind.FACTS, question.number, json.dumps(facts).encode()))
+        self._send(asker, LinkFrame(LinkFrameKind.FACTS, question.number, json.dumps(facts).encode()))
         for name in others:
             self._questions += 1
             self._asked[self._questions] = asker.name, question.number
-            self._send(self._running[name], Frame(Kind.ASK, self._questions, question.body))
+            self._send(self._running[name], LinkFrame(LinkFrameKind.ASK, self._questions, question.body))
 
-    def _hand_on(self, running: _Running, frame: Frame) -> None:
+    def _hand_on(self, running: _Running, frame: LinkFrame) -> None:
         asker, number = self._asked.pop(frame.number, ("", 0))
         if asker in self._running:
             body = f"{running.name}\n".encode() + frame.body
-            self._send(self._running[asker], Frame(Kind.PAGE, number, body))
+            self._send(self._running[asker], LinkFrame(LinkFrameKind.PAGE, number, body))
 
-    def _send(self, running: _Running, frame: Frame) -> None:
+    def _send(self, running: _Running, frame: LinkFrame) -> None:
         running.unsent += encode_frame(frame)
         self._flush(running)
 
@@ -397,7 +397,7 @@ FRAME_BYTES_MAX = 256 << 20
 """Most bytes of a frame. A page has a kilobyte for each topic: more than 100,000 topics of one process."""
 
 
-class Kind(enum.IntEnum):
+class LinkFrameKind(enum.IntEnum):
     """The type of a frame on the link between a child process and its parent."""
 
     READY = 1
@@ -407,15 +407,15 @@ class Kind(enum.IntEnum):
     BEAT = 5
 
 
-class Frame(NamedTuple):
+class LinkFrame(NamedTuple):
     """One message on the link between a child process and its parent."""
 
-    kind: Kind
+    kind: LinkFrameKind
     number: int = 0
     body: bytes = b""
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_frame(frame: LinkFrame) -> bytes:
     return _HEAD.pack(_LENGTH + len(frame.body), frame.kind, frame.number) + frame.body
 
 
@@ -425,7 +425,7 @@ class LinkFrameDecoder:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def decode_frames(self, data: bytes) -> Iterator[LinkFrame]:
         """Adds received bytes, and yields each frame that is now complete. Raises ValueError if the bytes are not a
         valid frame."""
         self._bytes += data
@@ -438,7 +438,7 @@ class LinkFrameDecoder:
                 return
             body = bytes(memoryview(self._bytes)[_HEAD.size : end])
             del self._bytes[:end]
-            yield Frame(Kind(kind), number, body)
+            yield LinkFrame(LinkFrameKind(kind), number, body)
 
 
 # --------------------------------------------------------------------------------------------------------- child
@@ -502,13 +502,13 @@ class ParentLink:
         """Tells the parent process that this process is ready to serve clients. `facts`: values that the parent shows,
         by name, such as the URL."""
         shown = {name: str(value) for name, value in facts.items()}
-        self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
+        self._send(LinkFrame(LinkFrameKind.READY, 0, json.dumps(shown).encode()))
         if os.environ.get("WATCHDOG_USEC"):  # of the parent, which alone speaks to systemd
             self._beat(asyncio.get_running_loop())
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._send(Frame(Kind.BEAT))
+            self._send(LinkFrame(LinkFrameKind.BEAT))
             loop.call_later(BEAT_S, self._beat, loop)
 
     async def ask_metrics_of_others(self, query: str = "") -> OtherProcessMetrics:
@@ -518,7 +518,7 @@ class ParentLink:
             self._last += 1
             question = self._questions[self._last] = _Question()
             try:
-                self._send(Frame(Kind.ASK, self._last, query.encode()))
+                self._send(LinkFrame(LinkFrameKind.ASK, self._last, query.encode()))
                 async with asyncio.timeout(OTHERS_S):
                     await question.answered.wait()
             except TimeoutError:
@@ -527,7 +527,7 @@ class ParentLink:
                 del self._questions[self._last]
         return OtherProcessMetrics(question.pages, question.restarts)
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: LinkFrame) -> None:
         assert self._writer is not None, "it is attached"
         self._writer.write(encode_frame(frame))
 
@@ -541,17 +541,17 @@ class ParentLink:
             if not data:
                 _CHILD_LOG.error("the parent of this process is gone: it ends")
                 self._exit()
-            for frame in frames.feed(data):
+            for frame in frames.decode_frames(data):
                 self._on_frame(frame, text)
 
-    def _on_frame(self, frame: Frame, text: Text) -> None:
-        if frame.kind is Kind.ASK:
+    def _on_frame(self, frame: LinkFrame, text: Text) -> None:
+        if frame.kind is LinkFrameKind.ASK:
             self._tasks.spawn(self._answer(frame, text), "child-page")
             return
         question = self._questions.get(frame.number)
         if question is None:
             return  # too late
-        if frame.kind is Kind.FACTS:
+        if frame.kind is LinkFrameKind.FACTS:
             facts = json.loads(frame.body)
             question.restarts, question.asked = facts["restarts"], facts["asked"]
         else:
@@ -563,10 +563,10 @@ class ParentLink:
         logging.shutdown()
         os._exit(1)
 
-    async def _answer(self, frame: Frame, text: Text) -> None:
+    async def _answer(self, frame: LinkFrame, text: Text) -> None:
         try:
             found = await text(frame.body.decode())
         except Exception:  # the page lacks this process, and says so
             _CHILD_LOG.exception("the metrics of this process could not be read")
             return
-        self._send(Frame(Kind.PAGE, frame.number, found))
+        self._send(LinkFrame(LinkFrameKind.PAGE, frame.number, found))

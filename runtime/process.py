@@ -1,7 +1,8 @@
 """A real process: its world, and how it runs and ends.
 
-`make_system_world()` is the one place where the interfaces get their real implementations. `run(main)` runs a program
-on the fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit code.
+`make_system_world()` is the one place where the interfaces get their real implementations. `run_process(main)` runs a
+program on the fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit
+code.
 
 The parts of a process are started one after the other, and stopped in the reverse order:
 
@@ -113,7 +114,7 @@ class SystemNetwork:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._context = sockets.Context()
+        self._context = sockets.ZmqContext()
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
@@ -136,10 +137,10 @@ class SystemNetwork:
     ) -> RunningPeerServer:
         return await peer_server.serve(self._context, endpoint, identity, service, access)
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         return peers.ZmqPeer(self._context, self._clock, endpoint, identity, access)
 
-    def new_keys(self) -> KeyPair:
+    def generate_keys(self) -> KeyPair:
         return sockets.new_keys()
 
 
@@ -160,7 +161,9 @@ flushes without a pause, five interleaved pairs on a busy machine: 175/734/133/2
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING) -> int:
+def run_process(
+    main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING
+) -> int:
     """Runs a program to its end and returns its exit code.
 
     SIGTERM and SIGINT (the signals in `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what

@@ -170,14 +170,17 @@ class ProcessSchedule:
 
     @property
     def is_stopping(self) -> bool:
+        """True from the moment that all processes are to end."""
         return self._code is not None
 
     @property
     def restarts(self) -> dict[str, int]:
+        """How many times each process was restarted, by its name."""
         return {name: member.restarts for name, member in self._by_name.items()}
 
     @property
     def serving(self) -> list[str]:
+        """The names of the processes that are ready."""
         return [name for name, member in self._by_name.items() if member.state is ProcessState.SERVING]
 
     def restart_wait_s(self, name: str, now: float) -> float | None:

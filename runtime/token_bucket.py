@@ -4,10 +4,10 @@
 
 Tokens derive from the time that passed: `rate` a second, at most `burst` saved up. There are two ways to use a bucket:
 
-    bucket.spend(count, now)              never refuses: what was read is taken, and may be owed;
-    bucket.delay_s(now)                   then this is the time until nothing is owed any more
-    bucket.take(count, now)               refuses what is not there: no token is owed;
-    bucket.wait_s(count, now)             then this is the time until `take` succeeds
+    bucket.spend_tokens(count, now)           never refuses: what was read is taken, and may be owed;
+    bucket.delay_s(now)                       then this is the time until nothing is owed any more
+    bucket.try_spend_tokens(count, now)       refuses what is not there: no token is owed;
+    bucket.seconds_until_tokens(count, now)   then this is the time until `try_spend_tokens` succeeds
 
 With a `burst` of one second's worth (the default) it is the token bucket of PIP-322: what was not used for a while may
 be used at once. With a burst of 1 it is a leaky bucket: one after the other, evenly. Guarding test:
@@ -51,7 +51,7 @@ class TokenBucket:
         self.rate, self._burst = rate, burst
         self._tokens = min(self._tokens, self.burst)
 
-    def spend(self, count: float, now: float) -> None:
+    def spend_tokens(self, count: float, now: float) -> None:
         """Removes `count` tokens from the bucket. The number of tokens may become negative, which is a debt."""
         self._fill(now)
         self._tokens -= count
@@ -66,7 +66,7 @@ class TokenBucket:
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
 
-    def take(self, count: float, now: float) -> bool:
+    def try_spend_tokens(self, count: float, now: float) -> bool:
         """Removes `count` tokens if so many are available, and returns whether they were. More than `burst` tokens are
         never available: of those it needs `burst`, and the rest is owed."""
         self._fill(now)
@@ -75,8 +75,8 @@ class TokenBucket:
         self._tokens -= count
         return True
 
-    def wait_s(self, count: float, now: float) -> float:
-        """Returns the seconds until `take(count, …)` succeeds; 0 if it does now."""
+    def seconds_until_tokens(self, count: float, now: float) -> float:
+        """Returns the seconds until `try_spend_tokens(count, …)` succeeds; 0 if it does now."""
         self._fill(now)
         missing = min(count, self.burst) - self._tokens
         return 0.0 if missing <= ROUNDING else missing / self.rate

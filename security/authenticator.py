@@ -103,7 +103,7 @@ class CertificateProvider:
         self._clock = clock
         self._known = PrincipalCache()
 
-    def principal(self, pem: bytes) -> Principal:
+    def verify_principal(self, pem: bytes) -> Principal:
         """Returns the principal that a certificate names. Raises Unauthenticated if the certificate has expired, or
         names no principal of this cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
@@ -200,7 +200,7 @@ class Authenticator:
     async def _identified(self, caller: Caller) -> Principal:
         shown = None
         if self._certificates is not None and caller.certificate:
-            shown = self._certificates.principal(caller.certificate)
+            shown = self._certificates.verify_principal(caller.certificate)
         if caller.authorization:
             named = await self._of_header(caller)
             return named if shown is None else _until_the_first_expires(named, shown)
@@ -215,9 +215,9 @@ class Authenticator:
         if scheme.lower() == "bearer":
             token = value.strip()
             if self._oidc is not None and (self._tokens is None or self._oidc.is_issuer_known(token)):
-                return self._check_revoked(await self._oidc.principal(token))
+                return self._check_revoked(await self._oidc.verify_principal(token))
             if self._tokens is not None:
-                return self._check_revoked(self._tokens.principal(token))
+                return self._check_revoked(self._tokens.verify_principal(token))
         if scheme.lower() == "basic" and self._basic is not None:
             return await self._basic.authenticate(value.strip(), caller)
         raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
@@ -293,7 +293,11 @@ class SecuredNetwork:
         self.own_token = BrokerOwnToken(settings.broker.token, clock) if settings.broker.token else None
         self._caller = _own_access(settings, self.own_token)
         self.connect_bytes = inner.connect_bytes
-        self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
+        self.serve_peers, self.connect_peer, self.generate_keys = (
+            inner.serve_peers,
+            inner.connect_peer,
+            inner.generate_keys,
+        )
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
@@ -330,10 +334,10 @@ class BrokerChannel:
             raise _own_refusal(self.endpoint, error) from error
 
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]:
-        return BrokerStream(self._inner.stream(rpc), self.endpoint)
+        return AuthenticatedBrokerStream(self._inner.stream(rpc), self.endpoint)
 
 
-class BrokerStream:
+class AuthenticatedBrokerStream:
     """A stream to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
     instead, as `BrokerChannel` does."""
 
@@ -417,7 +421,7 @@ def _own_access(settings: SecuritySettings, token: BrokerOwnToken | None) -> Cal
 def read_token(source: str) -> str:
     """Returns the token that `source` names (see `read_secret`). Raises InvalidConfiguration if it cannot be read."""
     try:
-        return read_secret(source).reveal().decode("ascii").strip()
+        return read_secret(source).reveal_bytes().decode("ascii").strip()
     except UnicodeDecodeError:
         raise InvalidConfiguration(f"{describe_secret_source(source)} has no token") from None
 

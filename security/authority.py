@@ -36,13 +36,13 @@ FILES = (
 
 
 class CreatedFiles(NamedTuple):
-    """The folder in which `create_files` created files, and the names of these files."""
+    """The folder in which `create_authority_files` created files, and the names of these files."""
 
     folder: Path
     files: list[str]
 
 
-def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
+def create_authority_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
     """Creates all files of a secured cluster (FILES) in a new or empty folder. `hosts`: the names and addresses for the
     certificates of the broker and of the metadata service. `cluster`: the cluster's name in the members' certificates;
     a random name if it is empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host is not
@@ -77,8 +77,8 @@ def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster
 
 
 def has_all_files(folder: Path) -> bool:
-    """Returns True if the folder has every file that `create_files` creates, False if it has none of them. Raises
-    AlreadyExists if it has only some of them."""
+    """Returns True if the folder has every file that `create_authority_files` creates, False if it has none of them.
+    Raises AlreadyExists if it has only some of them."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and len(missing) < len(FILES):
         raise AlreadyExists(f"{folder} has no {missing[0]}, but other files: bring it back, or give a new folder")

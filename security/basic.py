@@ -79,7 +79,7 @@ def _unusable(hashed: str) -> str:
     return "has a hash other than bcrypt, $apr1$ and {SHA}: make it anew with  htpasswd -B"
 
 
-def matches(password: bytes, hashed: str) -> bool:
+def matches_password(password: bytes, hashed: str) -> bool:
     """Returns whether `hashed` is a hash of the password. `hashed` must be a hash that `parse_htpasswd` returned.
     Occupies one core for up to a second."""
     if hashed.startswith("$2"):
@@ -153,6 +153,7 @@ class FailedLogins:
             self._failed.popitem(last=False)
 
     def clear_failures(self, key: str) -> None:
+        """Removes the count of failed logins of this key, because a login succeeded."""
         self._failed.pop(key, None)
 
 
@@ -198,9 +199,9 @@ class BasicProvider:
         address = caller.peer.rpartition(":")[0].strip("[]")
         if not (caller.is_encrypted or _is_loopback(address)):
             raise Unauthenticated("a password is not taken in clear: use a magnetar+ssl:// URL, which encrypts it")
-        user, password = parse(credentials)
+        user, password = parse_basic_credentials(credentials)
         digest = hmac.digest(self._key, f"{len(user)}:{user}".encode() + password, hashlib.sha256)
-        users = self._users.current()
+        users = self._users.load_current()
         if self._version != self._users.version:
             self._version = self._users.version
             self._known.clear()
@@ -215,7 +216,7 @@ class BasicProvider:
     def why_lapsed(self, principal: Principal) -> str:
         """Returns the reason why the principal's login is not valid any more; empty if it is still valid. This provider
         must have authenticated the principal."""
-        hashed = self._users.current().get(principal.name)
+        hashed = self._users.load_current().get(principal.name)
         same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
         return "" if same else "the user or its password has changed"
 
@@ -265,7 +266,7 @@ class BasicProvider:
         self._turn.release()
 
 
-def parse(credentials: str) -> tuple[str, bytes]:
+def parse_basic_credentials(credentials: str) -> tuple[str, bytes]:
     """Returns the user and the password in `credentials`, which must be the base64 text of USER:PASSWORD; the password
     may contain colons. Raises Unauthenticated if they are malformed."""
     if len(credentials) > CREDENTIALS_MAX:
@@ -289,8 +290,8 @@ def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) ->
     hashed = users.get(user)
     if hashed is None and users:
         number = int.from_bytes(hmac.digest(key, user.encode(), hashlib.sha256)[:8], "big")
-        matches(password, list(users.values())[number % len(users)])
-    return hashed is not None and matches(password, hashed)
+        matches_password(password, list(users.values())[number % len(users)])
+    return hashed is not None and matches_password(password, hashed)
 
 
 def _is_loopback(address: str) -> bool:

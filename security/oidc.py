@@ -135,7 +135,7 @@ class OidcProvider:
         Unauthenticated if the text is not a token."""
         return self._issuer_of(decode_unverified_token(token)[1].get("iss")) is not None
 
-    async def principal(self, token: str) -> Principal:
+    async def verify_principal(self, token: str) -> Principal:
         """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid, Unavailable if
         the issuer's keys are not known and the issuer does not answer."""
         version = sum(each.version for each in self._issuers.values())
@@ -234,13 +234,13 @@ class _Issuer:
 
     def _ask(self) -> dict[str, object]:
         """Fetches the keys; runs in the worker."""
-        found = self._client.ask(self._name.removesuffix("/") + DISCOVERY)
+        found = self._client.request_json(self._name.removesuffix("/") + DISCOVERY)
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")
         address = found.get("jwks_uri")
         if not isinstance(address, str) or not self._client.is_url_allowed(address):
             raise Unavailable("its discovery document has no `jwks_uri` with https://")
-        return self._client.ask(address)
+        return self._client.request_json(address)
 
     def _fetched(self, fetching: asyncio.Future[dict[str, object]]) -> None:
         self._fetching = None

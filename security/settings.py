@@ -61,7 +61,8 @@ class Secret:
     def __init__(self, value: bytes) -> None:
         self._value = value
 
-    def reveal(self) -> bytes:
+    def reveal_bytes(self) -> bytes:
+        """Returns the secret as plain bytes."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +158,7 @@ class WatchedValue(Generic[T]):
         self._value = load()
         self._look_at = clock.monotonic() + CHECK_S
 
-    def current(self) -> T:
+    def load_current(self) -> T:
         """Returns the current value. If CHECK_S seconds have passed since the last check, first checks whether the
         source has changed, and loads the new value. If it cannot be loaded, the old value stays."""
         now = self._clock.monotonic()

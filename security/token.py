@@ -99,9 +99,9 @@ class TokenProvider:
         self._clock = clock
         self._known = PrincipalCache()
 
-    def principal(self, token: str) -> Principal:
+    def verify_principal(self, token: str) -> Principal:
         """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid."""
-        verifier = self._verifier.current()
+        verifier = self._verifier.load_current()
         if self._version != self._verifier.version:
             self._version = self._verifier.version
             self._known.clear()
@@ -115,7 +115,7 @@ class TokenProvider:
     def why_lapsed(self, principal: Principal) -> str:
         """Returns the reason why the principal's token is not valid any more; empty if it is still valid. This provider
         must have authenticated the principal."""
-        known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
+        known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.load_current().proofs]
         return "" if any(known) else "the key of its token is replaced"
 
 
@@ -127,7 +127,11 @@ class TokenVerifier:
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
         self._clock = clock
-        data = read_secret(settings.secret_key).reveal() if settings.secret_key else _public_bytes(settings.public_key)
+        data = (
+            read_secret(settings.secret_key).reveal_bytes()
+            if settings.secret_key
+            else _public_bytes(settings.public_key)
+        )
         self._keys = [
             (key, _chosen(possible, settings.algorithm), compute_credential_digest(own))
             for key, possible, own in _verification_keys(settings, data)
@@ -290,7 +294,7 @@ def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetim
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)
     try:
-        made: str = _jwt().encode(claims, key.reveal(), algorithm=algorithm)
+        made: str = _jwt().encode(claims, key.reveal_bytes(), algorithm=algorithm)
     except Exception as error:
         raise InvalidConfiguration(f"no token of {algorithm} can be made with that key") from error
     return made
@@ -359,7 +363,7 @@ def find_public_key_algorithms(key: object) -> tuple[str, ...]:
 
 def _public_bytes(source: str) -> bytes:
     if source.startswith(("env:", "data:")):
-        return read_secret(source).reveal()
+        return read_secret(source).reveal_bytes()
     try:
         with open(source.removeprefix("file:").removeprefix("//"), "rb") as file:
             return file.read(64 << 10)
@@ -396,7 +400,7 @@ class RevocationList:
 
     def is_revoked(self, principal: Principal) -> bool:
         """Returns whether the principal's role, or the token with which it authenticated, is revoked."""
-        listed = self._listed.current()
+        listed = self._listed.load_current()
         return principal.name in listed or principal.credential_id in listed
 
 
@@ -428,7 +432,7 @@ def read_token_id(token: str) -> str:
     return found
 
 
-def revoke(path: str, what: str) -> None:
+def add_revocation(path: str, what: str) -> None:
     """Adds `what`, a token id or a role, to the file of revoked tokens. Raises InvalidRequest if `what` is neither,
     InvalidConfiguration if the file cannot be used."""
     if not is_valid_role(what) or what != what.strip() or what.startswith("#"):

@@ -96,5 +96,5 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
 
     check_metadata_columns(schema, rows.list_metadata_columns(options))
     asked = get_query_connection(options)
-    for topic in {topic for topic, _ in asked.partitions(anew=True)}:
+    for topic in {topic for topic, _ in asked.list_partitions(anew=True)}:
         asked.find_schema_with_columns(topic, schema)

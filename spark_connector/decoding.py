@@ -386,7 +386,7 @@ class RowEncoder:
             self._names = collect_named_types(parse_avro_definition(known.info))
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
-    def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:
+    def encode_rows(self, batch: pa.RecordBatch) -> list[bytes | None]:
         """Returns the message payload of each row; None for a row without a value. Raises InvalidRequest if a row does
         not match the schema."""
         cells = {name: self._cells(batch, name) for name in batch.schema.names if name in self._fields}

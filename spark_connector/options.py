@@ -378,6 +378,8 @@ def _identity(found: Mapping[str, str], access: QueryAccess, *more: object) -> s
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Returns the options of a source. Raises InvalidConfiguration for an unknown option, a wrong value, or options
+    that contradict each other."""
     found = _canonical(options)
     allowed = _COMMON | _SOURCE | (_STREAM if streaming else _BATCH)
     _refuse_unknown(found, allowed, "stream" if streaming else "batch read")

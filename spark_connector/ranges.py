@@ -99,7 +99,7 @@ class QueryConnection:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(coroutine)
 
-    def partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
+    def list_partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
         """Returns all partitions of the query's topics. Lists them again if `anew` is True, or after
         topicDiscoveryInterval."""
         age_s = self._clock.monotonic() - self._discovered_at
@@ -109,7 +109,7 @@ class QueryConnection:
         return self._partitions
 
     @property
-    def listed(self) -> Mapping[Partition, TopicName]:
+    def known_partitions(self) -> Mapping[Partition, TopicName]:
         """Returns the partitions that were listed last; asks no broker."""
         return self._partitions
 
@@ -148,11 +148,11 @@ class QueryConnection:
         subscription, if the query has one, so that nothing is trimmed in the meantime. Lists the partitions again if
         `anew` is True, or if a known partition no longer exists."""
         try:
-            replies = self._run(self._all_offsets(self.partitions(anew=anew)))
+            replies = self._run(self._all_offsets(self.list_partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):
             if anew:
                 raise
-            replies = self._run(self._all_offsets(self.partitions(anew=True)))
+            replies = self._run(self._all_offsets(self.list_partitions(anew=True)))
         return {p: AvailableRange(r.earliest_index, r.end_index, r.bytes, r.incarnation) for p, r in replies.items()}
 
     async def _all_offsets(self, partitions: Mapping[Partition, TopicName]) -> dict[Partition, TopicOffsets]:
@@ -175,7 +175,7 @@ class QueryConnection:
     def acknowledge_up_to_offset(self, index: Index, made: Incarnations, subscription: str) -> None:
         """Acknowledges for `subscription` all messages before the offset `index`, in each partition that still exists.
         `made`: the incarnations of the partitions for which `index` is valid."""
-        known = self.partitions()
+        known = self.list_partitions()
         moves = {PartitionIncarnation(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
 
@@ -204,7 +204,7 @@ class QueryConnection:
             await self._admin.offsets(name, subscription=subscription, incarnation=made)
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
-    def read(self, part: PartitionIncarnation, first: int, end: int) -> Iterator[list[StoredEntry]]:
+    def read_range(self, part: PartitionIncarnation, first: int, end: int) -> Iterator[list[StoredEntry]]:
         """Yields lists of the entries that contain the messages `first` … `end - 1` of a partition, as they arrive.
         Raises TopicNotFound if the partition is gone or has another incarnation."""
         entries = self._client.read_range(
@@ -225,19 +225,19 @@ class QueryConnection:
     def find_newest_schemas(self) -> dict[str, TypedSchema]:
         """Returns the newest schema of each topic of the query, by topic name. Raises InvalidConfiguration if a topic
         has no schema, or if its schema cannot be represented as columns."""
-        names = sorted({topic for topic, _ in self.partitions(anew=True)})
-        return {name: find_newest_schema(name, self.schemas(name)) for name in names}
+        names = sorted({topic for topic, _ in self.list_partitions(anew=True)})
+        return {name: find_newest_schema(name, self.list_schemas(name)) for name in names}
 
-    def schemas(self, topic: str) -> list[TopicSchema]:
+    def list_schemas(self, topic: str) -> list[TopicSchema]:
         """Returns all versions of a topic's schema that are not deleted."""
         return self._run(self._admin.schemas(topic))
 
     def find_schema_with_columns(self, topic: str, wanted: StructType) -> TypedSchema:
         """Returns the newest version of a topic's schema that has all the columns `wanted`. Raises InvalidConfiguration
         if no version has all of them."""
-        return find_reader_schema(topic, self.schemas(topic), wanted)
+        return find_reader_schema(topic, self.list_schemas(topic), wanted)
 
-    def schema(self, topic: str, version: int) -> SchemaInfo:
+    def get_schema(self, topic: str, version: int) -> SchemaInfo:
         """Returns the version `version` of a topic's schema, even if it is deleted. Raises SchemaNotFound if the topic
         never had this version."""
         return self._run(self._admin.schema(topic, version)).schema

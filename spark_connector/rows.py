@@ -66,7 +66,7 @@ from pyspark.sql.types import (
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
 from ..proto.entry import MessageFields, decode_message_columns, decode_properties, decode_text, parse_entry
-from ..proto.entry_filter import wants_message
+from ..proto.entry_filter import passes_filter
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.filters import Filter
@@ -131,7 +131,7 @@ def _type(name: str, options: SourceOptions) -> DataType:
     return StringType() if name == "value" and options.value_as_string else _COLUMNS[name].type
 
 
-class Entry:
+class DecodedEntry:
     """A decoded entry: its messages, and the fields that they share. An entry is the unit that a broker stores."""
 
     __slots__ = (
@@ -170,10 +170,10 @@ def _without_size(fields: MessageFields) -> bytes:
     return serialized
 
 
-def decode_readable_entry(stored: StoredEntry) -> Entry:
+def decode_readable_entry(stored: StoredEntry) -> DecodedEntry:
     """Decodes a stored entry whose messages can become rows, and returns it. Raises CorruptEntry if the entry is
     damaged; NotAllowed if it is a chunk of a large message; CryptoError if it is still encrypted."""
-    entry = Entry(stored)
+    entry = DecodedEntry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")
     return entry
@@ -182,7 +182,7 @@ def decode_readable_entry(stored: StoredEntry) -> Entry:
 class _Run(NamedTuple):
     """Consecutive rows of a batch that come from one entry."""
 
-    entry: Entry
+    entry: DecodedEntry
     skipped: int  # messages of the entry before the first row
     rows: int
 
@@ -191,12 +191,12 @@ class _Run(NamedTuple):
         return self.entry.fields[self.skipped : self.skipped + self.rows]
 
 
-def find_wanted_runs(wanted: Filter, entry: Entry, first: int, end: int) -> Iterator[tuple[int, int]]:
+def find_wanted_runs(wanted: Filter, entry: DecodedEntry, first: int, end: int) -> Iterator[tuple[int, int]]:
     """Yields the consecutive messages of the entry that the filter wants, of the messages `first` … `end - 1`: (the
     first of them, the one after the last of them)."""
     begin: int | None = None
     for at in range(first, end):
-        if wants_message(wanted, entry.fields[at], len(entry.payloads[at]), entry.metadata):
+        if passes_filter(wanted, entry.fields[at], len(entry.payloads[at]), entry.metadata):
             begin = at if begin is None else begin
         elif begin is not None:
             yield begin, at
@@ -241,7 +241,7 @@ class RowBuilder:
     def is_full(self) -> bool:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
-    def add(self, entry: Entry, at: int, end: int) -> int:
+    def add(self, entry: DecodedEntry, at: int, end: int) -> int:
         """Adds the messages of the entry with the indexes `at` … `end - 1` as rows, if they are wanted. Returns the
         index after the last of these messages; `at` if there is none."""
         skipped = max(0, at - entry.first_index)
@@ -255,7 +255,7 @@ class RowBuilder:
                 self._add_run(entry, first, after)
         return entry.first_index + last
 
-    def _add_run(self, entry: Entry, first: int, end: int) -> None:
+    def _add_run(self, entry: DecodedEntry, first: int, end: int) -> None:
         """Adds the messages `first` … `end - 1` of the entry as rows."""
         values: list[bytes | None] = [*entry.payloads[first:end]]
         run = _Run(entry, first, len(values))
@@ -290,7 +290,7 @@ def _spread(builder: RowBuilder, values: pa.Array) -> pa.Array:
     return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
 
 
-def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.DataType) -> pa.Array:
+def _per_entry(builder: RowBuilder, value: Callable[[DecodedEntry], Any], type_: pa.DataType) -> pa.Array:
     return _spread(builder, pa.array([value(run.entry) for run in builder.runs], type_))
 
 

@@ -261,6 +261,7 @@ _SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName
 
 
 def check_sink_columns(schema: StructType, options: SinkOptions) -> None:
+    """Raises InvalidConfiguration if rows with these columns cannot be written as messages."""
     names = {field.name for field in schema}
     if "value" not in names:
         raise InvalidConfiguration(
@@ -446,7 +447,7 @@ def _encoded(batch: pa.RecordBatch, by: encoding.RowEncoder) -> pa.RecordBatch:
     import pyarrow as pa
 
     others = [name for name in batch.schema.names if name in encoding.METADATA]
-    columns = [pa.array(by.payloads(batch), pa.binary()), *(batch.column(name) for name in others)]
+    columns = [pa.array(by.encode_rows(batch), pa.binary()), *(batch.column(name) for name in others)]
     return pa.RecordBatch.from_arrays(columns, ["value", *(name.removeprefix(META) for name in others)])
 
 
@@ -648,10 +649,14 @@ async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
 
 
 def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
+    """Returns the writer of a batch query. Raises InvalidConfiguration if the query overwrites, or for wrong options or
+    columns."""
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
     return MagnetarWriter(*_plan(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
+    """Returns the writer of a streaming query. `overwrite`: the query is in the output mode `complete`. Raises
+    InvalidConfiguration for wrong options or columns."""
     return MagnetarStreamWriter(*_plan(options, schema, streaming=True, complete=overwrite))

@@ -163,7 +163,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangeTask) -> I
     only = parse_filter(options.wanted) if options.wanted is not None else None
     builder = RowBuilder(schema, wanted.partition, TopicName.parse(part.name).partition, decoding, only)
     gaps: list[tuple[int, int]] = []
-    for entries in asked.read(part, wanted.first, wanted.end):
+    for entries in asked.read_range(part, wanted.first, wanted.end):
         for stored in entries:
             try:
                 entry = decode_readable_entry(stored)
@@ -202,12 +202,12 @@ def _decoding(
     """Returns a ColumnDecoder with the topic's current schemas. It must be made before entries are read: reading
     another incarnation than that of `part` fails, so entries and schemas belong to one topic. Missing schemas are
     fetched later."""
-    listed = asked.schemas(topic)
+    listed = asked.list_schemas(topic)
     known = {each.version: each.schema for each in listed}
 
     def fetch_schema_version(version: int) -> SchemaInfo:
         if version not in known:
-            known[version] = asked.schema(topic, version)
+            known[version] = asked.get_schema(topic, version)
             asked.check_incarnation(part)
         return known[version]
 
@@ -280,7 +280,7 @@ class MagnetarReader(DataSourceReader):
             options.on_no_offset_for_time,
         )
         end = _resolve(options.ending, options.ending_times, available, asked, "latest")
-        return _tasks(options, asked.listed, start, end, available)
+        return _tasks(options, asked.known_partitions, start, end, available)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)
@@ -360,7 +360,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun, planned = decide.parse_incarnations(start), decide.parse_incarnations(end)
         asked = get_query_connection(self.options)
         available, first, last = asked.read_available(), decide.parse_offset(start), decide.parse_offset(end)
-        return _tasks(self.options, asked.listed, first, last, available, begun, planned)
+        return _tasks(self.options, asked.known_partitions, first, last, available, begun, planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)

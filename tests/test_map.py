@@ -173,7 +173,7 @@ def test_tests_and_modules_that_docstrings_name_exist() -> None:
 
 
 def test_members_in_backticks_belong_to_their_class() -> None:
-    """`Store.seal`: a class of that name, where there is one, has that member, or its base has."""
+    """`Store.seal_group`: a class of that name, where there is one, has that member, or its base has."""
     nodes = (node for module in layout.modules() for node in module.nodes)
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     wrong = [
@@ -193,7 +193,7 @@ def test_a_stale_member_and_a_stale_test_file_are_seen() -> None:
     classes = {"TickBase": base, "Tick": child}
     assert not _is_member("Tick.gone", classes)
     assert _is_member("Other.gone", classes)
-    assert _is_member("Store.seal", {**classes, "Store": child})
+    assert _is_member("Store.seal_group", {**classes, "Store": child})
     assert GUARD.findall("Guards: tests/a/test_b.py, test_c.py; store/x.py") == ["tests/a/test_b.py", "test_c.py"]
 
 

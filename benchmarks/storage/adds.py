@@ -109,10 +109,10 @@ async def _fill(store: Store, size: int) -> None:
         if not store.has_room:
             await store.checkpoint()
         store.keys.record_key_of_metadata(ledger, key)
-        assert store.add_many(ledger, key, entries, total, 14, False) is Status.OK
+        assert store.add_entries(ledger, key, entries, total, 14, False) is Status.OK
         await store.seal_and_wait()
     await store.checkpoint()
-    await store.delete([ledger for ledger in ledgers if ledger % 5 < 3])
+    await store.delete_ledgers([ledger for ledger in ledgers if ledger % 5 < 3])
     await store.checkpoint()
 
 
@@ -124,7 +124,7 @@ async def _compact(store: Store, begin: asyncio.Event, compacted: dict[str, int]
         compacted["compacted_bytes"] = max(compacted["compacted_bytes"], bytes_done)
 
     await begin.wait()
-    await store.compactor.run(CompactionPolicy(), major=True, on_progress=progress)
+    await store.compactor.run_compaction(CompactionPolicy(), major=True, on_progress=progress)
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def ledger_on(bookie: BookieProcess) -> AsyncIterator[LedgerWriter]:
     """A new ledger with one copy, on that bookie."""
     from magnetar.ledger import LedgerClient
     from magnetar.metadata import paths
-    from magnetar.metadata.records import BookieRecord, encode
+    from magnetar.metadata.records import BookieRecord, encode_record
     from magnetar.metadata.sqlite import SqliteStore
     from magnetar.runtime.process import make_system_world
 
@@ -140,7 +140,7 @@ async def ledger_on(bookie: BookieProcess) -> AsyncIterator[LedgerWriter]:
     tree = await SqliteStore.open(world, ":memory:")
     session = tree.new_session()
     path = paths.bookie(bookie.id)
-    await session.put(path, encode(BookieRecord(bookie=bookie.id, endpoint=bookie.endpoint), path))
+    await session.put(path, encode_record(BookieRecord(bookie=bookie.id, endpoint=bookie.endpoint), path))
     client = LedgerClient(world, session)
     try:
         writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
@@ -332,6 +332,6 @@ async def _stretch(
 
 
 if __name__ == "__main__":
-    from magnetar.runtime.process import run as run_process
+    from magnetar.runtime.process import run_process as run_process
 
     sys.exit(run_process(lambda: serve(sys.argv[1], json.loads(sys.argv[2]))))

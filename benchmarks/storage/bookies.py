@@ -20,7 +20,7 @@ OUTSTANDING_BYTES = 4 << 20
 
 def in_directory(main: Callable[[str], Awaitable[Run]]) -> Run:
     """Runs it in a loop of its own, with a folder that goes with it."""
-    from magnetar.runtime.process import run
+    from magnetar.runtime.process import run_process
 
     result: list[Run] = []
 
@@ -31,7 +31,7 @@ def in_directory(main: Callable[[str], Awaitable[Run]]) -> Run:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    if (code := run(inside)) != 0:
+    if (code := run_process(inside)) != 0:
         raise RuntimeError(f"the benchmark ended with code {code}")
     return result[0]
 
@@ -79,7 +79,7 @@ def journal(options: Options) -> Run:
             begin = time.perf_counter()
             while time.perf_counter() - begin < seconds:
                 content = contents[entry % len(contents)]
-                status = store.add(1, entry, key, (content,), len(content), entry - 1, False)
+                status = store.add_entry(1, entry, key, (content,), len(content), entry - 1, False)
                 if status is Status.BUSY:
                     await asyncio.sleep(0.001)
                     continue

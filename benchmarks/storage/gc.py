@@ -45,15 +45,15 @@ async def _collect(directory: str, options: Options) -> dict[str, Any]:
     _, store = await _open(directory)
     fill_s = await _fill(store, ledgers, mib, options.size)
     before = _disk_bytes(directory)
-    assert await store.delete(list(range(ledgers, ledgers + DELETED_LEDGERS)))
+    assert await store.delete_ledgers(list(range(ledgers, ledgers + DELETED_LEDGERS)))
     stalls = Stalls()
     began = time.perf_counter()
-    done = await store.compactor.run(CompactionPolicy(), major=True, roll=True)
+    done = await store.compactor.run_compaction(CompactionPolicy(), major=True, roll=True)
     seconds = time.perf_counter() - began
     longest = stalls.end()
     logs = [log for log in await store.compactor.list_log_usage() if log.state is not EntryLogState.HOT]
     for ledger in range(0, ledgers, 97):
-        assert len((await store.read(ledger, 0)).entries) == 1
+        assert len((await store.read_entries(ledger, 0)).entries) == 1
     statistics = store.statistics()
     await store.close()
     size, live = sum(log.bytes for log in logs), sum(log.live_bytes for log in logs)

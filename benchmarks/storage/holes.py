@@ -58,11 +58,11 @@ async def _fill(url: str, messages: int) -> None:
     from magnetar.proto.entry import encode_batch, encode_plain_items
     from magnetar.proto.entry_pb2 import MessageMetadata
     from magnetar.proto.states import ENTRY_COST_BYTES
-    from magnetar.runtime.network import Endpoint, rpc
+    from magnetar.runtime.network import Endpoint, find_rpc
     from magnetar.runtime.process import make_system_world
 
     channel = make_system_world(1).network.connect(Endpoint.parse(url.removeprefix("magnetar://")))
-    stream = channel.stream(rpc("Broker", "Connect"))
+    stream = channel.stream(find_rpc("Broker", "Connect"))
     opening = wire.OpenProducer(topic=f"persistent://public/default/{TOPIC}", producer_name="p")
     stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))
     items = encode_plain_items([b"%08d" % index for index in range(BATCH)])
@@ -128,7 +128,7 @@ def single(acks: int) -> dict[str, float]:
         for number in range(2 * acks // LEDGER_ENTRIES)
         for first in range(0, LEDGER_ENTRIES, 2 * GROUP)
     ]
-    cursor, log = Cursor(shape, CursorState(shape.start)), CursorWritePlanner()
+    cursor, log = Cursor(shape, CursorState(shape.start_position)), CursorWritePlanner()
     begin = time.process_time()
     for count, (ledger_id, entries) in enumerate(requests):
         cursor.ack_set(ledger_id, BitMap.deserialize(entries))

@@ -122,8 +122,8 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
         outstanding = asyncio.Semaphore(OUTSTANDING)
         for entry in range(number):
             await outstanding.acquire()
-            journal.enqueue(RecordType.ADD, 1, entry, payload)
-            journal.seal(lambda ok: outstanding.release())
+            journal.enqueue_record(RecordType.ADD, 1, entry, payload)
+            journal.seal_group(lambda ok: outstanding.release())
         await journal.seal_with_future()
 
     await write(2)
@@ -185,14 +185,14 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     )  # fmt: skip
     await journal.start(JournalPosition(*found.position))
     for ledger in range(LEDGERS):
-        journal.enqueue(RecordType.KEY, ledger, -1, (bytes(20),))
+        journal.enqueue_record(RecordType.KEY, ledger, -1, (bytes(20),))
     entries = _entries(options)
     target = options.extra.get("mib", REPLAY_MIB) << 20
     while journal.counters["bytes"] + journal.queued_bytes < target:
         group = 0
         while group < GROUP_BYTES:
             ledger, entry, stored = next(entries)
-            journal.enqueue(RecordType.ADD, ledger, entry, (stored,))
+            journal.enqueue_record(RecordType.ADD, ledger, entry, (stored,))
             group += len(stored)
         await _two_groups(journal)
     await journal.seal_with_future()

@@ -99,7 +99,7 @@ async def _look(store: Store, ledgers: list[int]) -> list[float]:
     samples: list[float] = []
     for ledger in ledgers:
         began = time.perf_counter()
-        found = await store.read(ledger, 0)
+        found = await store.read_entries(ledger, 0)
         samples.append(time.perf_counter() - began)
         assert len(found.entries) == 1
     return samples
@@ -189,7 +189,7 @@ async def _read_ledger(store: Store, entry: int, end: int) -> int:
     """As the ledger library reads: all that is left is asked for, about 1 MiB comes. The entries that were read."""
     count = end - entry
     while entry < end:
-        found = await store.read(0, entry, end - entry, RANGE_BYTES)
+        found = await store.read_entries(0, entry, end - entry, RANGE_BYTES)
         assert found.entries, found.status
         entry += len(found.entries)
     return count
@@ -235,11 +235,11 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
     from magnetar.ledger.reader_core import encode_header
 
     while not store.has_room:
-        store.seal(lambda ok: None)
+        store.seal_group(lambda ok: None)
         await asyncio.sleep(0.001)
     # verified, as all that is added
     stored = (encode_header(ledger, entry, entry - 1, len(payload), (payload,)), payload)
-    status = store.add(ledger, entry, KEY, stored, ENTRY_HEADER.size + len(payload), entry - 1, False)
+    status = store.add_entry(ledger, entry, KEY, stored, ENTRY_HEADER.size + len(payload), entry - 1, False)
     assert status is Status.OK, status
 
 
@@ -265,7 +265,7 @@ def forget_cache(directory: str) -> None:
 
 def _apart(main: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     """Runs it in a process of its own, so that memory of one part is not memory of another."""
-    from magnetar.runtime.process import run, tune_glibc_heap
+    from magnetar.runtime.process import run_process, tune_glibc_heap
 
     reading, writing = os.pipe()
     child = os.fork()
@@ -279,7 +279,7 @@ def _apart(main: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
                 async def inside() -> None:
                     json.dump(await main(), answer)
 
-                code = run(inside)
+                code = run_process(inside)
         finally:
             os._exit(code)
     os.close(writing)

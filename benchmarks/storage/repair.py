@@ -128,13 +128,15 @@ async def _fill(world: Any, metadata: Any, size: int, seed: int) -> int:
 
 async def _give_up(metadata: Any, bookie: str) -> None:
     from magnetar.metadata import paths
-    from magnetar.metadata.records import DepartingRecord, encode
+    from magnetar.metadata.records import DepartingRecord, encode_record
 
     async def unregistered() -> bool:
         return await metadata.get(paths.bookie(bookie)) is None
 
     await _until(unregistered)
-    await metadata.put(paths.departing(bookie), encode(DepartingRecord(bookie=bookie), paths.departing(bookie)))
+    await metadata.put(
+        paths.departing_bookie(bookie), encode_record(DepartingRecord(bookie=bookie), paths.departing_bookie(bookie))
+    )
 
 
 async def _left(metadata: Any) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.ledger.peer_format import BookieAnswerHead, BookieOperation, Status, decode_request, encode_add_statuses
 from magnetar.metadata import paths
-from magnetar.metadata.records import BookieRecord, encode
+from magnetar.metadata.records import BookieRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.network import Endpoint, Request, RunningServer, World
@@ -38,7 +38,7 @@ class TimedBookie:
     async def start(self, world: World, metadata: MetadataStore) -> RunningServer:
         serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), uuid.UUID(self.id).bytes, self._serve)
         record = BookieRecord(bookie=self.id, endpoint=str(serving.endpoint), rack="/default")
-        await metadata.put(paths.bookie(self.id), encode(record, paths.bookie(self.id)))
+        await metadata.put(paths.bookie(self.id), encode_record(record, paths.bookie(self.id)))
         return serving
 
     def _serve(self, requests: Sequence[Request]) -> None:

@@ -124,7 +124,7 @@ def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: 
     return _CRC.pack(crc32c(body)) + body
 
 
-def encode(record: State) -> bytes:
+def encode_state(record: State) -> bytes:
     match record:
         case LedgerState(ledger, fenced, key, lac, last):
             return encode_ledger_record(ledger, fenced, key, lac, last)

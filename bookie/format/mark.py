@@ -81,7 +81,7 @@ class CheckpointMark(NamedTuple):
     def open_log_numbers(self) -> tuple[int, int]:
         return self.log, self.cold_log
 
-    def with_logs(self, hot: OpenLogEnds, cold: OpenLogEnds, last: int) -> CheckpointMark:
+    def with_open_logs(self, hot: OpenLogEnds, cold: OpenLogEnds, last: int) -> CheckpointMark:
         return self._replace(
             log=hot.number, log_end=hot.log_end, index_end=hot.index_end,
             cold_log=cold.number, cold_end=cold.log_end, cold_index_end=cold.index_end, last_log=last,

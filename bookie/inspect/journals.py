@@ -4,7 +4,7 @@ The rule is that of store/replay.py `JournalReader`. A block that is not whole i
 
     the end     nothing of this use of the file is after it: zeros, or what an earlier use left
     torn        a block was begun there, and nothing says that it was synced: not acknowledged, a start ignores it
-    Damage      a later block of this file, or the next journal's header, says that these bytes were synced
+    FileDamage  a later block of this file, or the next journal's header, says that these bytes were synced
 
 After damage the walk continues at the next whole block. A running bookie may be writing the block that was read in
 part. So the block is read again when the proof is found, and so is the header: journals are recycled under new names.
@@ -31,10 +31,10 @@ from ..format.journal import (
 from ..store.boot import JOURNAL
 from ..store.replay import FILLING, SPARE, SUFFIX, journal_file_name
 from .snapshot import (
-    Damage,
+    FileDamage,
     ReadableFile,
     RemovedFile,
-    Snapshot,
+    StoreSnapshot,
     list_file_numbers,
     open_file,
     read_file_in_parts,
@@ -45,7 +45,7 @@ from .snapshot import (
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
 
-class Block(NamedTuple):
+class JournalBlock(NamedTuple):
     """A valid block of a journal: the journal's number, the block's offset in the file, its header and its records."""
 
     journal: int
@@ -82,14 +82,14 @@ class OpenedJournalFile(NamedTuple):
     header: FileHeader
 
 
-Found = OpenedJournalFile | Block | TornTail | Damage | RemovedFile
+Found = OpenedJournalFile | JournalBlock | TornTail | FileDamage | RemovedFile
 
 
-def list_journal_numbers(snapshot: Snapshot) -> list[int]:
+def list_journal_numbers(snapshot: StoreSnapshot) -> list[int]:
     return list_file_numbers(snapshot, JOURNAL, (SUFFIX,))
 
 
-def list_spare_journal_names(snapshot: Snapshot) -> list[str]:
+def list_spare_journal_names(snapshot: StoreSnapshot) -> list[str]:
     """Returns the names of the spare journal files: the files that wait to become the next journal, and a file that is
     still being filled with zeros."""
     path = snapshot.path(JOURNAL)
@@ -98,9 +98,9 @@ def list_spare_journal_names(snapshot: Snapshot) -> list[str]:
     return [name for name in snapshot.files.list_directory(path) if name.startswith((SPARE, FILLING))]
 
 
-def find_missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
-    """Yields a Damage for each journal file that should exist and does not: the journal that the checkpoint mark names,
-    and each later one up to the latest journal."""
+def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
+    """Yields a FileDamage for each journal file that should exist and does not: the journal that the checkpoint mark
+    names, and each later one up to the latest journal."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
     there = list_journal_numbers(snapshot)
@@ -109,13 +109,13 @@ def find_missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
             mark = snapshot_directory(snapshot.files, snapshot.directory).mark
             if mark is None or mark.journal <= number:
                 path = snapshot.path(JOURNAL, journal_file_name(number))
-                yield Damage(path, 0, "this journal is missing, and the mark or its neighbours need it")
+                yield FileDamage(path, 0, "this journal is missing, and the mark or its neighbours need it")
 
 
-def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
+def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterator[Found]:
     """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
-    after the offset `start`. Yields a Damage for each damaged part, a TornTail if the last write was not finished, and
-    a RemovedFile if the bookie has removed the file."""
+    after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not
+    finished, and a RemovedFile if the bookie has removed the file."""
     path = snapshot.path(JOURNAL, journal_file_name(number))
     file = open_file(snapshot, path)
     if file is None:
@@ -130,22 +130,22 @@ def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Fo
         yield OpenedJournalFile(path, file.size(), header)
         mark = snapshot.mark
         if mark is not None and number == mark.journal and file.size() < mark.offset:
-            yield Damage(path, file.size(), f"the file ends here, and it was synced up to {mark.offset}")
+            yield FileDamage(path, file.size(), f"the file ends here, and it was synced up to {mark.offset}")
         yield from _walk(snapshot, file, header, max(-(-start // ALIGNMENT) * ALIGNMENT, ALIGNMENT))
     finally:
         file.close()
 
 
-def _header(snapshot: Snapshot, file: ReadableFile, number: int) -> tuple[FileHeader | None, Damage | None]:
+def _header(snapshot: StoreSnapshot, file: ReadableFile, number: int) -> tuple[FileHeader | None, FileDamage | None]:
     """Reads both copies of the journal's header. Returns the header from an undamaged copy (None if both are damaged),
     and the damage of the first damaged copy (None if both are undamaged)."""
     first, second = (read_header_or_damage(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
-    if isinstance(first, Damage):
-        return None if isinstance(second, Damage) else second, first
-    return first, second if isinstance(second, Damage) else None
+    if isinstance(first, FileDamage):
+        return None if isinstance(second, FileDamage) else second, first
+    return first, second if isinstance(second, FileDamage) else None
 
 
-def _walk(snapshot: Snapshot, file: ReadableFile, header: FileHeader, offset: int) -> Iterator[Found]:
+def _walk(snapshot: StoreSnapshot, file: ReadableFile, header: FileHeader, offset: int) -> Iterator[Found]:
     while offset < file.size():
         block = _block(file, header, offset)
         if block is None:
@@ -164,17 +164,17 @@ def _block_header(file: ReadableFile, header: FileHeader, offset: int) -> BlockH
     return decode_block_header_if_intact(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
 
 
-def _block(file: ReadableFile, header: FileHeader, offset: int) -> Block | None:
+def _block(file: ReadableFile, header: FileHeader, offset: int) -> JournalBlock | None:
     found = _block_header(file, header, offset)
     if found is None or offset + found.padded_bytes > file.size():
         return None
     records = decode_records_if_intact(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
-    return None if records is None else Block(header.number, offset, found, list(records.rows()))
+    return None if records is None else JournalBlock(header.number, offset, found, list(records.rows()))
 
 
 def _judge(
-    snapshot: Snapshot, file: ReadableFile, header: FileHeader, bad: int
-) -> tuple[Damage | TornTail | RemovedFile | None, int | None]:
+    snapshot: StoreSnapshot, file: ReadableFile, header: FileHeader, bad: int
+) -> tuple[FileDamage | TornTail | RemovedFile | None, int | None]:
     """Judges a bad block. Returns (what is wrong with the block, offset at which the walk over the journal continues).
     The offset is that of the next valid block; `bad` itself if the block has become valid meanwhile; None if the walk
     ends here."""
@@ -191,11 +191,11 @@ def _judge(
         return RemovedFile(file.path), None
     what = "the records of a block do not decode" if begun is not None else "no valid block"
     if following is not None:
-        return Damage(file.path, bad, f"{what}; a later block was made when it was synced"), following
-    return Damage(file.path, bad, f"{what}; the next journal was begun when it was synced up to {durable}"), None
+        return FileDamage(file.path, bad, f"{what}; a later block was made when it was synced"), following
+    return FileDamage(file.path, bad, f"{what}; the next journal was begun when it was synced up to {durable}"), None
 
 
-def _durable_end(snapshot: Snapshot, number: int) -> int | None:
+def _durable_end(snapshot: StoreSnapshot, number: int) -> int | None:
     """Returns the offset up to which the journal was synced, as the header of the next journal says; None if that is
     unknown."""
     file = open_file(snapshot, snapshot.path(JOURNAL, journal_file_name(number + 1)))

@@ -1,8 +1,8 @@
 """The records of an entry log one after the other (format/entry_log.py), also after damage, without its index.
 
 A record has its length, so a whole log can be read from 4096 on. Where the bytes are not a record, the walk yields
-`Damage` once and continues at the next bytes that are one: length, ids and checksum are right. (Bytes of a message that
-were made to look like a record can be taken for one there, because the index is not read.)
+`FileDamage` once and continues at the next bytes that are one: length, ids and checksum are right. (Bytes of a
+message that were made to look like a record can be taken for one there, because the index is not read.)
 
 An open log ends where the mark says, a closed one where the last record of its index ends, and one without an index
 where only zeros follow. Bytes after the end belong to a checkpoint that has not ended, and are not read.
@@ -43,10 +43,10 @@ from ..store.state_log import StateLog
 from . import journals
 from .snapshot import (
     WINDOW_BYTES,
-    Damage,
+    FileDamage,
     ReadableFile,
     RemovedFile,
-    Snapshot,
+    StoreSnapshot,
     list_file_numbers,
     open_file,
     read_file_in_parts,
@@ -79,19 +79,19 @@ class OpenedLogFile(NamedTuple):
     end: int  # what counts of it
 
 
-Found = OpenedLogFile | LoggedEntry | Damage | RemovedFile
+Found = OpenedLogFile | LoggedEntry | FileDamage | RemovedFile
 
 
-def log_path(snapshot: Snapshot, log: int) -> str:
+def log_path(snapshot: StoreSnapshot, log: int) -> str:
     return snapshot.path(ENTRIES, entry_log_file_name(log))
 
 
-def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
-    """Returns RemovedFile if the bookie itself removed this missing entry log, otherwise Damage.
+def classify_missing_log(snapshot: StoreSnapshot, log: int) -> FileDamage | RemovedFile:
+    """Returns RemovedFile if the bookie itself removed this missing entry log, otherwise FileDamage.
 
     A log without living entries is deleted before its index, so its index may still exist. This function does not see
     tombstones that are only in the journal: until the next checkpoint, a log that was removed because of them counts as
-    Damage."""
+    FileDamage."""
     path, index = log_path(snapshot, log), index_file_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
         return RemovedFile(path)
@@ -103,12 +103,13 @@ def classify_missing_log(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
         for each in walk_log_extents(snapshot, log)
     ):
         return RemovedFile(path)
-    return Damage(path, 0, "the log is missing, and its index is there")
+    return FileDamage(path, 0, "the log is missing, and its index is there")
 
 
-def walk_entry_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
+def walk_entry_log(snapshot: StoreSnapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
     """Yields the content of an entry log: first an OpenedLogFile, then the records from the offset `start` on. Yields a
-    Damage for each damaged part. `start` must be the offset of a record; otherwise the next item is a Damage."""
+    FileDamage for each damaged part. `start` must be the offset of a record; otherwise the next item is a
+    FileDamage."""
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
@@ -116,7 +117,7 @@ def walk_entry_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> It
         return
     try:
         header = read_header_or_damage(snapshot, file, LOG_MAGIC, log)
-        if isinstance(header, Damage) and snapshot.is_committed(log):
+        if isinstance(header, FileDamage) and snapshot.is_committed(log):
             yield header
         end = _end_offset(snapshot, log)
         yield OpenedLogFile(path, file.size(), file.size() if end is None else end)
@@ -125,7 +126,7 @@ def walk_entry_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> It
         file.close()
 
 
-def _end_offset(snapshot: Snapshot, log: int) -> int | None:
+def _end_offset(snapshot: StoreSnapshot, log: int) -> int | None:
     """Returns the length in bytes that the log must have; None if that is unknown."""
     ends = snapshot.committed_ends_of_log(log)
     if ends is not None:
@@ -134,7 +135,7 @@ def _end_offset(snapshot: Snapshot, log: int) -> int | None:
         return DATA_OFFSET
     last = None
     for found in walk_log_extents(snapshot, log):
-        if isinstance(found, Damage | RemovedFile):
+        if isinstance(found, FileDamage | RemovedFile):
             return None
         last = max(last or 0, found.extent.start + found.extent.length)
     return last
@@ -149,7 +150,7 @@ class _Walk:
         self._base = 0
         self._window = b""
 
-    def records(self, offset: int) -> Iterator[LoggedEntry | Damage]:
+    def records(self, offset: int) -> Iterator[LoggedEntry | FileDamage]:
         while offset < self._end:
             found = self._record(offset)
             if found is None:
@@ -157,7 +158,7 @@ class _Walk:
                     if self._known_end:
                         yield self._short(offset)
                     return
-                yield Damage(self._file.path, offset, "not a whole record")
+                yield FileDamage(self._file.path, offset, "not a whole record")
                 following = self._next_record(offset + 1)
                 if following is None:
                     return
@@ -166,11 +167,11 @@ class _Walk:
             yield found
             offset += found.bytes
         if offset > self._end:
-            yield Damage(self._file.path, self._end, "a record goes on after the end of what counts")
+            yield FileDamage(self._file.path, self._end, "a record goes on after the end of what counts")
 
-    def _short(self, offset: int) -> Damage:
+    def _short(self, offset: int) -> FileDamage:
         what = "the file ends here" if offset >= self._file.size() else "only zeros follow"
-        return Damage(self._file.path, offset, f"{what}, and it should have records up to {self._end}")
+        return FileDamage(self._file.path, offset, f"{what}, and it should have records up to {self._end}")
 
     def _bytes(self, offset: int, size: int) -> bytes:
         if offset < self._base or offset + size > self._base + len(self._window):
@@ -218,9 +219,9 @@ class EntryCopy(NamedTuple):
     path: str
 
 
-def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
-    """Yields the extents of a ledger in all logs, each with its location. Yields a Damage for each damaged part of a
-    log's index, and a RemovedFile for each log that the bookie has removed."""
+def walk_ledger_extents(snapshot: StoreSnapshot, ledger: int) -> Iterator[ExtentLocation | FileDamage | RemovedFile]:
+    """Yields the extents of a ledger in all logs, each with its location. Yields a FileDamage for each damaged part
+    of a log's index, and a RemovedFile for each log that the bookie has removed."""
     for log in list_entry_log_numbers(snapshot):
         for found in walk_log_extents(snapshot, log):
             if not isinstance(found, ExtentLocation) or found.extent.ledger == ledger:
@@ -228,27 +229,28 @@ def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentLocat
 
 
 def find_log_copies(
-    snapshot: Snapshot, places: list[ExtentLocation], entry: int | None = None
-) -> Iterator[EntryCopy | Damage | RemovedFile]:
+    snapshot: StoreSnapshot, places: list[ExtentLocation], entry: int | None = None
+) -> Iterator[EntryCopy | FileDamage | RemovedFile]:
     """Yields the copies of entries in the extents `places` of one ledger, extent by extent, in entry order. With
-    `entry`, yields only the copies of that entry. Yields a Damage or a RemovedFile where copies cannot be read."""
+    `entry`, yields only the copies of that entry. Yields a FileDamage or a RemovedFile where copies cannot be
+    read."""
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
         if entry is None or place.extent.first <= entry <= place.extent.last:
             yield from _in_extent(snapshot, place, entry)
 
 
 def _in_extent(
-    snapshot: Snapshot, place: ExtentLocation, entry: int | None
-) -> Iterator[EntryCopy | Damage | RemovedFile]:
+    snapshot: StoreSnapshot, place: ExtentLocation, entry: int | None
+) -> Iterator[EntryCopy | FileDamage | RemovedFile]:
     opened = open_index_file(snapshot, place.log)
     if not isinstance(opened, IndexFile):
         yield opened
         return
     try:
-        table = opened.table(place)
+        table = opened.read_table(place)
     finally:
         opened.file.close()
-    if isinstance(table, Damage):
+    if isinstance(table, FileDamage):
         yield table
         return
     file = open_file(snapshot, log_path(snapshot, place.log))
@@ -277,12 +279,12 @@ def _copy(file: ReadableFile, place: ExtentLocation, entry: int, offset: int, si
 
 
 def find_journal_copies(
-    snapshot: Snapshot, ledger: int, entry: int | None = None
-) -> Iterator[EntryCopy | Damage | RemovedFile]:
+    snapshot: StoreSnapshot, ledger: int, entry: int | None = None
+) -> Iterator[EntryCopy | FileDamage | RemovedFile]:
     """Yields the copies of a ledger's entries in the journal after the checkpoint mark: entries that no finished
     checkpoint has written to a log. With `entry`, yields only the copies of that entry."""
     for found in _blocks_after_mark(snapshot):
-        if isinstance(found, Damage | RemovedFile):
+        if isinstance(found, FileDamage | RemovedFile):
             yield found
             continue
         path = snapshot.path(JOURNAL, journal_file_name(found.journal))
@@ -291,31 +293,31 @@ def find_journal_copies(
                 yield EntryCopy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
 
 
-def read_journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
+def read_journal_record_types(snapshot: StoreSnapshot, ledger: int) -> Iterator[str]:
     """Yields the name of the type of each journal record after the checkpoint mark that concerns the ledger."""
     for found in _blocks_after_mark(snapshot):
-        if isinstance(found, journals.Block):
+        if isinstance(found, journals.JournalBlock):
             for record in found.records:
                 last = record.entry if record.type is RecordType.TOMBSTONE else record.ledger
                 if record.ledger <= ledger <= last:
                     yield record.type.name
 
 
-def _blocks_after_mark(snapshot: Snapshot) -> Iterator[journals.Block | Damage | RemovedFile]:
+def _blocks_after_mark(snapshot: StoreSnapshot) -> Iterator[journals.JournalBlock | FileDamage | RemovedFile]:
     position = (0, 0) if snapshot.mark is None else snapshot.mark.position
     for number in journals.list_journal_numbers(snapshot):
         if number >= position[0]:
             for found in journals.walk_journal(snapshot, number, position[1] if number == position[0] else 0):
-                if isinstance(found, journals.Block | Damage | RemovedFile):
+                if isinstance(found, journals.JournalBlock | FileDamage | RemovedFile):
                     yield found
 
 
 # -------------------------------------------------------------------------------------------------------------- indexes
 # The index files of logs: groups and extents (format/index.py), also after damage.
 #
-# A group that does not match its checksum is `Damage`; the walk continues at the next bytes that are a whole group. A
-# group after the end that the mark names belongs to a checkpoint that has not ended, and is not read.
-# Heads are read and checked in pieces, so that a group of a million extents needs no more memory than a small one.
+# A group that does not match its checksum is `FileDamage`; the walk continues at the next bytes that are a whole
+# group. A group after the end that the mark names belongs to a checkpoint that has not ended, and is not read. Heads
+# are read and checked in pieces, so that a group of a million extents needs no more memory than a small one.
 #
 # The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 #
@@ -346,21 +348,21 @@ class LedgerIndexOverview(NamedTuple):
 
     facts: StateLog
     ledgers: BitMap64  # those that have a descriptor
-    damages: list[Damage]
+    damages: list[FileDamage]
     path: str
     bytes: int  # what counts of the file
     quarantined: dict[int, list[tuple[int, int]]]  # ledger: intervals of entries
 
 
-def read_ledger_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
-    facts, ledgers, damages = StateLog(), BitMap64(), list[Damage]()
+def read_ledger_index_overview(snapshot: StoreSnapshot) -> LedgerIndexOverview:
+    facts, ledgers, damages = StateLog(), BitMap64(), list[FileDamage]()
     opened = _open(snapshot)
-    if isinstance(opened, Damage):
+    if isinstance(opened, FileDamage):
         return LedgerIndexOverview(facts, ledgers, [opened], opened.path, 0, {})
     file, end = opened
     try:
         for record in _records(snapshot, file, end):
-            if isinstance(record, Damage):
+            if isinstance(record, FileDamage):
                 damages.append(record)
             elif isinstance(record, LedgerState):
                 ledgers.add(record.ledger)
@@ -377,12 +379,12 @@ def read_ledger_index_overview(snapshot: Snapshot) -> LedgerIndexOverview:
 
 
 def walk_ledger_records(
-    snapshot: Snapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
+    snapshot: StoreSnapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
     """Yields the latest record of each ledger of `seen` with `start` ≤ id < `stop`, in ascending order of ledger ids.
     `stop` None: no upper limit."""
     opened = _open(snapshot)
-    if isinstance(opened, Damage):
+    if isinstance(opened, FileDamage):
         return
     file, end = opened
     wanted = (ledger for ledger in seen.ledgers if ledger >= start and (stop is None or ledger < stop))
@@ -397,7 +399,7 @@ def walk_ledger_records(
         file.close()
 
 
-def _open(snapshot: Snapshot) -> tuple[ReadableFile, int] | Damage:
+def _open(snapshot: StoreSnapshot) -> tuple[ReadableFile, int] | FileDamage:
     """Opens the ledger index. Returns the file that the checkpoint mark names, and the file's committed end. Without a
     mark returns the newest file of the index and its size."""
     for _ in range(_TRIES):
@@ -407,30 +409,32 @@ def _open(snapshot: Snapshot) -> tuple[ReadableFile, int] | Damage:
         if file is not None:
             return file, file.size() if end is None else end
         snapshot = snapshot_directory(snapshot.files, snapshot.directory)
-    return Damage(path, 0, "the ledger index is missing")
+    return FileDamage(path, 0, "the ledger index is missing")
 
 
-def _named(snapshot: Snapshot) -> tuple[int, int | None]:
+def _named(snapshot: StoreSnapshot) -> tuple[int, int | None]:
     if snapshot.mark is not None:
         return snapshot.mark.ledgers_generation, snapshot.mark.ledgers_end
     return max(list_file_numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
 
 
-def _records(snapshot: Snapshot, file: ReadableFile, end: int) -> Iterator[State | Damage]:
-    """Yields the records of the ledger index in the order of the file, and a Damage in the place of each damaged
+def _records(snapshot: StoreSnapshot, file: ReadableFile, end: int) -> Iterator[State | FileDamage]:
+    """Yields the records of the ledger index in the order of the file, and a FileDamage in the place of each damaged
     record."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
     header = read_header_or_damage(snapshot, file, LEDGER_INDEX_MAGIC, generation)
-    if isinstance(header, Damage):
+    if isinstance(header, FileDamage):
         yield header
     offset = FILE_HEADER_BYTES
     for base, data in read_file_in_parts(file, FILE_HEADER_BYTES, end, _RECORDS_BYTES):
         for at in range(0, len(data), RECORD_BYTES):
             record = ledger_index.decode_record_if_intact(data, at)
-            yield record or Damage(file.path, base + at, "record of the ledger index does not match its checksum")
+            yield record or FileDamage(
+                file.path, base + at, "record of the ledger index does not match its checksum"
+            )
         offset = base + len(data)
     if offset < end:
-        yield Damage(file.path, offset, f"the file ends here and should be {end} bytes long")
+        yield FileDamage(file.path, offset, f"the file ends here and should be {end} bytes long")
 
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
@@ -452,21 +456,21 @@ class IndexGroup(NamedTuple):
         return self.offset + GROUP_HEADER_BYTES + self.header.extent_heads_bytes + self.header.tables_bytes
 
 
-def list_entry_log_numbers(snapshot: Snapshot) -> list[int]:
+def list_entry_log_numbers(snapshot: StoreSnapshot) -> list[int]:
     """Returns the numbers of all entry logs in the snapshot's directory. A log is included even if only its log file or
     only its index file exists."""
     return list_file_numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
-def index_file_path(snapshot: Snapshot, log: int) -> str:
+def index_file_path(snapshot: StoreSnapshot, log: int) -> str:
     return snapshot.path(ENTRIES, entry_log_index_file_name(log))
 
 
 class IndexFile:
-    """An open index file of an entry log. `groups` yields the groups of the file, `extents` yields the extents of one
-    group, `table` reads the table of one extent."""
+    """An open index file of an entry log. `walk_groups` yields the groups of the file, `walk_extents` yields the
+    extents of one group, `read_table` reads the table of one extent."""
 
-    def __init__(self, snapshot: Snapshot, log: int, file: ReadableFile) -> None:
+    def __init__(self, snapshot: StoreSnapshot, log: int, file: ReadableFile) -> None:
         self.snapshot = snapshot
         self.log = log
         self.file = file
@@ -475,15 +479,15 @@ class IndexFile:
         if not snapshot.is_committed(log):
             self.end = 0
 
-    def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[IndexGroup | Damage]:
+    def walk_groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[IndexGroup | FileDamage]:
         header = read_header_or_damage(self.snapshot, self.file, MAGIC, self.log) if self.end else None
-        if isinstance(header, Damage):
+        if isinstance(header, FileDamage):
             yield header
         offset = FILE_HEADER_BYTES
         while offset < min(self.end, self.file.size()):
             group = self._group(offset)
             if group is None:
-                yield Damage(self.file.path, offset, "group of the index does not match its checksum")
+                yield FileDamage(self.file.path, offset, "group of the index does not match its checksum")
                 group = self._next_group(offset + 1)
             if group is None:
                 return
@@ -491,7 +495,7 @@ class IndexFile:
                 yield group
             offset = group.end_offset
         if offset < self.end:
-            yield Damage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
+            yield FileDamage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
 
     def _group(self, offset: int) -> IndexGroup | None:
         """Returns the group of extents at `offset`; None if no valid group begins there."""
@@ -522,7 +526,7 @@ class IndexFile:
         for at in range(start, end, piece_bytes):
             yield self.file.pread(min(piece_bytes, end - at), at)
 
-    def extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentLocation]:
+    def walk_extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentLocation]:
         """Yields the extents of a group, each with its location, in the order of the index. `pieces` is the number of
         groups that the caller reads at the same time; these groups share one memory bound."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
@@ -533,9 +537,9 @@ class IndexFile:
                 yield ExtentLocation(self.log, extent, offset)
                 offset += extent.table_bytes
 
-    def table(self, place: ExtentLocation) -> ExtentTable | Damage:
-        """Reads the table of an extent and returns it; returns a Damage if the table is damaged. Reads a damaged table
-        a second time first, because the scrubber may just be rewriting it."""
+    def read_table(self, place: ExtentLocation) -> ExtentTable | FileDamage:
+        """Reads the table of an extent and returns it; returns a FileDamage if the table is damaged. Reads a damaged
+        table a second time first, because the scrubber may just be rewriting it."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table_if_intact(place.extent, data)
@@ -543,31 +547,31 @@ class IndexFile:
                 break
         if found is None:
             reason = f"table of ledger {place.extent.ledger} does not match its checksum"
-            return Damage(self.file.path, place.table_offset, reason)
+            return FileDamage(self.file.path, place.table_offset, reason)
         return found
 
 
-def open_index_file(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile:
+def open_index_file(snapshot: StoreSnapshot, log: int) -> IndexFile | FileDamage | RemovedFile:
     path = index_file_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is not None:
         return IndexFile(snapshot, log, file)
     has_log = snapshot.is_committed(log) and snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
-    return Damage(path, 0, "the index is missing, and its log is there") if has_log else RemovedFile(path)
+    return FileDamage(path, 0, "the index is missing, and its log is there") if has_log else RemovedFile(path)
 
 
-def walk_log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentLocation | Damage | RemovedFile]:
-    """Yields all extents of a log, each with its location, in the order of the log's index. Yields a Damage for each
-    damaged part of the index, or a RemovedFile if the bookie has removed the log."""
+def walk_log_extents(snapshot: StoreSnapshot, log: int) -> Iterator[ExtentLocation | FileDamage | RemovedFile]:
+    """Yields all extents of a log, each with its location, in the order of the log's index. Yields a FileDamage for
+    each damaged part of the index, or a RemovedFile if the bookie has removed the log."""
     opened = open_index_file(snapshot, log)
     if not isinstance(opened, IndexFile):
         yield opened
         return
     try:
-        for group in opened.groups():
-            if isinstance(group, Damage):
+        for group in opened.walk_groups():
+            if isinstance(group, FileDamage):
                 yield group
             else:
-                yield from opened.extents(group)
+                yield from opened.walk_extents(group)
     finally:
         opened.file.close()

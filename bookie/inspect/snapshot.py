@@ -4,8 +4,8 @@
     found.damages                             what of these could not be read
 
 The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators. They yield what they find, in the order of the
-bytes, yield a `Damage` in the place of what is not whole, and continue after it. Memory is bounded by a window of the
-file and one record, whatever the store's size.
+bytes, yield a `FileDamage` in the place of what is not whole, and continue after it. Memory is bounded by a window
+of the file and one record, whatever the store's size.
 
 **Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names does not change
 any more: logs and indexes up to their ends, the ledger index up to its end. A bookie may be writing after those ends;
@@ -39,13 +39,13 @@ from ..store import boot, disk
 from ..store import state_log as losses
 from ..store.checkpoint import MARK
 from ..store.identity import COOKIE
-from ..store.replay import Damage
+from ..store.replay import FileDamage
 
 __all__ = [
-    "Damage",
+    "FileDamage",
     "ReadableFile",
     "RemovedFile",
-    "Snapshot",
+    "StoreSnapshot",
     "committed_ends_of_open_logs",
     "list_file_numbers",
     "open_file",
@@ -74,7 +74,7 @@ class RemovedFile(NamedTuple):
     path: str
 
 
-class Snapshot(NamedTuple):
+class StoreSnapshot(NamedTuple):
     """A bookie's data directory as it was at one moment: its cookie, its checkpoint mark, and the damage that was found
     in these two."""
 
@@ -84,7 +84,7 @@ class Snapshot(NamedTuple):
     cookie: Cookie | None
     mark: CheckpointMark | None
     marks_written: int
-    damages: list[Damage]
+    damages: list[FileDamage]
     reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/state_log.py)
 
     def path(self, *names: str) -> str:
@@ -109,7 +109,7 @@ def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, in
     }
 
 
-def snapshot_directory(files: Files, directory: str) -> Snapshot:
+def snapshot_directory(files: Files, directory: str) -> StoreSnapshot:
     """Reads the cookie and the checkpoint mark of a bookie's data directory and returns a snapshot of the directory.
     Raises NotFound if the directory does not belong to a bookie."""
     if not files.exists(directory):
@@ -119,25 +119,25 @@ def snapshot_directory(files: Files, directory: str) -> Snapshot:
         inner = [name for name in names if files.exists(join_path(directory, name, COOKIE))]
         hint = f"; did you mean {join_path(directory, inner[0])}?" if inner else ": it has neither cookie nor mark"
         raise NotFound(f"{directory} is not the data directory of a bookie{hint}")
-    damages: list[Damage] = []
+    damages: list[FileDamage] = []
     cookie = _cookie(files, join_path(directory, COOKIE), damages)
     uuid = uuids.UUID(cookie.bookie).bytes if cookie is not None else b""
     mark, count, uuid = _mark(files, join_path(directory, MARK), uuid, damages)
     reasons = _reasons(files, join_path(directory, losses.LIMBO), damages)
-    return Snapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages, reasons)
+    return StoreSnapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages, reasons)
 
 
-def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
+def _cookie(files: Files, path: str, damages: list[FileDamage]) -> Cookie | None:
     if not files.exists(path):
-        damages.append(Damage(path, 0, "the cookie is missing"))
+        damages.append(FileDamage(path, 0, "the cookie is missing"))
         return None
     try:
         cookie = mark_format.decode_cookie(_whole(files, path), path)
         uuids.UUID(cookie.bookie)
     except DamagedFile as error:
-        damages.append(Damage(error.path, error.offset, error.reason))
+        damages.append(FileDamage(error.path, error.offset, error.reason))
     except ValueError:
-        damages.append(Damage(path, 0, f"{cookie.bookie!r} is no uuid"))
+        damages.append(FileDamage(path, 0, f"{cookie.bookie!r} is no uuid"))
     except NewerFormat as error:
         raise InvalidRequest(str(error)) from error
     else:
@@ -145,17 +145,19 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
     return None
 
 
-def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[CheckpointMark | None, int, bytes]:
+def _mark(
+    files: Files, path: str, uuid: bytes, damages: list[FileDamage]
+) -> tuple[CheckpointMark | None, int, bytes]:
     """Reads the checkpoint mark. Returns (mark, number of marks written so far, the bookie's uuid). The uuid is that of
     the mark if `uuid`, that of the cookie, is empty."""
     if not files.exists(path):
-        damages.append(Damage(path, 0, "the mark is missing"))
+        damages.append(FileDamage(path, 0, "the mark is missing"))
         return None, 0, uuid
     try:
         data = _whole(files, path)
         mark, count = mark_format.decode_checkpoint_mark(data, uuid or data[12:28], path)
     except DamagedFile as error:
-        damages.append(Damage(error.path, error.offset, error.reason))
+        damages.append(FileDamage(error.path, error.offset, error.reason))
     except NewerFormat as error:
         raise InvalidRequest(str(error)) from error
     else:
@@ -163,13 +165,13 @@ def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[
     return None, 0, uuid
 
 
-def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
+def _reasons(files: Files, path: str, damages: list[FileDamage]) -> tuple[str, ...]:
     if not files.exists(path):
         return ()
     try:
         return note.decode_checked_json(_whole(files, path), losses.MAGIC, losses.DataLossRecord, path).reasons
     except DamagedFile as error:
-        damages.append(Damage(error.path, error.offset, error.reason))
+        damages.append(FileDamage(error.path, error.offset, error.reason))
     except FileNotFoundError:  # limbo was left meanwhile
         pass
     except NewerFormat as error:
@@ -209,7 +211,7 @@ class _Tolerant:
             return bytes(size)
 
 
-def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
+def open_file(snapshot: StoreSnapshot, path: str) -> ReadableFile | None:
     """Opens a file of the snapshot for reading and returns it. Returns None if the file does not exist any more."""
     try:
         return _Tolerant(snapshot.files.open(path, write=False))
@@ -218,24 +220,24 @@ def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
 
 
 def read_header_or_damage(
-    snapshot: Snapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
-) -> FileHeader | Damage:
-    """Reads and verifies the header of a file. Returns the header, or a Damage that says what is wrong with it. Accepts
-    any bookie's header if the snapshot has no uuid. Raises InvalidRequest if the file has a newer format than this
-    Magnetar knows."""
+    snapshot: StoreSnapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
+) -> FileHeader | FileDamage:
+    """Reads and verifies the header of a file. Returns the header, or a FileDamage that says what is wrong with it.
+    Accepts any bookie's header if the snapshot has no uuid. Raises InvalidRequest if the file has a newer format than
+    this Magnetar knows."""
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:
         return decode_file_header(data, magic, uuid, number, file.path)
     except DamagedFile as error:
-        return Damage(error.path, offset + error.offset, error.reason)
+        return FileDamage(error.path, offset + error.offset, error.reason)
     except NewerFormat as error:
         raise InvalidRequest(str(error)) from error
 
 
-def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
+def list_file_numbers(snapshot: StoreSnapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
     """Returns the numbers in the names of the files in `folder` that have one of these suffixes, in ascending order.
-    Ignores files whose names are not numbers."""
+    Ignores files whose names are not numbers. Returns [] if there is no such folder."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []

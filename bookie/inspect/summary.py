@@ -28,7 +28,7 @@ from ..store.state_log import StateLog
 from . import journals, logs
 from . import logs as ledgers
 from .logs import IndexFile, IndexGroup
-from .snapshot import Damage, RemovedFile, Snapshot, open_file
+from .snapshot import FileDamage, RemovedFile, StoreSnapshot, open_file
 
 HOLDERS_MAX = 20
 
@@ -55,7 +55,7 @@ class EntryLogSummary(NamedTuple):
     ledgers: int
     live_ledgers: int
     holders: list[LedgerLogUsage]  # the largest
-    damages: list[Damage]
+    damages: list[FileDamage]
 
     @property
     def live_share(self) -> float:
@@ -68,7 +68,7 @@ class JournalSummary(NamedTuple):
     journal: int
     bytes: int
     end: int  # after the last whole block
-    damages: list[Damage]
+    damages: list[FileDamage]
 
 
 class StoreSummary(NamedTuple):
@@ -86,7 +86,7 @@ class StoreSummary(NamedTuple):
     fenced_upto: int
     ledger_index_bytes: int
     other_bytes: int  # index files, reserve and the small files
-    damages: list[Damage]  # all
+    damages: list[FileDamage]  # all
 
     @property
     def live_bytes(self) -> int:
@@ -97,11 +97,11 @@ class StoreSummary(NamedTuple):
         return sum(log.bytes for log in self.logs)
 
 
-def summarize_entry_log(snapshot: Snapshot, log: int, facts: StateLog) -> EntryLogSummary | RemovedFile:
+def summarize_entry_log(snapshot: StoreSnapshot, log: int, facts: StateLog) -> EntryLogSummary | RemovedFile:
     """Returns the summary of an entry log, or RemovedFile if the bookie has removed the log. Reads only the log's
     index. `facts` says which ledgers are deleted."""
     size = _size(snapshot, logs.log_path(snapshot, log))
-    damages: list[Damage] = []
+    damages: list[FileDamage] = []
     if size is None:
         absent = logs.classify_missing_log(snapshot, log)
         if isinstance(absent, RemovedFile):
@@ -111,7 +111,7 @@ def summarize_entry_log(snapshot: Snapshot, log: int, facts: StateLog) -> EntryL
     if isinstance(opened, RemovedFile):
         return opened
     sums = _Sums(facts)
-    if isinstance(opened, Damage):
+    if isinstance(opened, FileDamage):
         damages.append(opened)
     elif snapshot.is_committed(log):
         try:
@@ -125,7 +125,7 @@ def summarize_entry_log(snapshot: Snapshot, log: int, facts: StateLog) -> EntryL
     )  # fmt: skip
 
 
-def _state(snapshot: Snapshot, log: int, facts: StateLog) -> str:
+def _state(snapshot: StoreSnapshot, log: int, facts: StateLog) -> str:
     if not snapshot.is_committed(log):
         return "not committed"
     if log in facts.drained:
@@ -142,7 +142,7 @@ class _Sums:
         self.ledgers = self.live_ledgers = 0
         self.holders: list[LedgerLogUsage] = []
 
-    def add(self, opened: IndexFile, damages: list[Damage]) -> None:
+    def add(self, opened: IndexFile, damages: list[FileDamage]) -> None:
         for ledger, places in groupby(_merged(opened, damages, self), key=lambda place: place.extent.ledger):
             size = 0
             for place in places:
@@ -171,35 +171,35 @@ def _weight(holder: LedgerLogUsage) -> tuple[bool, int]:
     return holder.live, holder.bytes
 
 
-def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[ExtentLocation]:
+def _merged(opened: IndexFile, damages: list[FileDamage], sums: _Sums) -> Iterator[ExtentLocation]:
     groups: list[IndexGroup] = []
-    for found in opened.groups():
-        if isinstance(found, Damage):
+    for found in opened.walk_groups():
+        if isinstance(found, FileDamage):
             damages.append(found)
         else:
             groups.append(found)
     sums.groups = len(groups)
-    each = [opened.extents(group, pieces=len(groups)) for group in groups]
+    each = [opened.walk_extents(group, pieces=len(groups)) for group in groups]
     return heapq.merge(*each, key=lambda place: (place.extent.ledger, place.extent.first))
 
 
-def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | RemovedFile:
+def summarize_journal(snapshot: StoreSnapshot, number: int) -> JournalSummary | RemovedFile:
     """Reads a whole journal file and returns its summary; returns RemovedFile if the bookie has removed the file."""
-    end, size, damages = ALIGNMENT, 0, list[Damage]()
+    end, size, damages = ALIGNMENT, 0, list[FileDamage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
             case journals.OpenedJournalFile():
                 size = found.bytes
-            case journals.Block():
+            case journals.JournalBlock():
                 end = found.end_offset
-            case Damage():
+            case FileDamage():
                 damages.append(found)
             case RemovedFile():
                 return found
     return JournalSummary(number, size, end, damages)
 
 
-def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
+def summarize_store(snapshot: StoreSnapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
     """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Calls `advance`
     with the number of files that are done."""
     seen = ledgers.read_ledger_index_overview(snapshot)
@@ -226,7 +226,7 @@ def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda 
     )  # fmt: skip
 
 
-def _size(snapshot: Snapshot, path: str) -> int | None:
+def _size(snapshot: StoreSnapshot, path: str) -> int | None:
     file = open_file(snapshot, path)
     if file is None:
         return None
@@ -236,7 +236,7 @@ def _size(snapshot: Snapshot, path: str) -> int | None:
         file.close()
 
 
-def _other_bytes(snapshot: Snapshot) -> int:
+def _other_bytes(snapshot: StoreSnapshot) -> int:
     """Returns the total size in bytes of all files that are neither an entry log nor a journal nor the ledger index."""
     total = 0
     for name in snapshot.files.list_directory(snapshot.directory):
@@ -247,7 +247,7 @@ def _other_bytes(snapshot: Snapshot) -> int:
     return total
 
 
-def _size_of_plain(snapshot: Snapshot, path: str) -> int:
+def _size_of_plain(snapshot: StoreSnapshot, path: str) -> int:
     try:
         return _size(snapshot, path) or 0
     except OSError:  # a folder
@@ -284,7 +284,7 @@ HATCH = (
 )
 
 
-class Piece(NamedTuple):
+class BarPiece(NamedTuple):
     """A coloured part of a bar in the HTML picture of a store: its kind, its size in bytes, and its title."""
 
     kind: str
@@ -292,7 +292,7 @@ class Piece(NamedTuple):
     title: str
 
 
-def render_html(snapshot: Snapshot, summary: StoreSummary) -> str:
+def render_html(snapshot: StoreSnapshot, summary: StoreSummary) -> str:
     cookie = snapshot.cookie
     name = "unknown bookie" if cookie is None else f"bookie {cookie.bookie}"
     return "\n".join([
@@ -344,7 +344,7 @@ def _numbers(summary: StoreSummary) -> Iterator[str]:
     yield "</dl>"
 
 
-def _limbo(snapshot: Snapshot) -> Iterator[str]:
+def _limbo(snapshot: StoreSnapshot) -> Iterator[str]:
     if snapshot.reasons:
         yield '<h2 class="bad">In limbo, because</h2><ul>'
         yield from (f"<li>{escape(reason)}</li>" for reason in snapshot.reasons)
@@ -372,27 +372,27 @@ def _logs(logs: list[EntryLogSummary]) -> Iterator[str]:
         yield _bar(f"log {log.log}", _pieces(log), largest) + "</div>"
 
 
-def _pieces(log: EntryLogSummary) -> list[Piece]:
+def _pieces(log: EntryLogSummary) -> list[BarPiece]:
     live = log.state != "drained"
     holders = [holder for holder in log.holders if holder.live and live]
     shown = sum(holder.bytes for holder in holders)
     pieces = [
-        Piece("live-a" if i % 2 == 0 else "live-b", holder.bytes,
+        BarPiece("live-a" if i % 2 == 0 else "live-b", holder.bytes,
         f"ledger {holder.ledger}: {format_size(holder.bytes)}")
         for i, holder in enumerate(holders)
     ]
     others = log.live_ledgers - len(holders)
     pieces.append(
-        Piece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {format_size(log.live_bytes - shown)}")
+        BarPiece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {format_size(log.live_bytes - shown)}")
     )
     dead = log.data_bytes - log.live_bytes
-    pieces.append(Piece("dead", dead, f"dead: {format_size(dead)}"))
+    pieces.append(BarPiece("dead", dead, f"dead: {format_size(dead)}"))
     room = max(log.bytes - log.data_bytes, 0)
-    pieces.append(Piece("room", room, f"no records: {format_size(room)}"))
+    pieces.append(BarPiece("room", room, f"no records: {format_size(room)}"))
     return pieces
 
 
-def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[str]:
+def _journals(snapshot: StoreSnapshot, journals: list[JournalSummary]) -> Iterator[str]:
     largest = max((each.bytes for each in journals), default=0)
     number, offset = (0, 0) if snapshot.mark is None else snapshot.mark.position
     if not journals:
@@ -406,9 +406,11 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
             f"written up to {each.end:,}{marked}{bad}</p>"
         )
         pieces = [
-            Piece("dead", before, f"before the mark: {format_size(before)} are in entry logs"),
-            Piece("live-a", each.end - before, f"after the mark: {format_size(each.end - before)} would be replayed"),
-            Piece("room", max(each.bytes - each.end, 0), "not written yet"),
+            BarPiece("dead", before, f"before the mark: {format_size(before)} are in entry logs"),
+            BarPiece(
+                "live-a", each.end - before, f"after the mark: {format_size(each.end - before)} would be replayed"
+            ),
+            BarPiece("room", max(each.bytes - each.end, 0), "not written yet"),
         ]
         yield _bar(f"journal {each.journal}", pieces, largest, offset if each.journal == number else None) + "</div>"
 
@@ -425,11 +427,11 @@ def _ledgers(logs: list[EntryLogSummary]) -> Iterator[str]:
         what = "live" if each.live else "deleted"
         size = format_size(each.bytes)
         yield f'<div class="row" id="ledger-{each.ledger}"><p>ledger {each.ledger}: {size}, {what}</p>'
-        piece = Piece("live-a" if each.live else "dead", each.bytes, f"{what}: {format_size(each.bytes)}")
+        piece = BarPiece("live-a" if each.live else "dead", each.bytes, f"{what}: {format_size(each.bytes)}")
         yield _bar(f"ledger {each.ledger}", [piece], largest[0].bytes) + "</div>"
 
 
-def _bar(label: str, pieces: list[Piece], largest: int, mark: int | None = None) -> str:
+def _bar(label: str, pieces: list[BarPiece], largest: int, mark: int | None = None) -> str:
     """Returns the HTML of a bar that shows the pieces one after the other; a size of `largest` bytes fills the whole
     width."""
     scale = WIDTH / largest if largest else 0.0

@@ -20,8 +20,8 @@ the metadata was restored or went back since: then an operator is asked again.
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
 logs are moved together (store/entrylog/compaction.py). Any error ends the pass and deletes nothing.
 
-    collector.plan()                                   what would be done with each log, and why; changes nothing
-    collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
+    collector.plan_compaction()                        what would be done with each log, and why; changes nothing
+    collector.run_pass(force, minor, major, …)         one pass, then deletion and compaction; one at a time
     collector.run_forever()                            for ever: passes, minor and major compactions by their intervals
 
 Guarded by tests/bookie/maintenance/test_garbage.py and test_garbage_doubt.py.
@@ -283,16 +283,16 @@ class GarbageCollector:
         self._refused: GarbageRefusal | None = None  # of the last pass
 
     @property
-    def refused(self) -> GarbageRefusal | None:
+    def refusal(self) -> GarbageRefusal | None:
         """Why data of some ledgers is kept: as the last pass found; or the metadata went back, which needs no pass."""
         if self._refused is not GarbageRefusal.LIMBO and self._has_gone_back():
             return GarbageRefusal.WENT_BACK
         return self._refused
 
     # ------------------------------------------------------------------------------------ intents
-    async def plan(self, *, major: bool = True) -> list[EntryLogPlan]:
+    async def plan_compaction(self, *, major: bool = True) -> list[EntryLogPlan]:
         """Returns for each entry log the action that a compaction would take now, and its reason. Changes nothing."""
-        return await self._store.compactor.plan(self._policy, major=major)
+        return await self._store.compactor.plan_compaction(self._policy, major=major)
 
     async def run_pass(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
@@ -312,7 +312,7 @@ class GarbageCollector:
             refused, dead = await self._delete_dead(force)
             self._refused = refused
             policy = self._policy.full_disk_policy() if self._disk_is_full() else self._policy
-            done = await self._store.compactor.run(
+            done = await self._store.compactor.run_compaction(
                 policy if minor or major else None, major=major, roll=roll,
                 on_progress=lambda *numbers: on_progress(GarbageProgress(*numbers)),
             )  # fmt: skip
@@ -327,7 +327,7 @@ class GarbageCollector:
 
     def statistics(self) -> dict[str, int]:
         return {
-            "gc_running": int(self._running), "gc_refused": int(self.refused is not None),
+            "gc_running": int(self._running), "gc_refused": int(self.refusal is not None),
             "gc_doubtful": len(self._doubtful), "gc_unexplained": len(self._unexplained),
         }  # fmt: skip
 
@@ -397,7 +397,7 @@ class GarbageCollector:
             wait_s = self._grace_of_ledger_s(doubtful[0])
             told = "%d of %d ledgers here were deleted; their data goes after %g s"
             _LOG.info(told, len(doubtful), len(local), wait_s)
-        if not dead or not await store.delete(dead):
+        if not dead or not await store.delete_ledgers(dead):
             return refused, []
         for ledger in dead:
             del self._suspects[ledger]
@@ -465,7 +465,7 @@ class GarbageCollector:
         found = await metadata.get(paths.CLUSTER)
         if found is None:
             raise ValueError(f"{paths.CLUSTER} is missing from the metadata: nothing is deleted")
-        record = records.decode(found.value, records.ClusterRecord, paths.CLUSTER)
+        record = records.decode_record(found.value, records.ClusterRecord, paths.CLUSTER)
         if record.instance != self._instance:
             raise ValueError(f"the metadata is of cluster {record.instance}, not {self._instance}: nothing is deleted")
 

@@ -20,12 +20,12 @@ from ...metadata.records import (
     DamagedRecord,
     DepartingRecord,
     LedgerRecord,
-    Record,
+    MetadataRecord,
     RepairLockRecord,
     RepairSettingsRecord,
     UnderReplicatedRecord,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
 )
 from ...metadata.store import (
     ABSENT,
@@ -40,7 +40,7 @@ from ...proto.errors import BadVersion, MagnetarError
 
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=MetadataRecord)
 
 DROP_S = 2.0
 """The longest time, in seconds, that the deletion of an own node may take."""
@@ -72,9 +72,9 @@ async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecor
         if node is None:
             continue
         try:
-            found[name] = decode(node.value, BookieRecord, paths.bookie(name))
+            found[name] = decode_record(node.value, BookieRecord, paths.bookie(name))
         except DamagedRecord as error:
-            UNREADABLE.skip(paths.bookie(name), error)
+            UNREADABLE.record_unreadable(paths.bookie(name), error)
             found[name] = BookieRecord(bookie=name, endpoint="", read_only=True)
     return found
 
@@ -85,7 +85,7 @@ async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRec
     deleted."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
-        path = paths.departing(name)
+        path = paths.departing_bookie(name)
         record = await get_readable_record(store, path, DepartingRecord)
         if record is not None:
             found[name] = record[0]
@@ -146,7 +146,7 @@ async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Chang
             if wanted is None:
                 await store.delete(path, version)
             else:
-                await store.put(path, encode(wanted, path), version)
+                await store.put(path, encode_record(wanted, path), version)
         except BadVersion:
             continue
         return wanted
@@ -172,7 +172,7 @@ async def claim_ephemeral_node(store: MetadataStore, path: str, record: AuditorR
     if await store.get(path) is not None:
         return await is_own_node(store, path, record)
     try:
-        await store.put(path, encode(record, path), ABSENT, ephemeral=True)
+        await store.put(path, encode_record(record, path), ABSENT, ephemeral=True)
     except BadVersion:
         return await is_own_node(store, path, record)
     except MagnetarError as error:

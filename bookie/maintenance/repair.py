@@ -29,7 +29,7 @@ from ...metadata.records import (
     LedgerRecord,
     UnderReplicatedRecord,
 )
-from ...metadata.store import ANY, UNREADABLE, Delete, MetadataStore, WatchReset, ledger_id_of
+from ...metadata.store import ANY, UNREADABLE, DeleteNode, MetadataStore, WatchReset, ledger_id_of
 from ...proto.errors import MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
@@ -45,7 +45,7 @@ from .repair_core import (
     list_copies_to_check,
     schedule_next_attempt_now,
 )
-from .repair_worker import Copier, RepairConfig, RepairWorker
+from .repair_worker import EntryCopier, RepairConfig, RepairWorker
 
 # ------------------------------------------------------------------------------------------------------- auditor
 # The auditor: one in the cluster looks for missing copies and marks the ledgers that miss some
@@ -94,7 +94,7 @@ class Auditor:
         self._config = config
         self._recovering_s = min(RECOVERING_S, config.open_ledger_grace_s)
         self._node = AuditorRecord(name=name, token=token, since_ms=world.clock.wall_ms())
-        self._copier = Copier(client.bookies, world.clock, config)
+        self._copier = EntryCopier(client.bookies, world.clock, config)
         self.elected = False
         self._marks = 0
         self._lost = 0
@@ -261,7 +261,7 @@ class Auditor:
                 try:
                     await work(ledger)
                 except DamagedRecord as error:
-                    UNREADABLE.skip(paths.ledger(ledger), error)
+                    UNREADABLE.record_unreadable(paths.ledger(ledger), error)
 
         await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
 
@@ -352,7 +352,7 @@ class Auditor:
                 self._forget_due = now + FORGET_PAUSE_S
                 await self._scan()
             if bookie not in self._named:
-                departed = Delete(paths.departing(bookie), ANY)
+                departed = DeleteNode(paths.departing_bookie(bookie), ANY)
                 if await delete_cookie(self._metadata, bookie, departed):
                     _LOG.warning("bookie %s is forgotten: no ledger names it any more", bookie)
 

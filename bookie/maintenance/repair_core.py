@@ -260,7 +260,7 @@ def list_final_fragments(record: LedgerRecord) -> list[FinalFragment]:
     ]
 
 
-def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+def find_runs_of_slot(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Yields (first, last) of each run of consecutive entries within `first … last` that `slot` of the ensemble must
     store, in ascending order."""
     entry = first
@@ -300,7 +300,7 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
     for number, final in enumerate(list_final_fragments(record)):
         here: list[CopyGap] = []
         for slot, bookie in enumerate(final.bookies):
-            wanted = runs(striping, slot, final.first, final.last)
+            wanted = find_runs_of_slot(striping, slot, final.first, final.last)
             if bookie in gone:
                 here.append(CopyGap(final.first, final.last, slot, bookie, True, tuple(wanted)))
                 continue
@@ -321,7 +321,7 @@ def find_lost_or_departing_bookies(
     return frozenset(lost | set(departing))
 
 
-class LedgerCopies(msgspec.Struct, frozen=True):
+class CopiesOfLedger(msgspec.Struct, frozen=True):
     """What a worker has found out about the copies of a ledger: the input of `decide_next_repair_step`. `unsettled_s`:
     for how many seconds the ledger's last fragment has been in its present state."""
 
@@ -334,13 +334,13 @@ class LedgerCopies(msgspec.Struct, frozen=True):
     damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
 
 
-def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
+def why_unreadable(look: CopiesOfLedger, entry: int) -> StuckReason:
     """Returns the reason why an entry cannot be read. LOST: every bookie that should have the entry is lost, or has
     answered that it lacks the entry. UNREACHABLE: some bookie may still have the entry."""
     record = look.record
     assert record is not None
     final = next(each for each in list_final_fragments(record) if each.first <= entry <= each.last)
-    for slot in get_striping_of_record(record).write_set(entry):
+    for slot in get_striping_of_record(record).slots_of_entry(entry):
         bookie = final.bookies[slot]
         if bookie in look.dead:
             continue
@@ -372,7 +372,7 @@ def find_bookies_damaged_in_last_fragment(
     )  # fmt: skip
 
 
-def decide_next_repair_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
+def decide_next_repair_step(look: CopiesOfLedger, tried: bool, open_grace_s: float) -> Step:
     """Returns the next step of the repair of a ledger, by the table in the module's docstring. `tried`: whether the
     worker has already tried to fill each gap since it locked the ledger."""
     record = look.record
@@ -420,5 +420,5 @@ class CopyRateLimit:
         before it copies more."""
         if not self.bytes_per_s:
             return 0.0
-        self._bucket.spend(size, now)
+        self._bucket.spend_tokens(size, now)
         return max(0.0, -self._bucket.available_tokens(now) / self.bytes_per_s)

@@ -51,7 +51,7 @@ from ...metadata.records import (
     RepairLockRecord,
     RepairWorkerRecord,
     UnderReplicatedRecord,
-    encode,
+    encode_record,
 )
 from ...metadata.store import UNREADABLE, MetadataStore, WatchReset, ledger_id_of
 from ...proto.errors import DataLost, InvalidConfiguration, MagnetarError
@@ -61,9 +61,9 @@ from ...runtime.tasks import Tasks, run_together
 from ..store.memtable import IntegerIntervals
 from . import marks
 from .repair_core import (
+    CopiesOfLedger,
     CopyGap,
     CopyRateLimit,
-    LedgerCopies,
     RecoverLedger,
     RemoveRepairMark,
     StuckReason,
@@ -163,7 +163,7 @@ class CopyFailed(Exception):
         self.entry = entry
 
 
-class Copier:
+class EntryCopier:
     """Copies entries of ledgers to other bookies, for one repair worker. All copies together share one rate limit.
     `counters` are totals since the start of the worker."""
 
@@ -353,7 +353,7 @@ class RepairWorker:
         self._config = config
         self._name = name
         self._lock = RepairLockRecord(worker=name, token=token)
-        self._copier = Copier(client.bookies, world.clock, config)
+        self._copier = EntryCopier(client.bookies, world.clock, config)
         self._due: dict[int, None] = {}  # to be tried now, in order
         self._later: dict[int, float] = {}  # not before
         self._woken = asyncio.Event()
@@ -471,7 +471,7 @@ class RepairWorker:
             _LOG.warning("ledger %d cannot be repaired now: %s", ledger, error)
             self._put_off(ledger, self._config.retry_min_s)
         except DamagedRecord as error:
-            UNREADABLE.skip(paths.ledger(ledger), error)
+            UNREADABLE.record_unreadable(paths.ledger(ledger), error)
             self._put_off(ledger, self._config.retry_max_s)
 
     def _waits_s(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> float:
@@ -520,7 +520,7 @@ class RepairWorker:
             await self._record_failure(ledger, stuck)
             return
 
-    async def _why_open(self, look: LedgerCopies, error: MagnetarError) -> StuckReason:
+    async def _why_open(self, look: CopiesOfLedger, error: MagnetarError) -> StuckReason:
         """Returns the reason why a ledger could not be closed. UNDECIDED: all bookies that could know the ledger's end
         have answered, and none of them knows it."""
         if error.fields.get("reason") != RecoveryFailure.UNDECIDED.name or look.record is None:
@@ -528,7 +528,7 @@ class RepairWorker:
         are_there = set(look.record.fragments[-1].bookies) <= set(await marks.list_registered_bookies(self._metadata))
         return StuckReason.UNDECIDED if are_there else StuckReason.UNREACHABLE
 
-    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> LedgerCopies:
+    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> CopiesOfLedger:
         """Reads the ledger's record, asks its bookies which entries they have, and returns the findings."""
         record = await marks.read_ledger(self._metadata, ledger)
         available = await marks.list_registered_bookies(self._metadata)
@@ -547,7 +547,9 @@ class RepairWorker:
             ])  # fmt: skip
             held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
         unsettled_s = self._unsettled_s(ledger, record, gone | damaged)
-        return LedgerCopies(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
+        return CopiesOfLedger(
+            record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged
+        )
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """Returns for how many seconds the ledger's last fragment has been in its present state. A change by the writer
@@ -589,7 +591,7 @@ class RepairWorker:
         await marks.change_repair_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
-    async def _fill(self, look: LedgerCopies, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
+    async def _fill(self, look: CopiesOfLedger, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
         """Tries to fill each gap once. Returns why a gap could not be filled, LOST before other reasons; None if all
         were filled."""
         record, worst = look.record, None
@@ -678,7 +680,7 @@ class RepairWorker:
                 working_on={str(ledger): each for ledger, each in self.progress.items()},
             )  # fmt: skip
             try:
-                await self._metadata.put(path, encode(record, path), ephemeral=True)
+                await self._metadata.put(path, encode_record(record, path), ephemeral=True)
                 said = state
             except MagnetarError as error:
                 if not error.retryable:

@@ -8,9 +8,9 @@
     5  ends the quarantine of what could be read, and of what the record does not place here: a start quarantines whole
        ranges of a log that is cut short, and an entry that was never placed here would never be restored
 
-`restore` returns None when the copy is whole, else why it is not. A ledger that was deleted, or of which nothing is
-placed here, is whole. Nothing is ever removed. The bookie also asks itself over the network, and answers UNKNOWN: so no
-vote of its own can end a ledger early. Guarded by tests/bookie/maintenance/test_limbo.py.
+`restore_ledger` returns None when the copy is whole, else why it is not. A ledger that was deleted, or of which nothing
+is placed here, is whole. Nothing is ever removed. The bookie also asks itself over the network, and answers UNKNOWN: so
+no vote of its own can end a ledger early. Guarded by tests/bookie/maintenance/test_limbo.py.
 
 Limbo: a bookie that lost data serves what it has, answers UNKNOWN for what it lacks, and restores it (§2.7).
 
@@ -23,9 +23,8 @@ not concerned: the registration has `limbo` and `fenced_upto`, new ledgers get l
 (bookie/maintenance/restore.py), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
 checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
 pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
-operator restores the directory, or gives the entries up: `accept_loss` leaves limbo and names each ledger concerned.
-Guarded by tests/bookie/maintenance/test_limbo.py.
-"""
+operator restores the directory, or gives the entries up: `accept_data_loss` leaves limbo and names each ledger
+concerned. Guarded by tests/bookie/maintenance/test_limbo.py."""
 
 from __future__ import annotations
 
@@ -58,7 +57,8 @@ _BUSY_PAUSE_S = 0.05
 
 
 class LedgerCopyRestorer:
-    """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore` may run at the same time.
+    """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore_ledger` may run at the
+    same time.
     `counters` are totals since this object was made."""
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
@@ -68,7 +68,7 @@ class LedgerCopyRestorer:
         self._client = client
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
-    async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
+    async def restore_ledger(self, ledger: int, *, recover: bool = True) -> str | None:
         """Restores this bookie's copy of a ledger: fetches the entries that are missing here from other bookies.
         Returns None if the copy is complete afterwards, otherwise a text that says why not. Raises no errors of other
         bookies or of the metadata: they become such a text.
@@ -132,7 +132,7 @@ class LedgerCopyRestorer:
         why it failed."""
         ledger = record.ledger_id
         while first <= last:
-            here = await self._store.read(ledger, first, last - first + 1, READ_BYTES)
+            here = await self._store.read_entries(ledger, first, last - first + 1, READ_BYTES)
             if here.status is Status.OK:
                 whole.append((first, len(here.entries)))
                 first += len(here.entries)
@@ -152,7 +152,7 @@ class LedgerCopyRestorer:
         """Returns the last entry of the run of missing entries that begins with `first`."""
         end = min(last, first + RUN_MAX - 1)
         for entry in range(first + 1, end + 1):
-            if (await self._store.read(ledger, entry)).status is Status.OK:
+            if (await self._store.read_entries(ledger, entry)).status is Status.OK:
                 return entry - 1
         return end
 
@@ -161,11 +161,11 @@ class LedgerCopyRestorer:
         for entry in entries:
             stored = (encode_header(ledger, entry.entry, entry.lac, entry.length, (entry.payload,)), entry.payload)
             size = sum(map(len, stored))
-            status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
+            status = self._store.add_entry(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:
                 await self._store.seal_and_wait()  # what was added before is part of what there is no room for
                 await asyncio.sleep(_BUSY_PAUSE_S)
-                status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
+                status = self._store.add_entry(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             if status is not Status.OK:
                 return f"ledger {ledger}: entry {entry.entry} is refused here: {status.name}"
             self.counters["restored_entries"] += 1
@@ -250,7 +250,7 @@ class LimboRestorer:
                 _LOG.warning("limbo: this pass failed, the next one continues: %s", error)
             await asyncio.sleep(self._pause_s)
 
-    async def accept_loss(self) -> dict[int, str]:
+    async def accept_data_loss(self) -> dict[int, str]:
         """Ends limbo although data is missing, because an operator accepts the loss. Tries to restore the data once
         more before. Returns, for each ledger that is still incomplete, a text that says what is missing.
 
@@ -297,7 +297,7 @@ class LimboRestorer:
 
         async def work() -> None:
             for ledger in waiting:
-                reason = await restorer.restore(ledger)
+                reason = await restorer.restore_ledger(ledger)
                 if reason is not None:
                     blocked[ledger] = reason
                 self.counters["limbo_ledgers_done"] += reason is None

@@ -173,7 +173,7 @@ class Scrubber:
         except FileNotFoundError:
             return  # compacted or deleted just now
         try:
-            while size := await self._worker.run(walk.step):
+            while size := await self._worker.run(walk.run_step):
                 self._count(0, size)
                 await self._pace(size)
         finally:
@@ -208,7 +208,7 @@ class Scrubber:
             self._damaged(extent.ledger, extent.first, extent.last)
             entries = []
         for entry in entries:
-            status = await self._store.verify(extent.ledger, entry)
+            status = await self._store.verify_entry(extent.ledger, entry)
             await self._pace(extent.length // extent.entries)
             if status is Status.UNKNOWN:
                 self._damaged(extent.ledger, entry, entry)
@@ -308,7 +308,7 @@ class QuarantineReports:
                 try:
                     await store_damage_report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
                 except DamagedRecord as error:  # what another process put there cannot be changed
-                    UNREADABLE.skip(paths.damaged_copies_of_bookie(ledger, self._bookie), error)
+                    UNREADABLE.record_unreadable(paths.damaged_copies_of_bookie(ledger, self._bookie), error)
                     continue
             if ranges:
                 self._reported[ledger] = ranges
@@ -347,7 +347,7 @@ class QuarantineReports:
         descriptors = self._store.descriptors
         if descriptors.get(ledger) is None or descriptors.is_quarantined(ledger, entry):
             return False
-        found = await self._store.read(ledger, entry)
+        found = await self._store.read_entries(ledger, entry)
         return found.status is not Status.OK or verify_entry(found.entries[0], ledger, entry) is None
 
 
@@ -425,7 +425,7 @@ class EntryRepairer:
         try:
             reason = await LedgerCopyRestorer(
                 self._store, self._bookie, metadata, client
-            ).restore(ledger, recover=False)
+            ).restore_ledger(ledger, recover=False)
         finally:
             await client.close()
         if reason is not None:

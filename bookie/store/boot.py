@@ -119,14 +119,14 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     else:
         losses.add_data_loss(f"{path} is gone, and there are journals or entry logs")
     position = JournalPosition(min(journals, default=0), ALIGNMENT)
-    generation, end = ledger_index.newest(files, join_path(directory, LEDGERS))
+    generation, end = ledger_index.find_newest_ledger_index(files, join_path(directory, LEDGERS))
     return CheckpointMark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
     """Creates the files of a new store and returns its first mark. A first start that crashed has left at most a ledger
     index."""
-    ledgers = ledger_index.create(files, join_path(directory, LEDGERS), uuid)
+    ledgers = ledger_index.create_ledger_index(files, join_path(directory, LEDGERS), uuid)
     mark = CheckpointMark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
     disk.replace_file(files, directory, MARK, mark_format.encode_checkpoint_mark(mark, uuid, 1))
     return mark

@@ -141,7 +141,7 @@ class Checkpoint:
         for step in STEPS:
             if (work := step(self)) is not None:
                 await work
-        self.seconds.observe(self._clock.monotonic() - began)
+        self.seconds.observe_value(self._clock.monotonic() - began)
 
     def capture_position(self) -> None:
         if self._captured is None:
@@ -151,7 +151,7 @@ class Checkpoint:
         """Swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed before its
         table was flushed, keeps that table instead."""
         if self._memtable.flushing is None:
-            self._descriptors.end_quarantine_of_flushed_entries(self._memtable.swap().ledgers)
+            self._descriptors.end_quarantine_of_flushed_entries(self._memtable.swap_table().ledgers)
             self._source.swapped()
         self._descriptors.begin_checkpoint()
 
@@ -185,7 +185,7 @@ class Checkpoint:
         if self._flush is not None:
             self._written = await self._worker.run(self._flush.write_index)
         hot = self._hot.committed_ends_of_open_log if self._written is None else self._written.open
-        self._next = self.mark.with_logs(hot, self._cold.committed_ends_of_open_log, self._numbers.last)
+        self._next = self.mark.with_open_logs(hot, self._cold.committed_ends_of_open_log, self._numbers.last)
 
     async def write_ledgers(self) -> None:
         unwritten = self._descriptors.pending_changes()
@@ -261,7 +261,7 @@ class Checkpoint:
     async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
         generation, end = await self._worker.run(self._ledgers.append, facts)
         cold = self._cold.committed_ends_of_open_log if moved is None else moved.open
-        new = self.mark.with_logs(self._hot.committed_ends_of_open_log, cold, self._numbers.last)
+        new = self.mark.with_open_logs(self._hot.committed_ends_of_open_log, cold, self._numbers.last)
         await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
         for fact in facts:
             self._descriptors.apply(fact)

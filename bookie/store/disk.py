@@ -57,11 +57,11 @@ def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn
         raise NoFileDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
         raise NoSpace(f"{doing}: {error}") from error
-    files.die(f"{doing}: {error}")
+    files.end_process(f"{doing}: {error}")
     raise error
 
 
-def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
+def write_buffers(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
     """Writes the buffers one after the other, from `offset` of the file on. Returns their total size in bytes. Handles
     errors by `raise_no_space_or_exit`."""
     if len(buffers) > GATHER_MAX:
@@ -115,27 +115,27 @@ def open_for_uncached_reads(files: Files, path: str) -> File:
     return file
 
 
-def allocate(files: Files, file: File, size: int) -> None:
+def allocate_space(files: Files, file: File, size: int) -> None:
     try:
         file.allocate(size)
     except OSError as error:
         raise_no_space_or_exit(files, f"allocate {file.path}", error)
 
 
-def sync(files: Files, file: File) -> None:
+def sync_file(files: Files, file: File) -> None:
     try:
         file.fdatasync()
     except OSError as error:
-        files.die(f"sync {file.path}: {error}")
+        files.end_process(f"sync {file.path}: {error}")
         raise
 
 
-def write_back(files: Files, file: File) -> None:
+def start_write_back(files: Files, file: File) -> None:
     """Syncs a file early, so that a later sync, for which a caller waits, takes less time. No guarantee needs this
     sync.
 
     The crash-point enumeration never counts this sync as durable (tests/crashes)."""
-    sync(files, file)
+    sync_file(files, file)
 
 
 def sync_directory(files: Files, path: str) -> None:
@@ -144,7 +144,7 @@ def sync_directory(files: Files, path: str) -> None:
     except OSError as error:
         if error.errno in NONE_FREE:  # it was not opened
             raise_no_space_or_exit(files, f"sync directory {path}", error)
-        files.die(f"sync directory {path}: {error}")
+        files.end_process(f"sync directory {path}: {error}")
         raise
 
 
@@ -187,8 +187,8 @@ def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iter
         file.truncate(0)
         size = 0
         for data in slices:
-            size += write(files, file, [data], size)
-            sync(files, file)
+            size += write_buffers(files, file, [data], size)
+            sync_file(files, file)
     finally:
         file.close()
     files.rename(temporary, join_path(directory, name))
@@ -202,7 +202,7 @@ async def run_or_end_process(files: Files, what: str, work: Coroutine[Any, Any, 
     try:
         await work
     except Exception as error:
-        files.die(f"{what}: {error!r}")
+        files.end_process(f"{what}: {error!r}")
         raise
 
 

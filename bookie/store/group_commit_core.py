@@ -13,7 +13,7 @@ encoding and clock.
 Rules (invariants 14, 15):
 
 1. *Confirmed*: the groups of a block are confirmed when this block and all blocks before it in the file are synced.
-   Answers have the order of `append`.
+   Answers have the order of `append_group`.
 2. *On their way*: at most `DEPTH` blocks are written and not answered. `WriteBlock.synced_upto` says what was synced
    when the block was made: a reader takes a bad block before that offset for damage, and after it for a torn tail.
 3. *Next segment*: it begins when no block is on its way, because its header says that all of its predecessor up to
@@ -137,7 +137,7 @@ class ReportNoRoomForBlock(NamedTuple, Generic[G]):
 
 
 # ---------------------------------------------------------------------------------------- state
-class Stage(enum.Enum):
+class GroupCommitState(enum.Enum):
     """The state of group commit. It decides what may be written next."""
 
     NEW = "no segment yet"
@@ -148,8 +148,14 @@ class Stage(enum.Enum):
     FAILED = "the disk failed"
 
 
-_WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REFUSING, Stage.FAILED
-"""Members of `Stage` as names of the module: reading a member of an enum costs as much as a call, for each block."""
+_WRITING, _STAYING, _REFUSING, _FAILED = (
+    GroupCommitState.WRITING,
+    GroupCommitState.STAYING,
+    GroupCommitState.REFUSING,
+    GroupCommitState.FAILED,
+)
+"""Members of `GroupCommitState` as names of the module: reading a member of an enum costs as much as a call, for each
+block."""
 
 
 class _Flight(msgspec.Struct, Generic[G]):
@@ -172,7 +178,7 @@ class GroupCommit(Generic[G]):
 
     def __init__(self, *, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
-        self._stage = Stage.NEW
+        self._stage = GroupCommitState.NEW
         self._closing = False
         self._waiting: deque[_Waiting[G]] = deque()
         self._flights: deque[_Flight[G]] = deque()
@@ -185,7 +191,7 @@ class GroupCommit(Generic[G]):
         self.no_room = False  # the last block found none
 
     # ------------------------------------------------------------------------------------ intents
-    def append(self, group: G, size: int, records: int) -> None:
+    def append_group(self, group: G, size: int, records: int) -> None:
         """Queues a group of records; `size` is the sum of their bytes, `records` their number. A group without records
         is answered after everything that was queued before it."""
         self._waiting.append(_Waiting(group, size, records))
@@ -196,14 +202,14 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ state
     @property
-    def number(self) -> int:
+    def segment_number(self) -> int:
         """Returns the number of the journal file that is being written."""
         return self._segment.number
 
     @property
     def is_ended(self) -> bool:
         """Returns whether `close` was called and all groups are answered."""
-        return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
+        return self._closing and not (self._waiting or self._flights) and self._stage is not GroupCommitState.BEGINNING
 
     @property
     def has_waiting_groups(self) -> bool:
@@ -232,15 +238,15 @@ class GroupCommit(Generic[G]):
                 return self._back(fact.sequence, False)
             case SegmentBegun():
                 self._segment = fact
-                self._stage = Stage.WRITING
+                self._stage = GroupCommitState.WRITING
                 self._offset, self._sequence, self.synced_upto = ALIGNMENT, 0, ALIGNMENT
                 self._refused.clear()  # they are after the end that the new header names
             case NoRoomForSegment():
-                self._stage = Stage.STAYING
+                self._stage = GroupCommitState.STAYING
             case DiskRoomFound():
                 self.no_room = False
             case JournalFailed():
-                self._stage = Stage.FAILED
+                self._stage = GroupCommitState.FAILED
         return []
 
     def _back(self, sequence: int, synced: bool) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
@@ -271,14 +277,14 @@ class GroupCommit(Generic[G]):
                 self._refuse(block)
                 found.append(ReportNoRoomForBlock(block))
         if not flights and self._stage is _REFUSING:
-            self._stage = Stage.WRITING
+            self._stage = GroupCommitState.WRITING
         return found
 
     def _refuse(self, block: WriteBlock[G]) -> None:
         self.no_room = True
         self._refused.add(block.offset)
-        if self._stage is not Stage.REFUSING:
-            self._stage = Stage.REFUSING
+        if self._stage is not GroupCommitState.REFUSING:
+            self._stage = GroupCommitState.REFUSING
             self._offset, self._sequence = block.offset, block.sequence
 
     # ------------------------------------------------------------------------------------ what comes next
@@ -297,7 +303,7 @@ class GroupCommit(Generic[G]):
         if spare and end > self._segment.size and self._may_roll(size):
             if self._flights:
                 return []
-            self._stage = Stage.BEGINNING
+            self._stage = GroupCommitState.BEGINNING
             return [BeginSegment(self._segment.number, self._offset)]
         sequence = self._sequence
         block = WriteBlock(
@@ -329,7 +335,7 @@ class GroupCommit(Generic[G]):
     def _may_roll(self, size: int) -> bool:
         """Returns whether the next journal file may begin: the current one has a block, and the last attempt to begin
         one did not find the disk full."""
-        return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
+        return size > 0 and self._offset > ALIGNMENT and self._stage is GroupCommitState.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
         """Returns the offsets of the refused blocks after the place where the next block is written."""
@@ -340,16 +346,18 @@ class GroupCommit(Generic[G]):
         blocks = [flight.block for flight in self._flights]
         written = [block for block in blocks if block.size]
         assert len(blocks) <= DEPTH, "more blocks are on their way than allowed"
-        assert not blocks or self._stage not in (Stage.NEW, Stage.BEGINNING), "a segment begins beside a block"
+        assert not blocks or self._stage not in (GroupCommitState.NEW, GroupCommitState.BEGINNING), (
+            "a segment begins beside a block"
+        )
         for before, after in pairwise(written):
             assert (before.end_offset, before.sequence + 1) == (after.offset, after.sequence), "blocks leave a gap"
         assert all(block.synced_upto <= self.synced_upto <= block.offset for block in written), (
             "a block that is not answered is before what is synced"
         )
-        if self._stage is Stage.REFUSING:
+        if self._stage is GroupCommitState.REFUSING:
             assert written, "a refusal outlasts the blocks on their way"
             assert self._offset < written[0].offset, "the next block would leave a gap at the refused one"
-        elif self._stage in (Stage.WRITING, Stage.STAYING):
+        elif self._stage in (GroupCommitState.WRITING, GroupCommitState.STAYING):
             expected = written[-1].end_offset if written else self.synced_upto
             assert self._offset == expected, "the next block would leave a gap"
             assert len(written) <= (1 if self._refused else DEPTH), "a block is on its way beside a repeated one"

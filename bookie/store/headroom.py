@@ -38,7 +38,7 @@ from .replay import FILLING, SPARE, SUFFIX, journal_file_name
 #
 # Compaction, checkpoints, recovery adds and a start need room before they free some. On a disk without any free byte
 # none of them could begin. `release` removes the file and so frees its size. From then on the bookie takes no adds of
-# clients (bookie/registration.py) until `fill` has allocated the file again.
+# clients (bookie/registration.py) until `fill_to_share` has allocated the file again.
 #
 #     size = `bytes_min`, or a sixteenth of all entry logs when that is more, up to `bytes_max` (a whole log: the most
 #            that a move of compaction needs), but at most 5 % of the disk; whole pages
@@ -77,7 +77,7 @@ class DiskReserve:
         wanted = min(max(self._bytes_min, int(stored * STORED_SHARE)), self._bytes_max)
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
-    def measure(self) -> None:
+    def measure_size(self) -> None:
         """Sets `held` to whether the reserve file has the size that it should have now."""
         self.held = self._there() >= self.size_bytes()
 
@@ -92,7 +92,7 @@ class DiskReserve:
         self._files.remove(self._path)
         return True
 
-    def fill(self, used_share_max: float) -> None:
+    def fill_to_share(self, used_share_max: float) -> None:
         """Allocates the reserve file and sets `held`. Does nothing if more than the share `used_share_max` of the disk
         would be used afterwards, or if the disk has no room. Raises NoFileDescriptor."""
         total, free = self._files.disk_usage(self._directory)
@@ -117,7 +117,7 @@ class DiskReserve:
         except OSError as error:
             disk.raise_no_space_or_exit(self._files, f"create {self._path}", error)
         try:
-            disk.allocate(self._files, file, size)
+            disk.allocate_space(self._files, file, size)
         finally:
             file.close()
 
@@ -149,7 +149,7 @@ class DiskHeadroom:
         self.without_descriptor = False  # the last checkpoint found none free
         self.on_no_space = on_no_space
 
-    async def usage(self) -> tuple[int, int]:
+    async def measure_disk(self) -> tuple[int, int]:
         """Returns (size, free space) of the disk with the data directory, in bytes."""
         return await self._worker.run(self._files.disk_usage, self._directory)
 
@@ -170,9 +170,9 @@ class DiskHeadroom:
         if self.no_space:
             await self._make()
             await self._try_again()
-        await self._worker.run(self._reserve.measure)
+        await self._worker.run(self._reserve.measure_size)
         if not self.no_space and not self._reserve.held:
-            await self._worker.run(self._reserve.fill, used_share_max)
+            await self._worker.run(self._reserve.fill_to_share, used_share_max)
         return not self.no_space and self._reserve.held
 
     async def _make(self) -> bool:

@@ -22,12 +22,12 @@ first row that fits counts:
 | yes | yes  | –   | | START |
 
 Order of a start. `claim_directory` locks and judges. Then the store opens: everything that it misses (also a journal
-that ends before the record's position) becomes durable as limbo. Then `record_start` counts the start, first in the
-cookie, then in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and
-the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call
-`delete_bookie`, `change_bookie_place` and `accept_metadata`. One process per directory: the process keeps the lock
-until it ends. Guarded by tests/bookie/test_identity.py.
-"""
+that ends before the record's position) becomes durable as limbo. Then `record_bookie_start` counts the start, first in
+the cookie, then in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again,
+and the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators
+call
+`delete_bookie`, `change_bookie_directory` and `accept_restored_metadata`. One process per directory: the process keeps
+the lock until it ends. Guarded by tests/bookie/test_identity.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ...metadata.store import (
     ABSENT,
     ANY,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     MetadataStore,
     ensure_cluster_record,
     get_readable_record,
@@ -146,7 +146,7 @@ class BookieIdentity(msgspec.Struct, frozen=True):
 
     @property
     def is_metadata_accepted(self) -> bool:
-        """Returns whether an operator accepted the present metadata for this start (`accept_metadata`)."""
+        """Returns whether an operator accepted the present metadata for this start (`accept_restored_metadata`)."""
         return self.known is not None and self.known.starts >= _ACCEPT
 
     @property
@@ -251,7 +251,7 @@ async def _claim(
     return BookieIdentity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
-async def record_start(
+async def record_bookie_start(
     world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition
 ) -> None:
     """Counts this start in the bookie's cookie file and in its cookie record in the metadata. Also stores the position
@@ -355,26 +355,26 @@ async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
     return record
 
 
-async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
+async def delete_cookie(metadata: MetadataStore, bookie: str, *more: DeleteNode) -> bool:
     """Deletes a bookie's cookie record and carries out the deletions `more`, all of them or none. Returns True if that
     succeeded; returns False, and deletes nothing, if the bookie is registered."""
     try:
         await metadata.commit(
-            [CheckNodeVersion(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more]
+            [CheckNodeVersion(paths.bookie(bookie), ABSENT), DeleteNode(paths.cookie(bookie), ANY), *more]
         )
     except (BadVersion, NodeExists):
         return False
     return True
 
 
-async def change_bookie_place(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
+async def change_bookie_directory(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
     """Changes a bookie's cookie record: from now on its data directory is at `place`. Returns the new record. Raises
     NotFound if there is no such bookie, Busy if it is registered."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 
 
-async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
+async def accept_restored_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
     """Makes the next start of a bookie accept the metadata as it is, because an operator restored an older copy on
     purpose. Returns the bookie's new cookie record.
 

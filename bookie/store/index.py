@@ -124,7 +124,7 @@ class IndexPage(NamedTuple):
         return self.heads * HEAD_BYTES
 
 
-class Pages:
+class IndexPages:
     """The pages of extent heads of one or more index groups. Each field of a page is kept in an array, to save
     memory."""
 
@@ -140,7 +140,7 @@ class Pages:
     def __len__(self) -> int:
         return len(self.ledgers)
 
-    def extend(self, other: Pages) -> None:
+    def extend(self, other: IndexPages) -> None:
         self.ledgers += other.ledgers
         self.offsets += other.offsets
         self.tables += other.tables
@@ -155,8 +155,8 @@ class LoadedIndexGroup:
     """The part of an index group that stays in memory: which ledgers it has, and where its pages of extent heads are.
     The group begins at `offset` of the index file of log `log`.
 
-    Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start` and then `feed`, in a worker. The
-    extents must be in ascending order of ledgers."""
+    Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start` and then `add_extent_heads`, in a
+    worker. The extents must be in ascending order of ledgers."""
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
 
@@ -165,22 +165,22 @@ class LoadedIndexGroup:
         self.offset = offset
         self.extents = 0
         self.ledgers = BitMap64()
-        self.pages = Pages()
+        self.pages = IndexPages()
         self.reach = 0  # where the last of its records ends in the log
         self._heads_offset = self._tables_offset = offset + GROUP_HEADER_BYTES
         if extents:
             self._tables_offset += len(extents) * HEAD_BYTES
-            self.feed(encode_extent_heads(extents))
+            self.add_extent_heads(encode_extent_heads(extents))
 
     @classmethod
     def start(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
-        """Returns an empty index group that will have `extents` extents. It may be used when `feed` has added all
-        extent heads."""
+        """Returns an empty index group that will have `extents` extents. It may be used when `add_extent_heads` has
+        added all extent heads."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group
 
-    def feed(self, heads: bytes) -> None:
+    def add_extent_heads(self, heads: bytes) -> None:
         """Adds the next encoded extent heads. `heads` must consist of whole pages of heads, except in the last call.
         Raises ValueError if the heads are not in ascending order of ledgers."""
         columns = decode_head_columns(heads)
@@ -276,7 +276,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.ledgers = BitMap64()
-        self.pages = Pages()
+        self.pages = IndexPages()
         self.starts: list[int] = []  # the first page of each group
         self.extents = 0
 
@@ -444,7 +444,7 @@ def find_record_number(place: ExtentLocation, table: ExtentTable, entry: int) ->
     return at if at < len(table.deltas) and table.deltas[at] == delta else None
 
 
-def run_end(table: ExtentTable, first: int, count: int, bytes_max: int) -> int:
+def find_run_end(table: ExtentTable, first: int, count: int, bytes_max: int) -> int:
     """Finds the end of a run of consecutive entries in an extent. The run begins with record number `first` and has at
     most `count` entries and about `bytes_max` bytes. Returns the number of the record after the run.
 

@@ -129,7 +129,7 @@ class LedgerTable:
             done = at + 1
         return LedgerTable(leaves + self.leaves[done:])
 
-    def without(self, dead: IntegerIntervals) -> LedgerTable:
+    def without_ledgers(self, dead: IntegerIntervals) -> LedgerTable:
         """Returns a copy of the table without the ledgers in the intervals `dead`."""
         leaves: list[bytes] = []
         for leaf in self.leaves:
@@ -195,8 +195,8 @@ class LoadedLedgerIndex(NamedTuple):
 
 
 class LedgerTableLoader:
-    """Makes the content of a ledger index from the bytes of its file. The caller calls `feed` with the file's records,
-    slice by slice in order, then `finish`, which returns the content."""
+    """Makes the content of a ledger index from the bytes of its file. The caller calls `add_rows` with the file's
+    records, slice by slice in order, then `finish`, which returns the content."""
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []
@@ -206,7 +206,7 @@ class LedgerTableLoader:
         self._changes: dict[int, bytes] = {}
         self._facts: list[State] = []
 
-    def feed(self, data: bytes) -> list[int]:
+    def add_rows(self, data: bytes) -> list[int]:
         """Adds the records in `data`. Skips records that are damaged or cut off, and returns their offsets in
         `data`."""
         bad: list[int] = []
@@ -284,8 +284,8 @@ class LedgerTableLoader:
 # A descriptor is in one of these places, looked up in this order: *dirty* (changed since the last checkpoint began),
 # *settling* (being written by the running one), *clean* (a cache of those used lately), else a record in the packed
 # table (`LedgerTable`). A bitmap says which ledgers exist. A caller that changes a descriptor gets it with `get` or
-# `create` in the same step, without an await in between, and calls `mark_changed`: so there is never a second one with
-# older values. A descriptor whose key or fence is not durable yet stays dirty.
+# `create_ledger_index` in the same step, without an await in between, and calls `mark_changed`: so there is never a
+# second one with older values. A descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
 # merges (`PendingIndexChanges.encode_changes`, so that the event loop never walks over ledgers), and
@@ -358,9 +358,11 @@ class PendingIndexChanges(NamedTuple):
             records[ledger] = ledger_index.encode_ledger_record(ledger, found.fenced, found.key, found.lac, found.last)
         table = self.table.with_ledger_records(records) if records else self.table
         if everything:
-            statements = list(map(ledger_index.encode, self.facts.all_facts()))
-            return LedgerIndexContent(table.without(self.facts.tombstones), [], statements, unsynced)
-        return LedgerIndexContent(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
+            statements = list(map(ledger_index.encode_state, self.facts.all_facts()))
+            return LedgerIndexContent(table.without_ledgers(self.facts.tombstones), [], statements, unsynced)
+        return LedgerIndexContent(
+            table, [*map(ledger_index.encode_state, self.changes), *records.values()], [], unsynced
+        )
 
 
 class LedgerDescriptors(StateLog):
@@ -555,7 +557,7 @@ class LedgerIndexFile:
             except DamagedFile as error:
                 faults.append(str(error))
             for offset in range(FILE_HEADER_BYTES, end, _READ_BYTES):
-                bad = loading.feed(file.pread(min(_READ_BYTES, end - offset), offset))
+                bad = loading.add_rows(file.pread(min(_READ_BYTES, end - offset), offset))
                 faults += [str(DamagedFile(path, offset + at, _BAD)) for at in bad]
         finally:
             file.close()
@@ -582,13 +584,13 @@ class LedgerIndexFile:
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
         """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name."""
-        return self._append(list(map(ledger_index.encode, facts)))
+        return self._append(list(map(ledger_index.encode_state, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
         file = disk.open_file(self._files, join_path(self._directory, ledger_index_file_name(self.generation)))
         try:
-            size = disk.write(self._files, file, [b"".join(records)], self.end)
-            disk.sync(self._files, file)
+            size = disk.write_buffers(self._files, file, [b"".join(records)], self.end)
+            disk.sync_file(self._files, file)
         finally:
             file.close()
         return self.generation, self.end + size
@@ -632,14 +634,14 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(waiting)
 
 
-def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
+def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
     """Creates the file of the ledger index without records and returns it."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
 
 
-def newest(files: Files, directory: str) -> tuple[int, int]:
+def find_newest_ledger_index(files: Files, directory: str) -> tuple[int, int]:
     """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size.
     A start that found no mark calls this."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
@@ -685,7 +687,7 @@ class LedgerKeys:
         known = self._introduced.get(ledger)
         return known is not None and hmac.compare_digest(known, key)
 
-    def verdict(self, ledger: int, key: bytes) -> Status:
+    def judge_add_key(self, ledger: int, key: bytes) -> Status:
         """Returns the status for an add or a fence with this key. OK: the key is right, or the ledger may begin here.
         FENCED: the ledger is deleted. NO_SUCH_LEDGER: the ledger is unknown here, and its key must be read from the
         metadata first. UNAUTHORIZED: the ledger has another key."""
@@ -720,7 +722,7 @@ class LedgerKeys:
         journal if the key is not durable yet."""
         descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
         if not descriptor.key_synced and ledger not in self._keying:
-            self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
+            self._journal.enqueue_record(RecordType.KEY, ledger, -1, (key,))
             self._keying[ledger] = descriptor
         return descriptor
 
@@ -782,7 +784,7 @@ class TombstoneWriter:
             number = self._batches
             self._loose.add(number)
             for first, last in batch:
-                self._journal.enqueue(RecordType.TOMBSTONE, first, last)
+                self._journal.enqueue_record(RecordType.TOMBSTONE, first, last)
                 self._descriptors.delete(first, last)
                 for ledger in range(first, last + 1):
                     self._memtable.discard(ledger)

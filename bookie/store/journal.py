@@ -9,11 +9,11 @@ answered in the order in which they came.
     release(position)                    recycles or removes the files that a checkpoint made superfluous
 
 One block of all groups that wait (up to `block_bytes_max`) goes to a worker, and meanwhile the next block fills. A
-block begins in the `seal` that finds no other one on its way, and is answered in the call with which its worker reports
-it: no task is woken for one. Whatever has to wait (a segment begins, blocks are on their way, the end) is done by one
-task, which also ends the process when something fails. Direct blocks go to `WORKERS` threads in
-turn, so that the disk waits neither for the event loop nor for the interpreter. Other blocks go to one thread, because
-of two syncs of a file at once the kernel reports a lost page to only one.
+block begins in the `seal_group` that finds no other one on its way, and is answered in the call with which its worker
+reports it: no task is woken for one. Whatever has to wait (a segment begins, blocks are on their way, the end) is done
+by one task, which also ends the process when something fails. Direct blocks go to `WORKERS` threads in turn, so that
+the disk waits neither for the event loop nor for the interpreter. Other blocks go to one thread, because of two syncs
+of a file at once the kernel reports a lost page to only one.
 
 Full disk: the waiters of the block, and of the blocks after it that are on their way, get `done(False)`. A failed sync
 ends the process, and no waiter is answered.
@@ -116,7 +116,7 @@ class JournalBlockBuffers:
     def _next_arena(self, size: int) -> memoryview:
         self._turn = (self._turn + 1) % len(self._arenas)
         if len(self._arenas[self._turn]) < size:
-            self._arenas[self._turn] = self._files.arena(max(size, self._size))
+            self._arenas[self._turn] = self._files.allocate_buffer(max(size, self._size))
         return self._arenas[self._turn]
 
 
@@ -130,8 +130,8 @@ Done = Callable[[bool], None]
 
 
 class JournalRecordGroup(msgspec.Struct):
-    """A group of journal records: those that were enqueued between two calls of `seal`. `done` are the functions to
-    call when the group is written."""
+    """A group of journal records: those that were enqueued between two calls of `seal_group`. `done` are the functions
+    to call when the group is written."""
 
     headers: list[bytes] = []
     buffers: list[Buffer] = []
@@ -186,7 +186,7 @@ class Journal:
             first_segment_bytes=first_segment_bytes, spares_max=spares_max, direct=direct,
         )  # fmt: skip
         self.release = self._segments.release
-        self.open = JournalRecordGroup()  # what the next `seal` takes
+        self.open = JournalRecordGroup()  # what the next `seal_group` takes
         self._flying: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks at a worker: sequence, seconds
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -243,7 +243,7 @@ class Journal:
     @property
     def position(self) -> JournalPosition:
         """Returns the position up to which the journal is synced."""
-        return JournalPosition(self.core.number, self.core.synced_upto)
+        return JournalPosition(self.core.segment_number, self.core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
@@ -260,9 +260,9 @@ class Journal:
         for statistics."""
         return self.core.queued_records + len(self.open.headers)
 
-    def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
-        """Adds a record to the group that the next `seal` writes. The caller must call `seal` in the same turn of the
-        event loop, and must not change the payload any more."""
+    def enqueue_record(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
+        """Adds a record to the group that the next `seal_group` writes. The caller must call `seal_group` in the same
+        turn of the event loop, and must not change the payload any more."""
         header, size = encode_record(kind, ledger, entry, payload)
         group = self.open
         group.headers.append(header)
@@ -270,7 +270,7 @@ class Journal:
         group.buffers.extend(payload)
         group.size += size
 
-    def seal(self, *done: Done) -> None:
+    def seal_group(self, *done: Done) -> None:
         """Ends the present group of records and gives it to be written. When everything enqueued so far is synced,
         calls each function of `done` once, in order, with True; with False if the disk had no room for the group."""
         assert self._task is not None, "the journal was not started"
@@ -280,7 +280,7 @@ class Journal:
         group.sealed_at = self._clock.monotonic()
         core = self.core
         idle = not self._flying and not core.has_waiting_groups and self._next is None
-        core.append(group, group.size, len(group.headers))
+        core.append_group(group, group.size, len(group.headers))
         if not (idle and group.headers):  # one without records may be answered at once, and never within its seal
             self._work.set()
             return
@@ -296,10 +296,10 @@ class Journal:
             self._work.set()
 
     def seal_with_future(self) -> asyncio.Future[bool]:
-        """Ends the present group of records, like `seal`. Returns a future of the outcome: True if the records are
-        synced, False if the disk had no room for them."""
+        """Ends the present group of records, like `seal_group`. Returns a future of the outcome: True if the records
+        are synced, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.seal(lambda ok: None if future.done() else future.set_result(ok))
+        self.seal_group(lambda ok: None if future.done() else future.set_result(ok))
         return future
 
     # ------------------------------------------------------------------------------------ the driver
@@ -344,7 +344,7 @@ class Journal:
         while flying and flying[0][1].done():
             sequence, written = flying.popleft()
             try:
-                self.histograms["sync_seconds"].observe(written.result())
+                self.histograms["sync_seconds"].observe_value(written.result())
             except disk.NoSpace:
                 self._answer(self.core.receive(NoRoomForBlock(sequence)))
             except BaseException:
@@ -363,8 +363,8 @@ class Journal:
                 self.counters["no_space"] += 1
             elif block.size:
                 self._segments.full = False
-                self.histograms["block_bytes"].observe(block.size)
-                self.histograms["block_records"].observe(block.records)
+                self.histograms["block_bytes"].observe_value(block.size)
+                self.histograms["block_records"].observe_value(block.records)
                 self.counters["blocks"] += 1
                 self.counters["records"] += block.records
                 self.counters["bytes"] += block.length
@@ -379,7 +379,7 @@ class Journal:
         assert segment is not None
         now = self._clock.monotonic()
         for group in block.groups:
-            self.histograms["queue_seconds"].observe(now - group.sealed_at)
+            self.histograms["queue_seconds"].observe_value(now - group.sealed_at)
         buffers = encode_block_buffers(block, segment.number, segment.salt)
         if segment.file.direct:
             buffers = [self._arenas.fill(buffers, block.size)]
@@ -401,9 +401,9 @@ class Journal:
         return self._clock.monotonic() - began
 
     def _write_synced(self, file: File, buffers: Sequence[Buffer], offset: int) -> None:
-        disk.write(self._files, file, buffers, offset)
+        disk.write_buffers(self._files, file, buffers, offset)
         if not file.direct:
-            disk.sync(self._files, file)
+            disk.sync_file(self._files, file)
 
     async def _start_segment(self, effect: BeginSegment) -> None:
         """Makes a spare file the next journal file. If the disk has no room for that, tells the core and goes on with

@@ -1,7 +1,7 @@
 """The memtable: entries that are in the journal, or on their way there, and not yet in an entry log.
 
 Two tables: `active` takes inserts, `flushing` is being written out. A read looks at active, then flushing, then the
-index; `swap` and `discard_flushed_table` are single synchronous steps, so that no reader finds a gap: the flushed
+index; `swap_table` and `discard_flushed_table` are single synchronous steps, so that no reader finds a gap: the flushed
 entries are in the index before they leave the memtable (store/checkpoint.py). Both tables are bounded: no add is
 admitted (`is_full`) when active has reached `bytes_max` while the other is flushed, or twice that while the flush waits
 to begin; after the swap there is room again. So the two tables together have at most three times `bytes_max`, and one
@@ -203,7 +203,7 @@ class Memtable:
         return [run for table in self._tables for run in table.refused.get(ledger, ())]
 
     # ------------------------------------------------------------------------------------ a flush
-    def swap(self) -> EntryTable:
+    def swap_table(self) -> EntryTable:
         assert self.flushing is None, "the last flush has not ended"
         self.flushing, self.active = self.active, EntryTable()
         return self.flushing

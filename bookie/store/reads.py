@@ -50,7 +50,7 @@ from .index import (
     LruCache,
     MissingIndexPages,
     find_record_number,
-    run_end,
+    find_run_end,
 )
 from .index_files import LedgerDescriptors
 from .memtable import ENTRY_OVERHEAD_BYTES, IntegerIntervals, Memtable
@@ -271,7 +271,7 @@ class ReadAheadWorker(NamedTuple):
     worker: Worker
 
 
-class Chunk(NamedTuple):
+class ReadAheadChunk(NamedTuple):
     """Consecutive entries, from `entry` on, that are being read ahead. `entries`: how many entries are expected; None:
     unknown until they are read. `read`: the future of the result."""
 
@@ -291,7 +291,7 @@ class ReadAheadStream:
         self._ends = [0]  # bytes of the entries before each, and of all
         self._at = 0
         self.ready_bytes = 0
-        self.chunks: deque[Chunk] = deque()
+        self.chunks: deque[ReadAheadChunk] = deque()
         self.after: int | None = entry  # None: known when the last chunk has arrived
         self.place: ExtentLocation | None = None  # the extent of the last chunk
 
@@ -378,12 +378,12 @@ class ReadAhead:
             first = find_record_number(place, table, entry)
             if first is None:
                 return
-            entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
+            entries = find_run_end(table, first, _ENTRIES_MAX, chunk) - first
             stream.after = entry + entries
         lane = self._next_lane()
         read = lane.worker.run(lane.reader.read_entries, place, table, entry, _ENTRIES_MAX, chunk)
         read.add_done_callback(partial(self._arrived, place))
-        stream.chunks.append(Chunk(entry, entries, read))
+        stream.chunks.append(ReadAheadChunk(entry, entries, read))
         if place != stream.place:
             stream.place = place
             self._load_table(ledger, place.extent.last + 1)
@@ -506,7 +506,7 @@ class StoreReads:
         return self._miss(ledger, entry) if self._index.is_entry_certainly_absent(ledger, entry) else None
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads entries like `read` if that needs no disk access now. Returns None if it does."""
+        """Reads entries like `read_entries` if that needs no disk access now. Returns None if it does."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -518,7 +518,7 @@ class StoreReads:
         self.counters["reads"] += result is not None
         return result
 
-    async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
+    async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
         bytes together. If the first of them cannot be returned, the status says why.
 
@@ -623,7 +623,7 @@ class StoreReads:
         return found._replace(entries=found.entries[:count])
 
     # ------------------------------------------------------------------------------------ for the scrubber
-    async def verify(self, ledger: int, entry: int) -> Status:
+    async def verify_entry(self, ledger: int, entry: int) -> Status:
         """Reads an entry from the entry logs, bypassing memory and caches. Returns OK if a log has a good copy; UNKNOWN
         if a copy is damaged or cannot be read; NO_SUCH_ENTRY if no log has a copy. Raises OSError if no file descriptor
         is free."""

@@ -209,8 +209,8 @@ class JournalSegments:
                 self.direct = False
         if not self.direct:
             file = disk.open_file(self._files, path)
-            disk.write(self._files, file, [block], 0)
-            disk.sync(self._files, file)
+            disk.write_buffers(self._files, file, [block], 0)
+            disk.sync_file(self._files, file)
         size = file.size()
         file.close()
         return size
@@ -253,8 +253,8 @@ class JournalSegments:
             disk.raise_no_space_or_exit(self._files, f"create {path}", error)
 
     def _zero(self, file: File, offset: int, size: int) -> None:
-        disk.write(self._files, file, [bytes(size)], offset)
-        disk.write_back(self._files, file)
+        disk.write_buffers(self._files, file, [bytes(size)], offset)
+        disk.start_write_back(self._files, file)
 
     def _discard(self, path: str) -> None:
         if self._files.exists(path):  # there may have been no room for its name either
@@ -266,7 +266,7 @@ class JournalSegments:
         try:
             file = self._create(path)
             try:
-                disk.allocate(self._files, file, size)
+                disk.allocate_space(self._files, file, size)
             finally:
                 file.close()
         finally:
@@ -314,7 +314,7 @@ class ReplayedBlock(NamedTuple):
     end: JournalPosition  # after the block
 
 
-class Damage(NamedTuple):
+class FileDamage(NamedTuple):
     """Damage in a file: the bytes at `offset` were durable once and cannot be read any more. `reason` says what is
     wrong."""
 
@@ -339,7 +339,7 @@ class JournalReader:
         self._files = files
         self._directory = directory
         self._uuid = uuid
-        self.damages: list[Damage] = []
+        self.damages: list[FileDamage] = []
         self.torn_bytes = 0
         self.end = start
         self._sources = self._find_sources(start)
@@ -471,7 +471,7 @@ class JournalReader:
             self._next_source()
 
     def _damaged(self, path: str, offset: int, reason: str) -> None:
-        self.damages.append(Damage(path, offset, reason))
+        self.damages.append(FileDamage(path, offset, reason))
 
 
 class _Blocks:

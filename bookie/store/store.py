@@ -1,9 +1,10 @@
 """The store of one bookie: what it keeps, and the order in which adds, fences and reads meet.
 
-**Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`. Each checks, changes memory and
-enqueues its journal record in one step without an await (ledger protocol §1.5). So a fence sees every add that was
-admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
-**Reads**: `read`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (index_files.py).
+**Synchronous intents**, answered after the next `seal_group`: `add_entry`, `fence`, `write_lac`. Each checks, changes
+memory and enqueues its journal record in one step without an await (ledger protocol §1.5). So a fence sees every add
+that was admitted before it, and every later add is refused. `seal_group(done)` calls `done(True)` when all of them are
+synced.
+**Reads**: `read_entries`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (index_files.py).
 
 boot.py starts the store, `CheckpointScheduler` runs the checkpoints, `LedgerKeys` (index_files.py) writes the
 tombstones of deleted ledgers.
@@ -137,7 +138,7 @@ class LoadedStore(msgspec.Struct, frozen=True):
     torn_bytes: int
 
 
-async def load(
+async def load_store(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
 ) -> LoadedStore:
     """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
@@ -146,7 +147,7 @@ async def load(
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
     reserve = DiskReserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
-    await workers.flush.run(reserve.measure)
+    await workers.flush.run(reserve.measure_size)
     descriptors, memtable, index = (
         LedgerDescriptors(),
         Memtable(config.memtable_bytes),
@@ -383,7 +384,7 @@ class Store:
         config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
         try:
-            loaded = await load(world, directory, uuid, config, known, workers)
+            loaded = await load_store(world, directory, uuid, config, known, workers)
             store = cls(world, directory, uuid, config, loaded, ports)
             await store._start_journal(loaded.end)
         except BaseException as error:
@@ -428,15 +429,17 @@ class Store:
         await self._workers.close()
 
     # ------------------------------------------------------------------------------------ intents
-    def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """Adds one entry to a ledger. Parameters and result as in `add_many`."""
-        return self.add_many(ledger, key, ((entry, stored, size),), size, lac, recovery)
+    def add_entry(
+        self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool
+    ) -> Status:
+        """Adds one entry to a ledger. Parameters and result as in `add_entries`."""
+        return self.add_entries(ledger, key, ((entry, stored, size),), size, lac, recovery)
 
-    def add_many(
+    def add_entries(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """Adds entries to a ledger. Returns OK if all of them are admitted; they are durable when the next `seal` is
-        done. Any other status says why none of them is admitted. NO_SUCH_LEDGER: the ledger is unknown here, and its
+        """Adds entries to a ledger. Returns OK if all of them are admitted; they are durable when the next `seal_group`
+        is done. Any other status says why none of them is admitted. NO_SUCH_LEDGER: the ledger is unknown here, and its
         key must be read from the metadata first.
 
         `entries` are (entry id, stored entry, size in bytes), verified by the caller; `size` is the sum of the sizes,
@@ -476,7 +479,7 @@ class Store:
 
     def fence(self, ledger: int, key: bytes) -> Status:
         """Fences a ledger, so that only recoveries can add entries to it. Returns OK if it is fenced in memory. The
-        caller must answer nothing, not even an error, before the next `seal` is done (§1.9).
+        caller must answer nothing, not even an error, before the next `seal_group` is done (§1.9).
 
         A ledger that is unknown here is created, fenced. A deleted ledger stays deleted, and no add to it is ever
         admitted. While a fence is being written, further calls write no second record; `is_fence_durable` then says
@@ -485,13 +488,13 @@ class Store:
         Returns NO_SUCH_LEDGER, and changes nothing, if the ledger is unknown and its key must be read from the metadata
         first (`LedgerKeys.may_begin_unknown_ledger`). No client gets this status as the answer to a fence: the service
         reads the metadata (bookie/service.py), then fences the ledger or refuses the request, which is no vote."""
-        status = self.keys.verdict(ledger, key)
+        status = self.keys.judge_add_key(ledger, key)
         if status is not Status.OK:
             return Status.OK if status is Status.FENCED else status
         descriptor = self.keys.ensure_descriptor(ledger, key)
         if not descriptor.fence_synced and ledger not in self._fencing and ledger not in self._fenced:
             descriptor.fenced = True
-            self._journal.enqueue(RecordType.FENCE, ledger, -1)
+            self._journal.enqueue_record(RecordType.FENCE, ledger, -1)
             self._fencing[ledger] = descriptor
             self.descriptors.mark_changed(descriptor)
             self.counters["fences"] += 1
@@ -513,9 +516,9 @@ class Store:
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
         """Sets the last-add-confirmed (LAC) of a ledger, if `lac` is larger than the present one. Returns OK if that is
-        done in memory; it is durable when the next `seal` is done. If a ledger gets several LACs before a seal, only
-        the largest is written."""
-        status = self.keys.verdict(ledger, key)
+        done in memory; it is durable when the next `seal_group` is done. If a ledger gets several LACs before a seal,
+        only the largest is written."""
+        status = self.keys.judge_add_key(ledger, key)
         if status is not Status.OK:
             return status
         descriptor = self.keys.ensure_descriptor(ledger, key)
@@ -549,19 +552,19 @@ class Store:
         """Returns the data losses because of which the store is in limbo, as texts; none if it is not in limbo."""
         return self._losses.reasons
 
-    def seal(self, done: Done) -> None:
+    def seal_group(self, done: Done) -> None:
         """Writes all adds, fences and LACs since the last seal to the journal, as one group. Calls `done(True)` when
         they are durable, `done(False)` if the disk had no room for them.
 
         `done` does not report that an earlier group was refused; `wait_durable` does. The journal calls `_sealed`
         before `done`."""
         for ledger, lac in self._lacs.items():
-            self._journal.enqueue(RecordType.LAC, ledger, lac)
+            self._journal.enqueue_record(RecordType.LAC, ledger, lac)
         self._lacs.clear()
         fencing, self._fencing = self._fencing, {}
         adding, self._adding = self._adding, []
         self._fenced |= fencing.keys()
-        self._journal.seal(partial(self._sealed, fencing, self.keys.take_enqueued_keys(), adding), done)
+        self._journal.seal_group(partial(self._sealed, fencing, self.keys.take_enqueued_keys(), adding), done)
 
     def _sealed(
         self, fencing: dict[int, LedgerDescriptor], keying: dict[int, LedgerDescriptor],
@@ -583,10 +586,10 @@ class Store:
             self.room.on_no_space()
 
     async def seal_and_wait(self) -> bool:
-        """Writes all adds, fences and LACs since the last seal, like `seal`, and waits for the outcome. Returns True if
-        they are durable, False if the disk had no room for them."""
+        """Writes all adds, fences and LACs since the last seal, like `seal_group`, and waits for the outcome. Returns
+        True if they are durable, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.seal(lambda ok: None if future.done() else future.set_result(ok))
+        self.seal_group(lambda ok: None if future.done() else future.set_result(ok))
         return await future
 
     async def wait_durable(self, ledger: int) -> bool:
@@ -600,18 +603,18 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads entries like `read` if that needs no disk access. Returns None if it does."""
+        """Reads entries like `read_entries` if that needs no disk access. Returns None if it does."""
         return self._reads.read_from_memory(ledger, entry, count, bytes_max)
 
-    async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
+    async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
         bytes together. If the first of them cannot be returned, the status says why."""
-        return await self._reads.read(ledger, entry, count, bytes_max)
+        return await self._reads.read_entries(ledger, entry, count, bytes_max)
 
-    async def verify(self, ledger: int, entry: int) -> Status:
+    async def verify_entry(self, ledger: int, entry: int) -> Status:
         """Reads an entry from the entry logs, bypassing memory and caches. Returns OK if a log has a good copy;
-        otherwise a status as in `StoreReads.verify`."""
-        return await self._reads.verify(ledger, entry)
+        otherwise a status as in `StoreReads.verify_entry`."""
+        return await self._reads.verify_entry(ledger, entry)
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` of the ledger are durable here, by memory and the index. Does not
@@ -664,7 +667,7 @@ class Store:
         """Returns whether the last checkpoint found no free file descriptor."""
         return self.room.without_descriptor
 
-    async def delete(self, ledgers: list[int]) -> bool:
+    async def delete_ledgers(self, ledgers: list[int]) -> bool:
         """Writes tombstones, which record that these ledgers are deleted. Returns True if the tombstones are durable:
         only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room for all of
         them; a later checkpoint makes them durable."""

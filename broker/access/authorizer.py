@@ -123,7 +123,7 @@ class Authorizer:
         rights = await self._rights(name)
         return lambda topic: not self._decide(principal, AccessRight.LOOKUP, rights, TopicName.parse(topic), "")
 
-    async def find_granted_places(
+    async def find_granted_namespaces_and_topics(
         self, principal: Principal, names: Iterable[NamespaceName], limit: int
     ) -> tuple[list[str], list[str]]:
         """Returns those of the namespaces of which the caller may look every topic up; and the full names of `limit`
@@ -309,9 +309,8 @@ def _bounded(record: GrantsRecord) -> GrantsRecord:
 #
 #     grants = AccessGrants(metadata, changed)
 #     await grants.open()                      later changes are seen
-# await grants.get_grants_and_administrators(namespace)       the grants of the namespace and the administrators of its
-# tenant
-#     await grants.change(namespace, change)   stored, and in force at this broker, when it returns
+#     await grants.get_grants_and_administrators(namespace)    those of the namespace, and those of its tenant
+#     await grants.change_grants(namespace, change)    stored, and in force at this broker, when it returns
 #     await grants.close()
 #
 # A change by any broker is known here after the watch's delay (milliseconds); then `changed(tenant, namespace)` is
@@ -389,7 +388,7 @@ class AccessGrants:
         return GrantsAndAdministrators(admins, record.roles, record.topics, record.subscriptions, record.prefix_mode)
 
     # ------------------------------------------------------------------ changing
-    async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
+    async def change_grants(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
         """Replaces the record of grants of a namespace by the record that the function `change` returns for the current
         record. Raises InvalidRequest if `change` raises it. After this call, this broker decides by the new grants."""
         path = paths.grants(name.tenant, name.namespace)

@@ -17,12 +17,19 @@ import msgspec
 
 from ...ledger import client as deletions
 from ...metadata import paths
-from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, Record, TenantRecord, TopicRecord
+from ...metadata.records import (
+    CursorRecord,
+    MetadataRecord,
+    NamespaceRecord,
+    PartitionedRecord,
+    TenantRecord,
+    TopicRecord,
+)
 from ...metadata.store import (
     ABSENT,
     PART_OPERATIONS,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     MetadataStore,
     Operation,
     PutNode,
@@ -72,12 +79,12 @@ def _policies_path(topic: TopicName) -> str:
     return paths.topic_policies(topic.tenant, topic.namespace, topic.local)
 
 
-async def _schedule_deletions(store: MetadataStore, topic: TopicName) -> list[Delete]:
+async def _schedule_deletions(store: MetadataStore, topic: TopicName) -> list[DeleteNode]:
     """Returns the operations that delete the schedules of a topic, and how far they have come."""
     where = topic.tenant, topic.namespace, topic.local
-    names = await store.children(paths.scheduled_of(*where)) if topic.persistent else []
-    progress = [Delete(f"{paths.scheduled_of(*where)}/{each}") for each in names]
-    return [Delete(paths.schedules(*where)), *progress] if topic.persistent else []
+    names = await store.children(paths.schedule_progress_of_topic(*where)) if topic.persistent else []
+    progress = [DeleteNode(f"{paths.schedule_progress_of_topic(*where)}/{each}") for each in names]
+    return [DeleteNode(paths.schedules(*where)), *progress] if topic.persistent else []
 
 
 async def _any_number(_: NamespaceName) -> int:
@@ -118,6 +125,8 @@ class Catalog:
         self._made_ms = 0  # incarnation of the topic that was created last
 
     async def create_default_namespace(self) -> None:
+        """Creates the tenant `public` and its namespace `default` if they are missing. Leaves records that exist as
+        they are."""
         await update_record(self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord())
         await update_record(
             self._store, paths.namespace("public", "default"), NamespaceRecord,
@@ -126,6 +135,7 @@ class Catalog:
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self) -> list[str]:
+        """Returns the names of all tenants, in the order of their encoded names."""
         return [paths.decode_segment(name) for name in await self._store.children(paths.TENANTS)]
 
     async def get_tenant(self, name: str) -> TenantRecord:
@@ -151,12 +161,15 @@ class Catalog:
 
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:
+        """Returns the tenant's namespaces, each as `tenant/namespace`. Raises TenantNotFound if there is no such
+        tenant."""
         await self.get_tenant(tenant)
         return [
             f"{tenant}/{paths.decode_segment(name)}" for name in await self._store.children(paths.namespaces(tenant))
         ]
 
     async def get_namespace(self, name: NamespaceName) -> NamespaceRecord:
+        """Returns the record of the namespace. Raises TenantNotFound or NamespaceNotFound if there is none."""
         found = await get_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord)
         if found is None:
             await self.get_tenant(name.tenant)
@@ -170,7 +183,7 @@ class Catalog:
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
             self._known.pop(name, None)
-            record = await self._last_namespaces.get(name, lambda: self.get_namespace(name))
+            record = await self._last_namespaces.read_or_get_last(name, lambda: self.get_namespace(name))
             self._known[name] = record, now + NAMESPACE_CACHE_TTL_S
         return record
 
@@ -204,12 +217,12 @@ class Catalog:
             self._store,
             [
                 *(
-                    Delete(paths.topic_policies(name.tenant, name.namespace, paths.decode_segment(each)))
+                    DeleteNode(paths.topic_policies(name.tenant, name.namespace, paths.decode_segment(each)))
                     for each in policies
                 ),
-                Delete(paths.namespace_policies(name.tenant, name.namespace)),
-                Delete(paths.grants(name.tenant, name.namespace)),
-                Delete(paths.namespace(name.tenant, name.namespace)),
+                DeleteNode(paths.namespace_policies(name.tenant, name.namespace)),
+                DeleteNode(paths.grants(name.tenant, name.namespace)),
+                DeleteNode(paths.namespace(name.tenant, name.namespace)),
             ],
         )
         self._known.pop(name, None)
@@ -286,7 +299,9 @@ class Catalog:
         partitions is not created now but at its first use (`ensure_topic_exists`), because Pulsar's clients send this
         query before they use a topic. While the metadata does not answer, returns the last known number
         (broker/common/retry.py)."""
-        return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
+        return await self._last_partitions.read_or_get_last(
+            topic, lambda: self._partitions_or_create(topic, by_use=by_use)
+        )
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
         found = await self.count_partitions(topic)
@@ -466,9 +481,9 @@ class Catalog:
         ledgers `ledgers` must be deleted, so that this is done even after a crash. Raises BadVersion and changes
         nothing if the check `still` (`make_topic_unchanged_check`) fails: the topic was taken over or created again."""
         self._last_partitions.discard(topic.base)
-        operations: list[Operation] = [Delete(still.path, still.expected), *also]
+        operations: list[Operation] = [DeleteNode(still.path, still.expected), *also]
         if not topic.is_partition:
-            operations += [Delete(_policies_path(topic)), *await _schedule_deletions(self._store, topic)]
+            operations += [DeleteNode(_policies_path(topic)), *await _schedule_deletions(self._store, topic)]
         await deletions.commit_ledger_deletions(self._store, ledgers, operations)
 
     async def get_partitioned_record(self, topic: TopicName) -> PartitionedRecord | None:
@@ -495,9 +510,9 @@ class Catalog:
         policies of a persistent topic. Raises BadVersion and changes nothing if the check `still` fails."""
         self._last_partitions.discard(topic)
         await self._store.commit([
-            Delete(still.path, still.expected),
+            DeleteNode(still.path, still.expected),
             *also,
-            *([Delete(_policies_path(topic))] if topic.persistent else []),
+            *([DeleteNode(_policies_path(topic))] if topic.persistent else []),
             *await _schedule_deletions(self._store, topic),
         ])  # fmt: skip
 
@@ -524,7 +539,7 @@ class Catalog:
         if limit and there + more > limit:
             raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
 
-    async def _create(self, path: str, record: Record, what: str) -> None:
+    async def _create(self, path: str, record: MetadataRecord, what: str) -> None:
         try:
             await put_record(self._store, path, record, ABSENT)
         except NodeExists as error:

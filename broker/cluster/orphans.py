@@ -33,7 +33,7 @@ import msgspec
 from ...ledger import LedgerClient
 from ...ledger import client as deletions
 from ...metadata import paths
-from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, Record, TopicRecord
+from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, MetadataRecord, TopicRecord
 from ...metadata.store import MetadataStore, get_record, parse_ledger_ids
 from ...proto.errors import LedgerNotFound
 from ...proto.names import TopicName, parse_number
@@ -122,7 +122,7 @@ def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
     return Orphan(record.ledger_id, properties["topic"], subscription, record.created_ms)
 
 
-def _numbers(record: Record) -> Iterator[int]:
+def _numbers(record: MetadataRecord) -> Iterator[int]:
     """Yields every whole number in the record."""
     waiting: list[object] = [msgspec.to_builtins(record)]
     while waiting:

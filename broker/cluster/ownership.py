@@ -28,7 +28,7 @@ only brokers that are registered, with the address that they registered.
 When the metadata session is lost, the broker goes on serving what it owned, as fencing protects the data, and claims
 nothing new. In the next session `reclaim_bundles` takes each bundle again that no other broker has, and gives up the
 others. A bundle that is taken again may have had another owner in between: the topics' lists show that
-(TopicManager.resume).
+(TopicManager.resume_ownership).
 
 One request for a bundle runs at a time. So if a record has this broker's name and the broker does not know of it, it is
 certainly an assignment, or one of an earlier session, and not one that is just being created for another request.
@@ -37,7 +37,7 @@ consumers would wait at a topic to which no producer writes. Guard: tests/broker
 
 The brokers and bookies of the cluster as the metadata lists them, or, while it does not answer, as it did last.
 
-    found = await members.read(store)       after twice METADATA_S at most
+    found = await members.read_lists(store) after twice METADATA_S at most
     found.away_ms                           0, or when the metadata answered last: the lists are as of then, or older
     found.late                              the same lists, but the metadata answered less than METADATA_AWAY_S ago
 
@@ -48,10 +48,10 @@ asks the metadata itself. Guarding tests: tests/broker/session/test_summaries.py
 A registration ends with the session of its broker, whether the broker closed or died. What tells the two apart is the
 `StartedBrokerRecord`: the commit that registers a broker writes it, and the commit with which the broker closes in
 order deletes it. So a broker that has this record and is not registered has *died*, or has lost the metadata. It is
-shown (`RegisteredServers.died`) until it registers again or an operator says that it is gone (`forget_broker`). A
-broker with a random name has another name after a restart: it is back when a broker with a random name is registered at
-its address. `LastReadServerLists.tidy` deletes the records of those, and the oldest ones above STARTED_MAX. A broker of
-a release without this record never has one, so nothing is said of it. Guarding tests:
+shown (`RegisteredServers.died`) until it registers again or an operator says that it is gone (`delete_broker_record`).
+A broker with a random name has another name after a restart: it is back when a broker with a random name is registered
+at its address. `LastReadServerLists.update_last_seen_records` deletes the records of those, and the oldest ones above
+STARTED_MAX. A broker of a release without this record never has one, so nothing is said of it. Guarding tests:
 tests/broker/cluster/test_died.py.
 
 Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
@@ -79,17 +79,17 @@ from ...metadata.records import (
     BrokerRecord,
     DrainRecord,
     Feature,
+    MetadataRecord,
     NamespaceRecord,
     OwnerRecord,
-    Record,
     StartedBrokerRecord,
-    encode,
+    encode_record,
     may_write_feature,
 )
 from ...metadata.session import MetadataResponsiveness
 from ...metadata.store import (
     ABSENT,
-    Delete,
+    DeleteNode,
     MetadataStore,
     Operation,
     PutNode,
@@ -111,7 +111,7 @@ _LOG = logging.getLogger("magnetar.broker")
 # The registered brokers and bookies, and the orders to drain, read on demand.
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=MetadataRecord)
 _RANDOM_NAME = re.compile(r"broker-[0-9a-f]{8}")
 
 
@@ -134,15 +134,15 @@ async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     return await _all(store, paths.DRAINING, DrainRecord)
 
 
-async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
-    """Stores the order that the broker drains. The order applies until `cancel_drain`. Idempotent. For a broker with a
-    random name, which has another name after a restart, the order also contains its address."""
+async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
+    """Stores the order that the broker drains. The order applies until `cancel_broker_drain`. Idempotent. For a broker
+    with a random name, which has another name after a restart, the order also contains its address."""
     endpoint = broker.endpoint if _RANDOM_NAME.fullmatch(broker.name) else ""
     order = DrainRecord(broker=broker.name, endpoint=endpoint, since_ms=now_ms)
-    await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
+    await update_record(store, paths.draining_broker(broker.name), DrainRecord, lambda found: found or order)
 
 
-def takes_assigned_bundles(broker: BrokerRecord) -> bool:
+def accepts_assigned_bundles(broker: BrokerRecord) -> bool:
     """Returns whether the broker is of a release that takes bundles that others assign to it, and that drains."""
     return broker.format >= Feature.ASSIGNMENTS.value[0]
 
@@ -150,13 +150,13 @@ def takes_assigned_bundles(broker: BrokerRecord) -> bool:
 def check_can_drain(broker: BrokerRecord, registered: Sequence[BrokerRecord]) -> None:
     """Raises NotAllowed if the broker cannot drain: it is of an older release, which does not look for orders, or all
     brokers that could get its bundles are, and do not take what others assign to them. `registered`: all brokers."""
-    if not takes_assigned_bundles(broker):
+    if not accepts_assigned_bundles(broker):
         raise NotAllowed(
             f"broker {broker.name!r} ({_version(broker)}) does not know how to drain: stop it by SIGTERM, which gives "
             "its topics up, or upgrade it first"
         )
     others = [each for each in registered if each.name != broker.name]
-    old = [each for each in others if not takes_assigned_bundles(each)]  # of whatever group: they may say none
+    old = [each for each in others if not accepts_assigned_bundles(each)]  # of whatever group: they may say none
     heirs = [each for each in others if each.group == broker.group and not each.draining and each not in old]
     if old and not heirs:
         older = ", ".join(sorted(f"{each.name!r} ({_version(each)})" for each in old)[:5])
@@ -170,7 +170,7 @@ def _version(broker: BrokerRecord) -> str:
     return f"version {broker.version}" if broker.version else "an older version"
 
 
-async def cancel_drain(store: MetadataStore, name: str) -> bool:
+async def cancel_broker_drain(store: MetadataStore, name: str) -> bool:
     """Deletes the order to drain the broker. If the broker has a random name, also deletes an order that it got under
     an earlier name. Returns False if there was no order."""
     running = {each.name: each for each in await list_brokers(store)}
@@ -180,7 +180,7 @@ async def cancel_drain(store: MetadataStore, name: str) -> bool:
         if each.broker == name or (endpoint and each.endpoint == endpoint and each.broker not in running)
     ]  # fmt: skip
     for broker in ended:
-        await store.commit([Delete(paths.draining(broker))])
+        await store.commit([DeleteNode(paths.draining_broker(broker))])
     return bool(ended)
 
 
@@ -207,16 +207,16 @@ def is_broker_back(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]
     )
 
 
-async def forget_broker(store: MetadataStore, name: str) -> None:
+async def delete_broker_record(store: MetadataStore, name: str) -> None:
     """Deletes the record of a broker that has died and will not come back. Raises NotAllowed if the broker is
     registered; NotFound if it has no such record."""
-    path = paths.started(name)
+    path = paths.started_broker(name)
     found = await get_readable_record(store, path, StartedBrokerRecord)
     if await store.get(paths.broker(name)) is not None:
         raise NotAllowed(f"broker {name!r} is registered; only one that is not can be forgotten: stop it first")
     if found is None:
         raise NotFound(f"no broker {name!r} has died: 'magnetar status' names those that have")
-    await store.commit([Delete(path, found[1])])
+    await store.commit([DeleteNode(path, found[1])])
 
 
 async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> dict[str, OwnerRecord]:
@@ -271,11 +271,11 @@ class Ownership:
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)
-        operations: list[Operation] = [Delete(path), PutNode(path, encode(me, path), ABSENT, ephemeral=True)]
+        operations: list[Operation] = [DeleteNode(path), PutNode(path, encode_record(me, path), ABSENT, ephemeral=True)]
         if may_write_feature(Feature.STARTED_BROKERS):
-            path = paths.started(me.name)
+            path = paths.started_broker(me.name)
             record = StartedBrokerRecord(broker=me.name, endpoint=me.endpoint, seen_ms=self._clock.wall_ms())
-            operations.append(PutNode(path, encode(record, path)))
+            operations.append(PutNode(path, encode_record(record, path)))
         await self._store.commit(operations)
         self.me = me
 
@@ -399,7 +399,7 @@ class Ownership:
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
             del group[self.me.name]
-        able = [group[name] for name in sorted(group) if takes_assigned_bundles(group[name])]
+        able = [group[name] for name in sorted(group) if accepts_assigned_bundles(group[name])]
         chosen = self._placement.choose_broker(path, able, self._clock.monotonic())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
@@ -414,12 +414,12 @@ class Ownership:
         """Makes the owner record, in place of the one of that version (ABSENT: there is none). Returns False if another
         broker changed the record before, or if it is not known whether the record is written."""
         given = "" if owner.name == self.me.name else self.me.name
-        value = encode(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
+        value = encode_record(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
         try:
             if version == ABSENT:
                 await self._store.put(path, value, ABSENT, ephemeral=True)
             else:  # a new node: an ephemeral one stays in the session that made it
-                await self._store.commit([Delete(path, version), PutNode(path, value, ABSENT, ephemeral=True)])
+                await self._store.commit([DeleteNode(path, version), PutNode(path, value, ABSENT, ephemeral=True)])
         except (NodeExists, BadVersion):
             return False
         except MagnetarError as error:
@@ -440,12 +440,12 @@ class Ownership:
                 del self._owned[path]
 
     async def _reclaim_path(self, path: str) -> bool:
-        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
+        mine = encode_record(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
         for _ in range(ATTEMPTS_MAX):
             node = await self._store.get(path)
             if node is not None and node.value != mine:
                 return False
-            there = [] if node is None else [Delete(path, node.version)]  # of the session that was lost
+            there = [] if node is None else [DeleteNode(path, node.version)]  # of the session that was lost
             try:
                 await self._store.commit([*there, PutNode(path, mine, ABSENT, ephemeral=True)])
             except BadVersion:
@@ -473,7 +473,7 @@ class Ownership:
     async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         with self._leave(path):
             await unload()
-            await self._store.commit([Delete(path)])
+            await self._store.commit([DeleteNode(path)])
 
     @contextmanager
     def _leave(self, path: str) -> Iterator[None]:
@@ -508,8 +508,8 @@ class Ownership:
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()
-        mine = (paths.broker(self.me.name), paths.started(self.me.name))
-        await commit_in_parts(self._store, [*map(Delete, mine), *map(Delete, owned)])
+        mine = (paths.broker(self.me.name), paths.started_broker(self.me.name))
+        await commit_in_parts(self._store, [*map(DeleteNode, mine), *map(DeleteNode, owned)])
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:
@@ -546,7 +546,7 @@ class LastReadServerLists:
         self._last = RegisteredServers()
         self._seen: dict[str, int] = {}  # broker that has a StartedBrokerRecord → when it was seen as registered
 
-    async def read(self, store: MetadataStore | None) -> RegisteredServers:
+    async def read_lists(self, store: MetadataStore | None) -> RegisteredServers:
         """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
         answer in time, unless it has been silent for long; then returns the lists that were read last. `store`: the
         metadata; None while there is no session."""
@@ -580,7 +580,7 @@ class LastReadServerLists:
     def _as_last_seen(self, record: StartedBrokerRecord) -> StartedBrokerRecord:
         return msgspec.structs.replace(record, seen_ms=max(record.seen_ms, self._seen.get(record.broker, 0)))
 
-    async def tidy(self, store: MetadataStore) -> None:
+    async def update_last_seen_records(self, store: MetadataStore) -> None:
         """Called periodically. Stores when this broker saw a broker last that has died since, so that others know it
         too. Deletes the records of brokers with random names that are back, and the oldest ones above STARTED_MAX. What
         another broker changes meanwhile stays as that one has it."""
@@ -589,9 +589,9 @@ class LastReadServerLists:
         died = await list_died_brokers(store, started, brokers)
         died.sort(key=lambda each: each[0].seen_ms, reverse=True)
         for number, (record, version) in enumerate(died):
-            path, seen = paths.started(record.broker), self._as_last_seen(record)
+            path, seen = paths.started_broker(record.broker), self._as_last_seen(record)
             with contextlib.suppress(BadVersion):
                 if number >= STARTED_MAX or is_broker_back(record, brokers):
-                    await store.commit([Delete(path, version)])
+                    await store.commit([DeleteNode(path, version)])
                 elif seen != record:
-                    await store.put(path, encode(seen, path), version)
+                    await store.put(path, encode_record(seen, path), version)

@@ -30,11 +30,11 @@ import msgspec
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, PoliciesRecord
-from ...metadata.store import Delete, MetadataStore, NodeChanged, WatchReset, get_record, update_record
+from ...metadata.store import DeleteNode, MetadataStore, NodeChanged, WatchReset, get_record, update_record
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import Policies, check, fill_retention, merge_policies, without
+from ...proto.policies import Policies, check_policies, fill_retention, merge_policies, remove_policies
 from ...runtime.tasks import Supervisor
 from ..common.config import (
     RuntimeSettings,
@@ -155,7 +155,7 @@ class PolicyCache:
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
-            policies = check(fill_retention(merge_policies(without(record.policies, *remove), given)))
+            policies = check_policies(fill_retention(merge_policies(remove_policies(record.policies, *remove), given)))
             return msgspec.structs.replace(record, policies=policies)
 
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
@@ -181,6 +181,8 @@ class PolicyCache:
             await self._read_defaults_again()
 
     async def read_properties(self, name: NamespaceName, topic: TopicName | None) -> dict[str, str]:
+        """Reads the properties of the topic, or of the namespace if `topic` is None, from the metadata. Returns {} if
+        none are set."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return {} if found is None else found[0].properties
 
@@ -198,7 +200,7 @@ class PolicyCache:
 
     async def delete_policies(self, name: NamespaceName, topic: TopicName | None) -> None:
         """Deletes the record in which the policies of a topic or a namespace are stored."""
-        await self._metadata.commit([Delete(_path(name, topic))])
+        await self._metadata.commit([DeleteNode(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
     async def _follow(self, revision: int) -> None:

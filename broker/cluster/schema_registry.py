@@ -1,8 +1,8 @@
 """The schemas of topics, in the metadata: no broker owns them, and brokers only cache what cannot change.
 
-    number = await registry.register(topic, info, rules, user=role)           the version of an equal one, or a new one
+    number = await registry.register_schema(topic, info, rules, user=role)    the version of an equal one, or a new one
     await registry.check_consumer_schema(topic, info, rules, user, idle=…)    raises if it cannot read the topic
-    found = await registry.get(topic)                                         the newest, or a version
+    found = await registry.get_schema(topic)                                  the newest, or a version
 
 A topic and its partitions share their schemas; a persistent and a non-persistent topic of one name do not. The list of
 versions is one record, each definition another, which never changes: both are written in one transaction, so there is
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
-from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, make_put_operation
+from ...metadata.store import ABSENT, DeleteNode, MetadataStore, Operation, get_record, make_put_operation
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import (
     BadVersion,
@@ -75,6 +75,7 @@ class SchemaPolicies(NamedTuple):
 
     @classmethod
     def from_policies(cls, applied: AppliedPolicies) -> SchemaPolicies:
+        """Returns those of the applied policies that decide about schemas."""
         return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
 
 
@@ -88,7 +89,7 @@ class SchemaRegistry:
         self._lists: LastMetadataAnswers[TopicName, tuple[SchemaListRecord, int]] = LastMetadataAnswers()
 
     # ------------------------------------------------------------------ asking
-    async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
+    async def get_schema(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
         """Returns the newest schema of the topic that is not deleted. If `version` is given, returns the schema of that
         version, even if it is deleted. Raises SchemaNotFound if there is no such schema."""
         record, _ = await self._list(topic)
@@ -106,7 +107,7 @@ class SchemaRegistry:
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
         return await self._together(topic, live, "ask for each by its number")
 
-    async def find_version(self, topic: TopicName, info: SchemaInfo) -> int:
+    async def find_schema_version(self, topic: TopicName, info: SchemaInfo) -> int:
         """Returns the version of the topic's schema that is equal to `info`. Raises InvalidSchema if `info` is not a
         valid schema, SchemaNotFound if no version is equal to it."""
         asked = await self._defined(info)
@@ -134,7 +135,7 @@ class SchemaRegistry:
         schema. Raises IncompatibleSchema if the topic's policy forbids the schema, InvalidSchema if it is not a valid
         schema."""
         if info is not None and info.type not in _UNTYPED:
-            return await self.register(topic, info, rules, user=user)
+            return await self.register_schema(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
             raise IncompatibleSchema(f"topic {topic.base} has a schema, and takes no producer without one", topic=topic)
         return None
@@ -150,7 +151,7 @@ class SchemaRegistry:
         asked = await self._defined(info)
         live = _live((await self._last_list(topic))[0])
         if not live and idle:
-            await self.register(topic, info, rules, user=user)
+            await self.register_schema(topic, info, rules, user=user)
         elif not live and rules.compatibility is not Compatibility.ALWAYS_COMPATIBLE:
             raise IncompatibleSchema(
                 f"topic {topic.base} is in use without a schema: consume bytes, or upload one first", topic=topic
@@ -165,7 +166,7 @@ class SchemaRegistry:
                 raise IncompatibleSchema(f"topic {topic.base}: the consumer's schema: {why}", topic=topic)
 
     # ------------------------------------------------------------------ changing
-    async def register(
+    async def register_schema(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaPolicies, *, user: str, by_hand: bool = False
     ) -> int:
         """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
@@ -212,10 +213,10 @@ class SchemaRegistry:
                 type=given.type, name=given.name, data=given.data, properties=given.properties
             ), ABSENT),
         ])  # fmt: skip
-        self._lists.put(topic.base, (changed, versions[0]))
+        self._lists.store_answer(topic.base, (changed, versions[0]))
         return number
 
-    async def delete(self, topic: TopicName, *, force: bool) -> int | None:
+    async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
         Returns the number of the newest version; None if the topic had no schema."""
         for _ in range(ATTEMPTS_MAX):
@@ -224,7 +225,7 @@ class SchemaRegistry:
                 return None
             left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
             operations: list[Operation] = [make_put_operation(_path(topic), replace(record, schemas=left), revision)]
-            operations += [Delete(_path(topic, each.version)) for each in record.schemas if force]
+            operations += [DeleteNode(_path(topic, each.version)) for each in record.schemas if force]
             try:
                 await self._store.commit(operations)
             except MagnetarError as error:
@@ -260,7 +261,10 @@ class SchemaRegistry:
         record, revision = await self._list(topic)
         if revision == ABSENT:
             return []
-        return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
+        return [
+            DeleteNode(_path(topic), revision),
+            *[DeleteNode(_path(topic, each.version)) for each in record.schemas],
+        ]
 
     async def delete_namespace_schemas(self, name: NamespaceName) -> None:
         """Deletes the schemas that remain after a namespace was deleted: schemas of topics that never existed, and of
@@ -284,7 +288,7 @@ class SchemaRegistry:
     async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
         """Returns the list of versions; while the metadata does not answer, the last known list. For producers and
         consumers."""
-        return await self._lists.get(topic.base, lambda: self._list(topic))
+        return await self._lists.read_or_get_last(topic.base, lambda: self._list(topic))
 
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
         found = await get_record(self._store, _path(topic), SchemaListRecord)

@@ -114,7 +114,7 @@ class SharedCallsByKey(Generic[K, T]):
 # ---------------------------------------------------------------------------------------------------- last_known
 # The last answers of the metadata, for callers that open what exists while the metadata does not answer.
 #
-#     count = await known.get(topic, lambda: self._read(topic))
+#     count = await known.read_or_get_last(topic, lambda: self._read(topic))
 #
 # The metadata is asked each time. When it does not answer within PATIENCE_S, or says that it cannot, the last answer
 # counts: nothing that depends on it can be changed meanwhile by anybody who has no metadata either, and what another
@@ -135,7 +135,7 @@ class LastMetadataAnswers(Generic[K, V]):
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
-    async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
+    async def read_or_get_last(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
         """Calls the function `read`, which reads from the metadata, and returns its answer. If the metadata does not
         answer in time and an earlier answer is stored, cancels `read` and returns the earlier answer."""
         if key not in self._answers:
@@ -148,10 +148,10 @@ class LastMetadataAnswers(Generic[K, V]):
                 if key not in self._answers:
                     raise
                 return self._answers[key]
-        self.put(key, answer)
+        self.store_answer(key, answer)
         return answer
 
-    def put(self, key: K, answer: V) -> None:
+    def store_answer(self, key: K, answer: V) -> None:
         """Stores `answer` for the key. Called when this process has changed the object in the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer

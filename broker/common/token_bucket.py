@@ -45,12 +45,12 @@ class RateLimit:
         buckets = (_changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now))
         self._buckets, self.limited = buckets, True
 
-    def spend(self, messages: int, size: int, now: float) -> None:
+    def spend_tokens(self, messages: int, size: int, now: float) -> None:
         """Counts `messages` messages of `size` bytes together against both limits: removes tokens from their
         buckets."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
-                bucket.spend(count, now)
+                bucket.spend_tokens(count, now)
 
     def delay_s(self, now: float) -> float:
         """Returns the seconds until both limits allow at least one more message; 0 if both allow one now."""

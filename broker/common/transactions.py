@@ -79,7 +79,7 @@ class ReportedTransaction(NamedTuple):
 class Coordinators(Protocol):
     """The interface through which a topic calls the transaction coordinators of the cluster."""
 
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
+    async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,
         or was before. Returns COMMITTED, ABORTED or a settlement if the transaction has ended; then the topic must add
         nothing to it.
@@ -94,33 +94,34 @@ class Coordinators(Protocol):
         loop are sent together.
         """
 
-    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Makes the topic with the full name `topic` a participant of the transaction without waiting, and returns
         True. Returns False if that is not possible: the coordinator is in another process, the transaction belongs to
-        another role, or it is ending. The caller should then await `join`, which waits or raises the reason."""
+        another role, or it is ending. The caller should then await `join_transaction`, which waits or raises the
+        reason."""
         ...
 
     async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         """Returns the state of the transaction as its coordinator reports it. A transaction whose end is being decided
-        may be reported as OPEN. An error says nothing about the outcome, as in `join`."""
+        may be reported as OPEN. An error says nothing about the outcome, as in `join_transaction`."""
 
-    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
+    async def abort_if_open(self, txn: TxnId) -> ReportedTransaction:
         """Aborts the transaction if it is open, because one of its topics is deleted by force. Returns the state of the
         transaction afterwards: COMMITTED or ABORTED, which are final, or PREPARED, because a prepared transaction is
-        not aborted. Idempotent. An error says nothing about the outcome, as in `join`."""
+        not aborted. Idempotent. An error says nothing about the outcome, as in `join_transaction`."""
 
 
 class NoCoordinators:
     """The Coordinators of a broker or a topic without transactions. Every join is refused."""
 
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
+    async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
-    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return False
 
     async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         raise NotAllowed("there are no transactions here")
 
-    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
+    async def abort_if_open(self, txn: TxnId) -> ReportedTransaction:
         raise NotAllowed("there are no transactions here")

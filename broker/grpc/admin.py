@@ -26,7 +26,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_role
 from ...proto.operations import Permission
-from ...proto.policies import decode, encode
+from ...proto.policies import decode_policies, encode_policies
 from ...proto.schema import encode_version
 from ...proto.statistics import (
     BacklogAnalysis,
@@ -86,7 +86,8 @@ class MessageAdminService:
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
         """Returns the orphaned ledgers (no metadata record names them) and the missing ledgers (a record names them,
-        but they do not exist). With `remove`, deletes the orphaned ledgers. Any broker can answer this rpc."""
+        but they do not exist). With `remove`, deletes the orphaned ledgers; with `unexplained`, also those whose owner
+        has no record. Any broker can answer this rpc."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -100,7 +101,7 @@ class MessageAdminService:
         return Orphans(tuple(orphans), tuple(missing))
 
     async def truncate_topic(self, request: wire.Name, context: CallContext) -> None:
-        await (await self._topic(request.name)).truncate()
+        await (await self._topic(request.name)).truncate_topic()
 
     async def skip_lost(self, request: wire.SkipLostRequest, context: CallContext) -> SkippedLost:
         ledger_id = request.ledger_id if request.HasField("ledger_id") else -1
@@ -109,7 +110,7 @@ class MessageAdminService:
     async def expire_messages(self, request: wire.ExpireMessagesRequest, context: CallContext) -> int:
         up_to = _position(request.message_id) if request.HasField("message_id") else None
         backlogs = await self._backlogs(request.topic)
-        return await backlogs.expire(request.name, request.older_than_s, up_to)
+        return await backlogs.expire_messages(request.name, request.older_than_s, up_to)
 
     async def examine_messages(self, request: wire.ExamineMessagesRequest, context: CallContext) -> list[wire.Delivery]:
         backlogs = await self._backlogs(request.topic)
@@ -140,20 +141,20 @@ class MessageAdminService:
             zone=request.zone or "UTC", payload=request.payload, key=request.key or None,
             properties=dict(request.properties), missed=request.missed or "skip",
         )  # fmt: skip
-        await ScheduleCatalog(self._broker).create(TopicName.parse(request.topic), schedule)
+        await ScheduleCatalog(self._broker).create_schedule(TopicName.parse(request.topic), schedule)
 
     async def list_schedules(self, request: wire.TopicName, context: CallContext) -> list[ScheduleStats]:
         return await ScheduleCatalog(self._broker).list_stats(TopicName.parse(request.topic))
 
     async def delete_schedule(self, request: wire.ScheduleName, context: CallContext) -> None:
-        await ScheduleCatalog(self._broker).delete(TopicName.parse(request.topic), request.name)
+        await ScheduleCatalog(self._broker).delete_schedule(TopicName.parse(request.topic), request.name)
 
     async def pause_schedule(self, request: wire.PauseScheduleRequest, context: CallContext) -> None:
         topic = TopicName.parse(request.topic)
-        await ScheduleCatalog(self._broker).pause(topic, request.name, paused=request.paused)
+        await ScheduleCatalog(self._broker).pause_schedule(topic, request.name, paused=request.paused)
 
     async def run_schedule(self, request: wire.ScheduleName, context: CallContext) -> None:
-        await ScheduleCatalog(self._broker).run_now(TopicName.parse(request.topic), request.name)
+        await ScheduleCatalog(self._broker).run_schedule_now(TopicName.parse(request.topic), request.name)
 
     async def analyze_backlog(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> BacklogAnalysis:
         return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze_backlog(request.name))
@@ -202,7 +203,7 @@ class SchemaAdminService:
 
     async def find_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
         topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
-        return wire.SchemaReply(version=encode_version(await self._schemas.find(topic, info)))
+        return wire.SchemaReply(version=encode_version(await self._schemas.find_schema_version(topic, info)))
 
     async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
         topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
@@ -210,7 +211,7 @@ class SchemaAdminService:
         return SchemaTest(found.refused, found.compatibility)
 
     async def delete_schema(self, request: wire.DeleteRequest, context: CallContext) -> wire.SchemaReply:
-        deleted = await self._schemas.delete(TopicName.parse(request.name), force=request.force)
+        deleted = await self._schemas.delete_schemas(TopicName.parse(request.name), force=request.force)
         return wire.SchemaReply(version=encode_version(deleted))
 
 
@@ -286,10 +287,10 @@ class AdminService:
     # ------------------------------------------------------------------ policies
     async def get_policies(self, request: wire.PoliciesRequest, context: CallContext) -> str:
         found = await self._administration.get_policies(request.namespace, request.topic, applied=request.applied)
-        return encode(found)
+        return encode_policies(found)
 
     async def change_policies(self, request: wire.ChangePoliciesRequest, context: CallContext) -> None:
-        given = decode(request.set)
+        given = decode_policies(request.set)
         await self._check_letters(given.dead_letter_topic or "", context)
         await self._administration.change_policies(request.namespace, request.topic, given, request.remove)
 
@@ -354,7 +355,7 @@ class AdminService:
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> values.TopicStats:
         topic = await self._topic(request.name)
-        return await summaries.topic_stats(topic, self._broker.endpoint, precise=request.precise_backlog)
+        return await summaries.collect_topic_stats(topic, self._broker.endpoint, precise=request.precise_backlog)
 
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
@@ -392,8 +393,8 @@ class AdminService:
         try:
             topic = self._broker.loaded.get(name) or await self._topic(name)
             if brief:
-                return make_reply_message(wire.BriefTopicStats, summaries.brief_topic_stats(topic))
-            found = await summaries.topic_stats(topic, self._broker.endpoint, ages=False)
+                return make_reply_message(wire.BriefTopicStats, summaries.collect_brief_topic_stats(topic))
+            found = await summaries.collect_topic_stats(topic, self._broker.endpoint, ages=False)
         except MagnetarError as error:
             _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
             return None
@@ -407,7 +408,7 @@ class AdminService:
 
     async def trim_topic(self, request: wire.Name, context: CallContext) -> None:
         topic = await self._topic(request.name)
-        await topic.trim()
+        await topic.trim_ledgers()
 
     async def compact(self, request: wire.Name, context: CallContext) -> None:
         await self._administration.start_compaction(TopicName.parse(request.name))
@@ -432,7 +433,7 @@ class AdminService:
     async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> None:
         start = MessageId.from_wire(request.position) if request.HasField("position") else None
         await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
-        await (await self._backlogs(request.topic)).create(request.name, start, dict(request.properties))
+        await (await self._backlogs(request.topic)).create_subscription(request.name, start, dict(request.properties))
 
     async def get_subscription_properties(
         self, request: wire.DeleteSubscriptionRequest, context: CallContext
@@ -465,13 +466,13 @@ class AdminService:
         to = MessageId.from_wire(request.message_id) if request.HasField("message_id") else None
         time_ms = request.publish_time_ms if request.HasField("publish_time_ms") else None
         backlogs = await self._backlogs(request.topic)
-        await backlogs.reset(request.name, to, time_ms, inclusive=not request.exclude)
+        await backlogs.reset_subscription(request.name, to, time_ms, inclusive=not request.exclude)
 
     async def skip_messages(self, request: wire.SkipMessagesRequest, context: CallContext) -> None:
-        await (await self._backlogs(request.topic)).skip(request.name, request.messages)
+        await (await self._backlogs(request.topic)).skip_messages(request.name, request.messages)
 
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> list[wire.Delivery]:
-        shown = await (await self._backlogs(request.topic)).peek(request.name, request.messages)
+        shown = await (await self._backlogs(request.topic)).peek_messages(request.name, request.messages)
         return [*map(to_wire_delivery, shown)]
 
     # ------------------------------------------------------------------ overviews

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import OPERATIONS, Operation, Permission, PermissionRule, PermissionScope
-from ...runtime.network import CallContext, list_rpc_names, rpc
+from ...runtime.network import CallContext, find_rpc, list_rpc_names
 from ...runtime.tasks import Workers
 from ..access.authorizer import Authorizer, may_call_every_operation
 from ..access.table_core import RULES
@@ -117,7 +117,7 @@ class AuthorizedService:
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
         for method in list_rpc_names(name):
-            path, attribute, target = f"{name}.{method}", make_rpc_handler_name(method), rpc(name, method)
+            path, attribute, target = f"{name}.{method}", make_rpc_handler_name(method), find_rpc(name, method)
             handler = getattr(service, attribute)
             if target.streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"

@@ -145,6 +145,8 @@ class ConnectStream:
         self.send(wire.ServerFrame(id=number, closed=to_wire(error)))
 
     def count_deferred_bytes(self, size: int) -> None:
+        """Adds `size` to the bytes of frames that wait to be handled; a negative `size` says that frames were handled.
+        Wakes `wait_room` when there are DEFERRED_BYTES or fewer."""
         self._deferred_bytes += size
         if self._room is not None and self._deferred_bytes <= DEFERRED_BYTES:
             self._room.set_result(None)
@@ -204,9 +206,12 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ tasks
     def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task for one request of the client. It is cancelled when the stream ends."""
         return self._tasks.spawn(work, "client-request")
 
     def add_outstanding_answers(self, answers: int) -> None:
+        """Adds `answers`, which may be negative, to the number of answers that the client still waits for. Wakes the
+        task that waits until there are none."""
         self._owed += answers
         if self._drained is not None and not self._owed:
             self._drained.set_result(None)
@@ -261,10 +266,10 @@ class BrokerService:
         self._schemas = SchemaQueries(broker)
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:
-        return _owner(await self._topics.lookup(TopicName.parse(request.topic), request.listener))
+        return _owner(await self._topics.look_up_owner(TopicName.parse(request.topic), request.listener))
 
     async def partitions(self, request: wire.PartitionsRequest, context: CallContext) -> wire.PartitionsReply:
-        found = await self._topics.partitions(TopicName.parse(request.topic), create=request.create)
+        found = await self._topics.count_partitions(TopicName.parse(request.topic), create=request.create)
         owner = _owner(found.owner) if found.owner is not None else None
         return wire.PartitionsReply(partitions=found.count, owner=owner)
 
@@ -297,7 +302,7 @@ class BrokerService:
         version = decode_version(request.version)
         if request.version and version is None:
             raise InvalidRequest(f"a schema version of {len(request.version)} bytes; it has 8")
-        found = await self._schemas.get(TopicName.parse(request.topic), version, request.incarnation)
+        found = await self._schemas.get_schema(TopicName.parse(request.topic), version, request.incarnation)
         return translate.make_schema_reply(found)
 
 

@@ -44,7 +44,7 @@ from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ..cluster.policy_cache import Told, TopicAdded, TopicsListed
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
-from ..session.backlogs import MessageIndexRange, RangeReader
+from ..session.backlogs import EntryRangeReader, MessageIndexRange
 from ..session.consumer import ConsumerSession
 from ..session.producer import ProducerSession
 from ..session.topics import TopicQueries
@@ -62,6 +62,7 @@ Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 
 async def serve_read_stream(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
+    """Serves the read stream of one client until it ends: sends the entries of the ranges that the client asks for."""
     while True:
         try:
             items = await stream.receive()
@@ -80,7 +81,7 @@ async def _answer(
     wanted = MessageIndexRange(
         request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation
     )
-    reader, error = RangeReader(broker, wanted, caller), None
+    reader, error = EntryRangeReader(broker, wanted, caller), None
     try:
         async with aclosing(reader.read_entries(turns)) as entries:
             async for entry in entries:
@@ -135,6 +136,7 @@ class Handler:
 
     # ------------------------------------------------------------------ opening
     def start_opening(self, frame: wire.ClientFrame) -> None:
+        """Starts to open the producer or consumer that the frame describes. Its outcome is sent to the client."""
         self._work = self._connection.start_request(self._opening(frame))
 
     async def _opening(self, frame: wire.ClientFrame) -> None:
@@ -420,7 +422,7 @@ class ConsumerHandler(Handler):
                 translate.acknowledge_in_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id)
             )
         elif kind == "permits":
-            session.flow(frame.permits)
+            session.grant_permits(frame.permits)
         elif kind == "redeliver":
             steps = translate.redeliver_in_steps(session, frame.redeliver)
             self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
@@ -429,7 +431,9 @@ class ConsumerHandler(Handler):
         elif kind == "probe":
             self._request(frame.probe, lambda: self._probe(session, frame.probe))
         elif kind == "commit":
-            self._request(frame.commit.request_id, lambda: session.commit(frame.commit.index, frame.commit.note))
+            self._request(
+                frame.commit.request_id, lambda: session.commit_progress(frame.commit.index, frame.commit.note)
+            )
         elif kind == "progress":
             self._request(frame.progress, lambda: self._progress(session, frame.progress))
         elif kind == "unsubscribe":
@@ -487,7 +491,7 @@ class ConsumerHandler(Handler):
         return translate.make_last_message_frame(self.number, request_id, await session.find_last_message())
 
     async def _probe(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
-        return translate.make_probed_frame(self.number, request_id, await session.probe())
+        return translate.make_probed_frame(self.number, request_id, await session.probe_delivery())
 
     async def _progress(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
         return translate.make_progress_frame(self.number, request_id, await session.find_progress())
@@ -554,6 +558,8 @@ Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
 async def serve_topic_watch(topics: TopicQueries, stream: Watches, caller: CallContext) -> None:
+    """Serves the topic watch of one client until it ends: sends the topics of a namespace, and then their changes.
+    Raises InvalidRequest if the first item names no namespace."""
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")

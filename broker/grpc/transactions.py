@@ -211,7 +211,7 @@ class TransactionService:
     async def begin(self, request: wire.BeginRequest, context: CallContext) -> wire.BeginReply:
         coordinator = await self._broker.transactions.load_owned_coordinator(request.coordinator)
         tag = _tag(request.sink) if request.HasField("sink") else None
-        begun = await coordinator.begin(
+        begun = await coordinator.begin_transactions(
             context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
             tag=tag, adopt=request.sink.adopt, address=context.peer,
         )  # fmt: skip
@@ -297,7 +297,7 @@ class TransactionService:
         try:
             txn, topic = parse_txn_id(item.txn), TopicName.parse(item.topic)
             owner = item.owner if item.HasField("owner") else None
-            joined = await (await self._here(txn)).join(txn, topic.full, owner)
+            joined = await (await self._here(txn)).join_transaction(txn, topic.full, owner)
         except MagnetarError as error:
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
         told = encode_settlement(joined, topic) if isinstance(joined, Settlement) else None
@@ -310,7 +310,7 @@ class TransactionService:
     async def _abort_open(self, item: wire.AbortOpenItem) -> wire.AbortOpenDone:
         try:
             txn = parse_txn_id(item.txn)
-            found = await (await self._here(txn)).abort_open(txn, only_tell=item.only_tell)
+            found = await (await self._here(txn)).abort_if_open(txn, only_tell=item.only_tell)
         except MagnetarError as error:
             return wire.AbortOpenDone(error=to_wire(error))
         return wire.AbortOpenDone(found=_row(txn.coordinator, found))
@@ -380,7 +380,7 @@ class TransactionAdminService:
         await coordinator.remove_participant(txn, TopicName.parse(request.topic).full)
 
     async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
-        topic = await self._broker.topic(TopicName.parse(request.topic))
+        topic = await self._broker.load_topic(TopicName.parse(request.topic))
         return summaries.collect_transaction_stats(topic, parse_txn_id(request.txn))
 
 

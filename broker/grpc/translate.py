@@ -42,7 +42,7 @@ from ..access import authorizer as permissions
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal
 from ..log.cache import StoredEntry
-from ..session.consumer import ACK_ENTRIES, ConsumerSession, Probed, SubscribeOptions, SubscriptionProgress
+from ..session.consumer import ACK_ENTRIES, ConsumerSession, ProbeResult, SubscribeOptions, SubscriptionProgress
 from ..session.producer import ProducerOptions, ProducerSession, metadata_bytes_max
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of_indexes
 from ..subscription.core.dispatch import Delivery
@@ -54,6 +54,7 @@ from ..subscription.dead_letters import FAILURES_MAX, NO_FAILURES
 
 # ------------------------------------------------------------------ schemas
 def parse_schema_info(given: wire.SchemaInfo) -> SchemaInfo:
+    """Returns the schema that a client sent. Raises InvalidRequest if this version does not know the schema's type."""
     return SchemaInfo(
         type=enum_from_number(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
         properties=dict(given.properties),
@@ -61,6 +62,7 @@ def parse_schema_info(given: wire.SchemaInfo) -> SchemaInfo:
 
 
 def make_schema_reply(found: SchemaVersion) -> wire.SchemaReply:
+    """Returns the reply that carries this version of a schema."""
     info = found.info
     return wire.SchemaReply(
         version=encode_version(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
@@ -70,6 +72,8 @@ def make_schema_reply(found: SchemaVersion) -> wire.SchemaReply:
 
 # ------------------------------------------------------------------ producers
 def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> ProducerOptions:
+    """Returns the options in a request to open a producer. Raises InvalidRequest if the access mode or the type of the
+    schema is unknown."""
     return ProducerOptions(
         asked.topic, asked.producer_name, enum_from_number(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
@@ -79,6 +83,7 @@ def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> Pr
 
 
 def make_producer_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
+    """Returns the frame that tells the client that its producer is open."""
     return wire.ServerFrame(
         id=id_,
         producer_opened=wire.ProducerOpened(
@@ -91,6 +96,8 @@ def make_producer_opened_frame(id_: int, session: ProducerSession) -> wire.Serve
 
 # ------------------------------------------------------------------ consumers
 def parse_subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
+    """Returns the options in a request to open a consumer. Raises InvalidRequest if the number of an enum (subscription
+    type, initial position, schema type …) or a policy option is unknown."""
     return SubscribeOptions(
         asked.topic, asked.subscription, find_subscription_type(asked.type),
         enum_from_number(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name,
@@ -115,6 +122,7 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
 
 
 def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
+    """Returns the frame that tells the client that its consumer has subscribed."""
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
         incarnation=session.topic.incarnation, filter=session.subscription.filter_text, level=LEVEL,
@@ -127,17 +135,20 @@ LEVEL = 1
 """What this broker takes beyond the first requests of a consumer: `Subscribed.level` of proto/wire.proto."""
 
 
-def make_probed_frame(id_: int, request_id: int, found: Probed) -> wire.ServerFrame:
+def make_probed_frame(id_: int, request_id: int, found: ProbeResult) -> wire.ServerFrame:
     answer = wire.Probed(request_id=request_id, end_index=found.end_index, why=str(found.why))
     return wire.ServerFrame(id=id_, probed=answer)
 
 
 def make_progress_frame(id_: int, request_id: int, found: SubscriptionProgress) -> wire.ServerFrame:
+    """Returns the frame that answers a request for the progress of a subscription. `id_`: the consumer in the stream;
+    `request_id`: the request."""
     answer = wire.Progress(request_id=request_id, **msgspec.structs.asdict(found))
     return wire.ServerFrame(id=id_, progress=answer)
 
 
 def make_seek_done_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:
+    """Returns the frame that says that a seek is done, and where the consumer now starts."""
     answer = wire.Done(request_id=request_id)
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, done=answer)
@@ -207,6 +218,7 @@ def _check_ack(ack: wire.Ack) -> Iterator[None]:
 
 
 def parse_acked_entries(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
+    """Yields the acknowledged entries of a request. Skips an entry whose set of batch indexes is empty."""
     for each in entries:
         bits = 0
         if each.batch_indexes or each.batch_bits:
@@ -217,6 +229,7 @@ def parse_acked_entries(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEnt
 
 
 def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
+    """Yields the sets of entries of a request, one for each ledger."""
     for each in given:
         yield EntrySet(each.ledger_id, each.entries)
 
@@ -231,6 +244,7 @@ def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Itera
 
 
 async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
+    """Moves the subscription to the message id, publish time (ms) or message index that the client asked for."""
     if asked.HasField("message_id"):
         await session.seek_message(MessageId.from_wire(asked.message_id))
     elif asked.HasField("publish_time_ms"):
@@ -240,6 +254,7 @@ async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
 
 
 def make_last_message_frame(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
+    """Returns the frame that answers a request for the topic's last message."""
     answer = wire.LastMessageId(
         request_id=request_id, index=found.index,
         id=wire.MessageId(

@@ -192,7 +192,7 @@ class LogAppender:
     # ------------------------------------------------------------------ confirming
     def start_ledger(self, writer: LedgerWriter) -> None:
         """Starts to append to the ledger of `writer`. The topic's record must name this ledger already."""
-        self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
+        self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail_span
         writer.listener = self
         self._ledger_s = self._clock.monotonic()
         self.queue.start_ledger(writer.ledger_id)
@@ -202,7 +202,7 @@ class LogAppender:
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
         if confirmed := self.queue.take_confirmed(last_entry):
-            self.confirm(confirmed)
+            self.confirm_publishes(confirmed)
             self._on_confirmed()
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
@@ -210,14 +210,14 @@ class LogAppender:
         if writer is self.writer:
             self._on_stopped()
 
-    def confirm(self, confirmed: Sequence[Publish]) -> None:
+    def confirm_publishes(self, confirmed: Sequence[Publish]) -> None:
         """Confirms the publishes `confirmed`, in order: reports to each publisher that its entry is stored. The entries
         must be stored in the ledger that is being written, or in the last one."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         if confirmed and now_s - confirmed[0].arrived_s > self._slow_s:
             topic = self._managed_ledger.listed.topic
-            self._slow.report(
+            self._slow.log_slow_publishes(
                 topic, self.writer, confirmed, now_s, ledger_s=self._ledger_s, room_s=self._room_s
             )
         for publish in confirmed:
@@ -310,7 +310,7 @@ class SlowPublishLog:
         self._clock = clock
         self._since, self._lines, self._left_out = clock.monotonic(), 0, 0
 
-    def report(
+    def log_slow_publishes(
         self, topic: TopicName, writer: LedgerWriter | None, confirmed: Sequence[Publish], now_s: float, *,
         ledger_s: float, room_s: float,
     ) -> None:  # fmt: skip

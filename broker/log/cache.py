@@ -119,6 +119,7 @@ class StoredEntry:
 
     @property
     def first_index(self) -> int:
+        """The index of the entry's first message in its partition."""
         return self.index - self.count + 1
 
 

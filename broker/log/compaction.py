@@ -50,7 +50,7 @@ from typing import ParamSpec, TypeVar
 from pyroaring import BitMap
 
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
-from ...metadata.records import Compacted
+from ...metadata.records import CompactedLedgerInfo
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import DataLost, InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
@@ -92,14 +92,14 @@ class CompactedLedger:
     """An open compacted ledger: the entries of a topic that survived a compaction. Each entry keeps its position in the
     topic."""
 
-    def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivingEntriesRow]) -> None:
+    def __init__(self, record: CompactedLedgerInfo, reader: LedgerReader, rows: list[SurvivingEntriesRow]) -> None:
         self.record = record
         self.rows = rows
         self._reader = reader
         self._ids = [row.ledger_id for row in rows]
 
     @classmethod
-    async def open(cls, ledgers: TopicStateLedgers | LedgerClient, record: Compacted) -> CompactedLedger:
+    async def open(cls, ledgers: TopicStateLedgers | LedgerClient, record: CompactedLedgerInfo) -> CompactedLedger:
         """Opens the compacted ledger, reads the table of its entries, and returns it. Raises DataLost if the ledger is
         damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
@@ -248,7 +248,7 @@ class CompactedReader:
         number = compacted.find_survivor_number(position)
         if number < compacted.entries:
             return await compacted.read(number, bytes_max)
-        following = self._shape.after(compacted.horizon)
+        following = self._shape.position_after(compacted.horizon)
         return await self._log.read(following, bytes_max) if self._shape.has_visible_entry(following) else []
 
     async def read_entry(self, position: Position) -> StoredEntry:
@@ -266,21 +266,21 @@ class CompactedReader:
                     return PositionAndIndex(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
-    async def locate_time(self, time_ms: int) -> PositionAndIndex:
+    async def find_position_by_time(self, time_ms: int) -> PositionAndIndex:
         compacted = self.compacted
         if compacted is not None and (found := await compacted.find_first_survivor_since(time_ms)) is not None:
             return PositionAndIndex(found.position, found.first_index)
-        return await self._log.locate_time(time_ms)
+        return await self._log.find_position_by_time(time_ms)
 
-    async def message_index_after(self, mark: Position) -> int:
-        return await self._log.message_index_after(mark)
+    async def find_message_index_after(self, mark: Position) -> int:
+        return await self._log.find_message_index_after(mark)
 
-    def cached_message_index_after(self, mark: Position) -> int | None:
-        return self._log.cached_message_index_after(mark)
+    def find_cached_message_index_after(self, mark: Position) -> int | None:
+        return self._log.find_cached_message_index_after(mark)
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         compacted = self.compacted
-        if compacted is not None and self._shape.last <= compacted.horizon:
+        if compacted is not None and self._shape.last_position <= compacted.horizon:
             survivor = await compacted.read_last_survivor()
             return None if survivor is None else (survivor[0].position, survivor[1], survivor[0].index)
         return await self._log.read_last_message()
@@ -391,6 +391,7 @@ class Compaction:
 
     @property
     def view(self) -> CompactedLogView:
+        """The log that consumers read if they ask for the compacted topic."""
         if self._view is None:
             self._view = CompactedLogView(self.log)
             if self.shown is not self.log:
@@ -406,11 +407,12 @@ class Compaction:
 
     @property
     def ledgers(self) -> TopicStateLedgers:
+        """The access to the ledgers in which the compacted topic is stored."""
         return TopicStateLedgers(self._ledger_client, self.config, self._replication, self.topic, compacted="true")
 
     # ------------------------------------------------------------------ facts
     @property
-    def record(self) -> Compacted | None:
+    def record(self) -> CompactedLedgerInfo | None:
         return self.log.record.compacted
 
     @property
@@ -421,6 +423,7 @@ class Compaction:
 
     @property
     def is_running(self) -> bool:
+        """True while a compaction of the topic runs."""
         return self._task is not None
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
@@ -435,7 +438,7 @@ class Compaction:
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:
-            mark = self.log.shape.start
+            mark = self.log.shape.start_position
         else:
             return None
         return TrimLimit(mark, why=LedgerStays.NOT_COMPACTED)
@@ -539,7 +542,7 @@ class CompactionRun:
         self._log = of.log
         self._old = of.view.compacted
         self._shown = of.shown
-        self._horizon = of.shown.shape.stable  # before any entry of an open transaction
+        self._horizon = of.shown.shape.stable_position  # before any entry of an open transaction
         self._end_index = of.shown.shape.end_index
         self._survey = SurvivingMessageSearch(
             max(1, of.config.compaction_memory_bytes // KEY_BYTES), salt=of.world.rng.randbytes(16),
@@ -548,7 +551,7 @@ class CompactionRun:
         self._writer: LedgerWriter | None = None
         self._written: list[asyncio.Future[int]] = []
         self._rows: list[SurvivingEntriesRow] = []
-        self._compacted: Compacted | None = None
+        self._compacted: CompactedLedgerInfo | None = None
         self._entries = self._messages = self._size = 0
         self._breath = 0
 
@@ -575,7 +578,7 @@ class CompactionRun:
         await writer.abandon()
         certain = step != "publish" or (isinstance(error, TopicFenced) and error.unwritten)
         if certain and isinstance(error, MagnetarError) and not isinstance(error, OutcomeUnknown):
-            await self._of.ledgers.delete(writer.ledger_id)
+            await self._of.ledgers.delete_ledgers(writer.ledger_id)
 
     # ------------------------------------------------------------------ the steps
     async def survey(self) -> None:
@@ -589,7 +592,7 @@ class CompactionRun:
                 for entry in entries:
                     await self._aside(entry, self._survey_entry, entry)
                     await self._breathe(entry.count)
-            survey.end_reading_round()
+            survey.finish_reading_round()
             progress.rounds = survey.rounds
         if survey.unreadable:
             _LOG.warning("%s: %d entries stay as they are: they cannot be parsed", self._of.topic, survey.unreadable)
@@ -599,7 +602,7 @@ class CompactionRun:
 
     async def create(self) -> None:
         """Step: creates the new compacted ledger."""
-        self._writer = await self._of.ledgers.create()
+        self._writer = await self._of.ledgers.create_ledger()
 
     async def name(self) -> None:
         """Step: stores the id of the new ledger in the topic's record, so that the ledger can be deleted after a crash.
@@ -609,7 +612,7 @@ class CompactionRun:
         current = record.compacted.ledger_id if record.compacted is not None else -1
         before = [each for each in record.pending_deletion if each != current]
         await self._log.commit_fields(pending_deletion=(*before, writer.ledger_id))
-        await self._of.ledgers.delete(*before)
+        await self._of.ledgers.delete_ledgers(*before)
 
     async def copy(self) -> None:
         """Step: reads the log again, and appends the surviving entries to the new ledger."""
@@ -639,7 +642,7 @@ class CompactionRun:
         first, to be sure that it can be read."""
         log, writer = self._log, self._writer
         assert writer is not None, "a ledger was created"
-        self._compacted = Compacted(
+        self._compacted = CompactedLedgerInfo(
             ledger_id=writer.ledger_id, horizon_ledger=self._horizon[0], horizon_entry=self._horizon[1],
             end_index=self._end_index, messages=len(self._survey.survivors), entries=self._entries, size=self._size,
             compacted_ms=self._of.world.clock.wall_ms(),
@@ -652,7 +655,7 @@ class CompactionRun:
     async def delete(self) -> None:
         """Step: deletes the former compacted ledger."""
         if self._old is not None:
-            await self._of.ledgers.delete(self._old.record.ledger_id)
+            await self._of.ledgers.delete_ledgers(self._old.record.ledger_id)
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
@@ -669,13 +672,15 @@ class CompactionRun:
             number += len(entries)
             yield entries
         shape, reader = self._shown.shape, self._shown.reader
-        position = shape.after(old.horizon) if old is not None else shape.position_at_or_after(shape.start)
+        position = (
+            shape.position_after(old.horizon) if old is not None else shape.position_at_or_after(shape.start_position)
+        )
         while (position := shape.next_unskipped_position(position)) <= self._horizon and shape.has_visible_entry(
             position
         ):
             entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
-            position = shape.after(entries[-1].position)
+            position = shape.position_after(entries[-1].position)
 
     async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
         """Calls `read` and returns its entries. Retries while bookies do not answer."""

@@ -3,7 +3,7 @@
     survey = SurvivingMessageSearch(keys_max, retain_null_key=False, salt=…)
     while not survey.is_done:                    # one round reads everything once
         for entry in …: survey.add_entry(entry.first_index, entry.count, parse_entry(entry.bytes))
-        survey.end_reading_round()
+        survey.finish_reading_round()
     compact_entry(entry.bytes, entry.first_index, entry.count, survey.survivors)   # the bytes to keep; None: nothing
 
 Rules (Pulsar CP1, its complaints 24 and 49)
@@ -287,7 +287,7 @@ class SurvivingMessageSearch:
             self._latest = {key: at for key, at in self._latest.items() if int.from_bytes(key[:4]) < high}
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
-    def end_reading_round(self) -> None:
+    def finish_reading_round(self) -> None:
         """Ends a round, after the whole log was read once. Adds the latest message of each key of this round to
         `survivors`."""
         for value in self._latest.values():

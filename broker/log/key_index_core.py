@@ -6,7 +6,7 @@
     store(builder.finish())                                                          the last ones
 
     index = decode_directory(entry, ledger_id)
-    questions = index.list_questions(expression)             the hashes to look up
+    hashes = index.list_hashes(expression)                the hashes to look up
     index.find_candidates(expression, {hash: blocks, …})     the blocks that may match
 
 A *block* is about BLOCK_BYTES of consecutive entries. A *posting* is a pair (32-bit hash, number of a block): a message
@@ -154,7 +154,7 @@ def _list_fields(header: EntryHeader, entry: Buffer) -> tuple[Sequence[MessageFi
 
 
 # ------------------------------------------------------------------------------------------------------ building
-class Block(msgspec.Struct, array_like=True):
+class EntryRun(msgspec.Struct, array_like=True):
     """Consecutive entries of a ledger: the id of the first one, the index of its first message, the index after the
     last message of the last one, the bounds of publish and event times (ms since the epoch), bytes, flags."""
 
@@ -173,7 +173,7 @@ class _Directory(msgspec.Struct, array_like=True):
     ledger_id: int
     with_properties: bool
     segments: list[tuple[int, int]]  # of each: its first page, and the bits of a hash that choose one of its pages
-    blocks: list[Block]
+    blocks: list[EntryRun]
 
 
 class KeyIndexBuilder:
@@ -184,7 +184,7 @@ class KeyIndexBuilder:
         self.with_properties = with_properties
         self._directory = _Directory(ledger_id, with_properties, [], [])
         self._block_bytes = max(BLOCK_BYTES, size // BLOCKS_MAX)
-        self._block: Block | None = None
+        self._block: EntryRun | None = None
         self._hashes: set[int] = set()  # of the block
         self._next_index = first_index
         self._buckets = [array("Q") for _ in range(_BUCKETS)]
@@ -193,13 +193,14 @@ class KeyIndexBuilder:
 
     @property
     def is_segment_full(self) -> bool:
+        """True if the caller must call `take_segment` before it adds another entry."""
         return self._postings >= SEGMENT_POSTINGS
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
         """Adds the next entry of the ledger, of `size` bytes."""
         block = self._block
         if block is None:
-            block = self._block = Block(
+            block = self._block = EntryRun(
                 entry_id, self._next_index, self._next_index, entry.publish_ms, entry.publish_ms, NO_EVENT_LOW, -1, 0, 0
             )
         block.end_index = self._next_index = max(block.end_index, entry.end_index)
@@ -217,7 +218,7 @@ class KeyIndexBuilder:
         if block.bytes >= self._block_bytes:
             self._end_block(block)
 
-    def _end_block(self, block: Block) -> None:
+    def _end_block(self, block: EntryRun) -> None:
         number, buckets = len(self._directory.blocks), self._buckets
         assert number <= 0xFFFF, "a block is at least as large as its share of the ledger"
         self._directory.blocks.append(block)
@@ -296,7 +297,7 @@ def decode_directory(entry: Buffer, ledger_id: int) -> KeyIndex:
     return KeyIndex(found)
 
 
-def find_block(blocks: Sequence[Block], index: int) -> int:
+def find_block(blocks: Sequence[EntryRun], index: int) -> int:
     """Returns the number of the block that has the message with this index: the last one that begins at or before it.
     The first one if none does."""
     return max(0, bisect_right(blocks, index, key=lambda each: each.first_index) - 1)
@@ -317,7 +318,7 @@ class KeyIndex:
         """Returns the entry ids of the pages that have the postings of a hash."""
         return [first + (value >> 32 - bits) for first, bits in self._segments]
 
-    def list_questions(self, expression: Node) -> set[int]:
+    def list_hashes(self, expression: Node) -> set[int]:
         """Returns the hashes whose blocks `find_candidates` needs to know."""
         asked = set[int]()
 
@@ -332,7 +333,7 @@ class KeyIndex:
         self, expression: Node, postings: Mapping[int, BitMap], *, hidden: bool = False
     ) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. `postings`: the blocks
-        of each hash of `list_questions`. `hidden`: also those in which a message may match by what is not in the block:
+        of each hash of `list_hashes`. `hidden`: also those in which a message may match by what is not in the block:
         only a consumer can decrypt it, or its first chunk is elsewhere."""
         look_up = lambda value: postings.get(value, BitMap())
         found = find_candidates(expression, _BlockEvidence(self, look_up, publish_times=not hidden))
@@ -351,20 +352,20 @@ class _BlockEvidence:
         self._look_up = look_up
         self.everything, self.nothing = BitMap(range(len(index.blocks))), BitMap()
 
-    def equals(self, name: Name, text: str) -> BitMap:
+    def may_equal(self, name: Name, text: str) -> BitMap:
         if name.is_system:
             return self._look_up(hash_key(text)) if name.name == "message.key" else self.everything
         return self._look_up(hash_property(name.name, text)) if self._index.with_properties else self.everything
 
-    def has(self, name: Name) -> BitMap:
+    def may_exist(self, name: Name) -> BitMap:
         if name.is_system or not self._index.with_properties:
             return self.everything
         return self._look_up(hash_name(name.name))
 
-    def lacks(self, name: Name) -> BitMap:
+    def may_lack(self, name: Name) -> BitMap:
         return self.everything
 
-    def reaches(self, name: Name, low: float, high: float) -> BitMap:
+    def may_be_between(self, name: Name, low: float, high: float) -> BitMap:
         if name.name == "message.publish_time" and self._publish_times:
             bounds = [(each.publish_low, each.publish_high) for each in self._index.blocks]
         elif name.name == "message.event_time":

@@ -76,7 +76,7 @@ class _SwitchedOff(Exception):
 
 
 class KeyIndexSearch:
-    """The open index of one sealed ledger. `read_bytes`: bytes that were read of it."""
+    """Searches the key index of one sealed ledger. `read_bytes`: the bytes of the index that were read so far."""
 
     def __init__(self, index: KeyIndex, reader: LedgerReader, read_bytes: int) -> None:
         self.index = index
@@ -87,7 +87,7 @@ class KeyIndexSearch:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. Reads a page of each
         segment for each text that the expression asks for. Raises what reading a ledger raises, or DamagedKeyIndex."""
         postings, of_page = dict[int, BitMap](), dict[int, list[int]]()
-        for value in sorted(self.index.list_questions(expression)):
+        for value in sorted(self.index.list_hashes(expression)):
             postings[value] = BitMap()
             for page in self.index.list_pages(value):
                 of_page.setdefault(page, []).append(value)
@@ -125,6 +125,7 @@ class KeyIndexes:
     # ------------------------------------------------------------------ facts
     @property
     def is_on(self) -> bool:
+        """True if the topic's policies ask for key indexes."""
         return self._applied().key_index != OFF
 
     def describe_index(self, ledger_id: int) -> str:
@@ -264,7 +265,7 @@ class KeyIndexes:
     async def _build(self, span: Span) -> None:
         ledgers = TopicStateLedgers(self._ledgers, self._config, self._replication, self.topic, key_index="true")
         reader = await self._ledgers.open(span.ledger_id)
-        writer = await ledgers.create()
+        writer = await ledgers.create_ledger()
         try:
             builder = KeyIndexBuilder(
                 span.ledger_id, span.first_index, span.size, with_properties=self._applied().key_index == PROPERTIES
@@ -274,7 +275,7 @@ class KeyIndexes:
             await _store(writer, builder.finish(), turns)
             await writer.close()
         except BaseException as error:
-            await ledgers.abandon(writer, unnamed=isinstance(error, MagnetarError | _SwitchedOff))
+            await ledgers.abandon_ledger(writer, unnamed=isinstance(error, MagnetarError | _SwitchedOff))
             raise
         location = KeyIndexLocation(span.ledger_id, writer.ledger_id, builder.with_properties)
         try:
@@ -282,10 +283,10 @@ class KeyIndexes:
                 _LOG.debug("%s: ledger %d has a key index, ledger %d", self.topic, span.ledger_id, writer.ledger_id)
             else:
                 self._note_unusable(span.ledger_id, "its ledger is gone")
-                await ledgers.delete(writer.ledger_id)
+                await ledgers.delete_ledgers(writer.ledger_id)
         except TopicFenced as error:
             if error.unwritten:
-                await ledgers.delete(writer.ledger_id)
+                await ledgers.delete_ledgers(writer.ledger_id)
             raise
 
     async def _copy(
@@ -328,7 +329,7 @@ class KeyIndexes:
         await self._log.commit_fields(decide=decide)
         gone = [each.index_ledger_id for each in before if each not in after]
         ledgers = TopicStateLedgers(self._ledgers, self._config, self._replication, self.topic, key_index="true")
-        await ledgers.delete(*gone)
+        await ledgers.delete_ledgers(*gone)
         for each in gone:
             if self._unusable is not None:
                 self._unusable.pop(each, None)

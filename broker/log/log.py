@@ -53,15 +53,15 @@ class LogEntryReader(Protocol):
         """Returns the position of the entry that contains the message with the index `index`; if there is no such
         entry, of the first entry after it. If that is missing too, returns the position after the last entry."""
 
-    async def locate_time(self, time_ms: int) -> PositionAndIndex:
+    async def find_position_by_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none."""
 
-    def cached_message_index_after(self, mark: Position) -> int | None:
+    def find_cached_message_index_after(self, mark: Position) -> int | None:
         """Returns the index of the first message after the entry `mark`, without reading an entry; None if an entry
         would have to be read."""
 
-    async def message_index_after(self, mark: Position) -> int:
+    async def find_message_index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`."""
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
@@ -78,7 +78,10 @@ class ReadableLog(Protocol):
     @property
     def shape(self) -> LogShape: ...
     @property
-    def reader(self) -> LogEntryReader: ...
+    def reader(self) -> LogEntryReader:
+        """The reader of the log's entries."""
+        ...
+
     @property
     def state(self) -> TopicState: ...
     @property
@@ -106,7 +109,10 @@ class Log(ReadableLog, Protocol):
         """Returns the index that the next message gets."""
 
     @property
-    def pending_entries(self) -> int: ...
+    def pending_entries(self) -> int:
+        """The number of entries that were published and are not confirmed yet."""
+        ...
+
     @property
     def last_published_ms(self) -> int:
         """Returns the time at which the last message was published (ms since the epoch). 0: no message was published
@@ -148,10 +154,10 @@ class Log(ReadableLog, Protocol):
     def create_first_ledger_early(self) -> None:
         """Creates the first ledger without waiting for a publish, if the log was written until just now."""
 
-    async def roll(self) -> None:
+    async def roll_ledger(self) -> None:
         """Begins a new ledger, even if the present one is not full."""
 
-    async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
+    async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, and deletes the ledgers whose ids it returns. Returns the ids of the deleted
         ledgers."""
 
@@ -208,7 +214,7 @@ class CommittedReader:
         """Returns committed entries of one ledger from `position` on, at least one. Raises InvalidRequest if no
         committed entry is at `position`."""
         self._check(position)
-        stable = self._shape.stable
+        stable = self._shape.stable_position
         if position[0] == stable[0]:
             last_entry = min(last_entry, stable[1])
         return self._shown(await self._log.read(position, bytes_max, last_entry))
@@ -224,22 +230,22 @@ class CommittedReader:
     async def find_position_by_index(self, index: int) -> PositionAndIndex:
         return await self._next_shown(await self._log.find_position_by_index(index))
 
-    async def locate_time(self, time_ms: int) -> PositionAndIndex:
-        return await self._next_shown(await self._log.locate_time(time_ms))
+    async def find_position_by_time(self, time_ms: int) -> PositionAndIndex:
+        return await self._next_shown(await self._log.find_position_by_time(time_ms))
 
     async def _next_shown(self, place: PositionAndIndex) -> PositionAndIndex:
         position = self._shape.next_unskipped_position(place.position)
         if not self._shape.has_visible_entry(position):
-            return PositionAndIndex(self._shape.after(self._shape.stable), self._shape.end_index)
+            return PositionAndIndex(self._shape.position_after(self._shape.stable_position), self._shape.end_index)
         if position == place.position:
             return place
         return PositionAndIndex(position, (await self._log.read_entry(position)).first_index)
 
-    async def message_index_after(self, mark: Position) -> int:
-        return await self._log.message_index_after(mark)
+    async def find_message_index_after(self, mark: Position) -> int:
+        return await self._log.find_message_index_after(mark)
 
-    def cached_message_index_after(self, mark: Position) -> int | None:
-        return self._log.cached_message_index_after(mark)
+    def find_cached_message_index_after(self, mark: Position) -> int | None:
+        return self._log.find_cached_message_index_after(mark)
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         last = self._shape.last_unskipped_position

@@ -16,9 +16,9 @@ The positions of a log for readers of committed entries: it ends at the last sta
     shape.set_transaction_outcomes(outcomes)    from here on it ends where `outcomes` says, without what is aborted
 
 The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
-is aborted is skipped by every question: `after`, `before`, `position_at_or_after`, `last`, counts. So a cursor's mark
-moves over it, nothing reads it, and no backlog counts it; and nothing of it is stored for any subscription. What was
-ever shown stays: entries before the last stable position change no more.
+is aborted is skipped by every question: `position_after`, `position_before`, `position_at_or_after`, `last_position`,
+counts. So a cursor's mark moves over it, nothing reads it, and no backlog counts it; and nothing of it is stored for
+any subscription. What was ever shown stays: entries before the last stable position change no more.
 `has` and `last_confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over
 the last stable position may be before what was delivered already, until the outcomes are known again).
 Guarding tests: tests/broker/topic/test_transactions_core.py, tests/broker/topic/test_shown.py.
@@ -124,16 +124,16 @@ class LogShape:
         exists there, or the next entry will be stored there."""
         position = self.position_at_or_after(position)
         while (last := self.skipped_lost_range_end(position)) is not None:
-            position = self.after(last)
+            position = self.position_after(last)
         return position
 
     @property
     def last_unskipped_position(self) -> Position:
         """Returns the position of the last entry that readers see and that is not in a range of skipped lost
         entries."""
-        position = self.last
+        position = self.last_position
         while (run := self.skipped_lost_range(position)) is not None:
-            position = self.before(Position(position[0], run[0]))
+            position = self.position_before(Position(position[0], run[0]))
         return position
 
     def add_follower(self, follower: LogShape) -> None:
@@ -146,6 +146,7 @@ class LogShape:
     # ------------------------------------------------------------------ questions
     @property
     def spans(self) -> list[Span]:
+        """The spans of the log, one for each ledger, the oldest first."""
         return [self._spans[id_] for id_ in self._ids]
 
     def __len__(self) -> int:
@@ -155,23 +156,25 @@ class LogShape:
         return True  # a log without ledgers is one
 
     @property
-    def tail(self) -> Span:
+    def tail_span(self) -> Span:
         return self._spans[self._ids[-1]]
 
     def find_span_of_ledger(self, ledger_id: int) -> Span | None:
+        """Returns the span of the log in this ledger; None if the log has no such ledger."""
         return self._spans.get(ledger_id)
 
     @property
     def first_index(self) -> int:
+        """The index of the oldest message that is still in the log; 0 if the log has no ledger."""
         return self._spans[self._ids[0]].first_index if self._ids else 0
 
     @property
     def end_index(self) -> int:
-        return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
+        return max(self.tail_span.end_index, self._least_index) if self._ids else self._least_index
 
     def count_messages_from(self, index: int) -> int:
         """Returns the number of messages in the log whose index is at least `index`."""
-        if not self._ids or index >= self.tail.end_index:
+        if not self._ids or index >= self.tail_span.end_index:
             return 0
         count = 0
         for ledger_id in reversed(self._ids):
@@ -213,34 +216,34 @@ class LogShape:
             tail = self._spans[self._ids[-1]]
             if mark[0] == tail.ledger_id and mark[1] >= tail.last_entry:
                 return False
-        return mark < self.last
+        return mark < self.last_position
 
     @property
-    def start(self) -> Position:
+    def start_position(self) -> Position:
         """Returns the position directly before the first entry. A cursor with this mark begins at the earliest
         message."""
         return Position(self._ids[0], -1) if self._ids else Position(-1, -1)
 
     @property
-    def last(self) -> Position:
-        """Returns the position of the last confirmed entry that readers see; `start` if there is none."""
+    def last_position(self) -> Position:
+        """Returns the position of the last confirmed entry that readers see; `start_position` if there is none."""
         return self.last_confirmed
 
     @property
-    def stable(self) -> Position:
+    def stable_position(self) -> Position:
         """Returns the last stable position: all transactions with entries up to this position have ended. Without
         transactions, this is the position of the last confirmed entry."""
         return self.last_confirmed
 
     @property
     def last_confirmed(self) -> Position:
-        """Returns the position of the last confirmed entry, including entries that readers do not see; `start` if the
-        log is empty."""
+        """Returns the position of the last confirmed entry, including entries that readers do not see; `start_position`
+        if the log is empty."""
         for ledger_id in reversed(self._ids):
             span = self._spans[ledger_id]
             if span.last_entry >= 0:
                 return Position(ledger_id, span.last_entry)
-        return self.start
+        return self.start_position
 
     def position_at_or_after(self, position: Position) -> Position:
         """Returns the first position at or after `position` at which an entry exists, or at which the next entry will
@@ -254,9 +257,9 @@ class LogShape:
                 return Position(later, 0)
         if not self._ids:
             return position
-        return Position(self._ids[-1], self.tail.last_entry + 1)
+        return Position(self._ids[-1], self.tail_span.last_entry + 1)
 
-    def after(self, position: Position) -> Position:
+    def position_after(self, position: Position) -> Position:
         """Returns the position that follows `position`, in the next ledger if necessary. The entry at this position may
         not exist yet."""
         ledger_id, entry_id = position
@@ -265,19 +268,21 @@ class LogShape:
             return Position(ledger_id, entry_id + 1)
         return self.position_at_or_after(Position(ledger_id, entry_id + 1))
 
-    def before(self, position: Position) -> Position:
+    def position_before(self, position: Position) -> Position:
         """Returns the position of the last entry before `position`. A cursor with this mark reads the entry at
         `position` next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
-            return Position(ledger_id, min(entry_id - 1, span.last_entry)) if span.last_entry >= 0 else self.before(
-                Position(ledger_id, 0)
+            return (
+                Position(ledger_id, min(entry_id - 1, span.last_entry))
+                if span.last_entry >= 0
+                else self.position_before(Position(ledger_id, 0))
             )
         for earlier in reversed(self._ids[: bisect_left(self._ids, ledger_id)]):
             if self._spans[earlier].last_entry >= 0:
                 return Position(earlier, self._spans[earlier].last_entry)
-        return self.start
+        return self.start_position
 
     def has_visible_entry(self, position: Position) -> bool:
         """Returns True if there is a confirmed entry at `position`, and readers see it."""
@@ -311,7 +316,7 @@ class LogShape:
     def clamp_mark_to_log(self, mark: Position) -> Position:
         """Returns the position `mark`, moved to the start of the log if it is before that, or to the last entry if it
         is after that."""
-        return min(max(mark, self.start), max(self.last, self.start))
+        return min(max(mark, self.start_position), max(self.last_position, self.start_position))
 
     def find_span_of_index(self, index: int) -> Span | None:
         """Returns the span that contains the message with the index `index`, or, if that is missing, the next existing
@@ -494,7 +499,7 @@ def list_reasons_to_keep_ledgers(
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
-        if span.open or span is shape.tail:
+        if span.open or span is shape.tail_span:
             stays: LedgerStays | None = LedgerStays.OPEN
         elif (holder := _holder(span, holders)) is not None:
             stays = holder.why
@@ -638,7 +643,7 @@ class TxnOutcomes(Protocol):
         """Returns, for each ledger, the ids of the entries that belong to aborted transactions."""
 
     @property
-    def stable(self) -> Position:
+    def stable_position(self) -> Position:
         """Returns the last stable position: all transactions with entries up to this position have ended. Returns the
         position before the first entry of the log if there is no such position."""
 
@@ -668,6 +673,7 @@ class CommittedShape(LogShape):
 
     @property
     def outcomes(self) -> TxnOutcomes:
+        """The outcomes of transactions, by which entries are hidden."""
         assert self._decided is not None, "it shows what is committed"
         return self._decided
 
@@ -683,7 +689,8 @@ class CommittedShape(LogShape):
         return position
 
     def _following(self, position: Position) -> Position:
-        """Returns the position after `position`, even if the entry there is aborted (`after` skips aborted entries)."""
+        """Returns the position after `position`, even if the entry there is aborted (`position_after` skips aborted
+        entries)."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -698,7 +705,7 @@ class CommittedShape(LogShape):
         if self._decided is None:
             return mark
         following = self._skip_aborted(first := self._following(mark))
-        return mark if following == first else super().before(following)
+        return mark if following == first else super().position_before(following)
 
     # ------------------------------------------------------------------ questions
     @property
@@ -706,27 +713,27 @@ class CommittedShape(LogShape):
         return super().end_index if self._decided is None else self._decided.stable_index
 
     @property
-    def last(self) -> Position:
+    def last_position(self) -> Position:
         decided = self._decided
         if decided is None:
             return self.last_confirmed
-        stable = decided.stable
+        stable = decided.stable_position
         if stable[1] < 0:
-            return self.start
+            return self.start_position
         aborted = decided.aborted.get(stable[0])
-        return stable if aborted is None or stable[1] not in aborted else self.before(stable)
+        return stable if aborted is None or stable[1] not in aborted else self.position_before(stable)
 
     @property
-    def stable(self) -> Position:
+    def stable_position(self) -> Position:
         """Returns the last stable position: all transactions with entries up to this position have ended. The entry at
         this position may be aborted."""
-        return self.last_confirmed if self._decided is None else self._decided.stable
+        return self.last_confirmed if self._decided is None else self._decided.stable_position
 
     def has_visible_entry(self, position: Position) -> bool:
         decided = self._decided
         if decided is None:
             return self.has_entry(position)
-        if position > decided.stable or not self.has_entry(position):
+        if position > decided.stable_position or not self.has_entry(position):
             return False
         aborted = decided.aborted.get(position[0])
         return aborted is None or position[1] not in aborted
@@ -735,17 +742,19 @@ class CommittedShape(LogShape):
         found = super().position_at_or_after(position)
         return found if self._decided is None else self._skip_aborted(found)
 
-    def after(self, position: Position) -> Position:
-        return super().after(position) if self._decided is None else self._skip_aborted(self._following(position))
+    def position_after(self, position: Position) -> Position:
+        return (
+            super().position_after(position) if self._decided is None else self._skip_aborted(self._following(position))
+        )
 
-    def before(self, position: Position) -> Position:
-        found = super().before(position)
+    def position_before(self, position: Position) -> Position:
+        found = super().position_before(position)
         decided = self._decided
         while decided is not None and found[1] >= 0:
             aborted = decided.aborted.get(found[0])
             if aborted is None or found[1] not in aborted:
                 break
-            found = super().before(Position(found[0], find_start_of_contiguous(aborted, found[1])))
+            found = super().position_before(Position(found[0], find_start_of_contiguous(aborted, found[1])))
         return found
 
     def is_every_entry_visible(self, first: Position, last: Position) -> bool:
@@ -754,7 +763,9 @@ class CommittedShape(LogShape):
         if decided is None:
             return True
         aborted = decided.aborted.get(first[0])
-        return last <= decided.stable and (aborted is None or not aborted.range_cardinality(first[1], last[1] + 1))
+        return last <= decided.stable_position and (
+            aborted is None or not aborted.range_cardinality(first[1], last[1] + 1)
+        )
 
     def count_messages_from(self, index: int) -> int:
         decided = self._decided
@@ -793,8 +804,8 @@ class CommittedShape(LogShape):
         last, decided = span.last_entry, self._decided
         if decided is None:
             return max(0, last - first + 1)
-        if ledger_id >= decided.stable[0]:
-            last = min(last, decided.stable[1]) if ledger_id == decided.stable[0] else -1
+        if ledger_id >= decided.stable_position[0]:
+            last = min(last, decided.stable_position[1]) if ledger_id == decided.stable_position[0] else -1
         if first > last:
             return 0
         aborted = decided.aborted.get(ledger_id)

@@ -50,14 +50,14 @@ from ...ledger.recovery import ClosedByAnotherRecoverer, Run
 from ...metadata import paths
 from ...metadata.records import (
     CLOSED,
-    Compacted,
+    CompactedLedgerInfo,
     DamagedRecord,
     LedgerRecord,
     LostRange,
     TopicLedger,
     TopicRecord,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
 )
 from ...metadata.store import MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import (
@@ -114,7 +114,7 @@ def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     path = topic_path(topic)
 
     def transform(node: VersionedValue | None) -> bytes | None:
-        if node is None or decode(node.value, TopicRecord, path).claim != claim:
+        if node is None or decode_record(node.value, TopicRecord, path).claim != claim:
             raise TopicFenced(f"topic {topic} was taken over by another broker", topic=topic)
         return None
 
@@ -133,14 +133,14 @@ class ManagedLedgerRecord:
         self._unknown = b""  # what a change of unknown outcome wanted to write
         self.record = TopicRecord()
 
-    async def read(self) -> TopicRecord:
+    async def read_record(self) -> TopicRecord:
         """Reads the topic's record from the metadata and returns it. Raises TopicNotFound if there is no record;
         DataLost if it is damaged."""
         node = await self.store.get(self._path)
         if node is None:
             raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
         try:
-            self.record, self.stored = decode(node.value, TopicRecord, self._path), node.value
+            self.record, self.stored = decode_record(node.value, TopicRecord, self._path), node.value
         except DamagedRecord as error:
             text = f"the record of topic {self.topic} is damaged: {error}; restore the metadata from a copy"
             raise DataLost(text, topic=self.topic) from error
@@ -151,7 +151,7 @@ class ManagedLedgerRecord:
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
-    async def change(
+    async def change_record(
         self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[NodeUpdate] = (),
         **fields: object,
     ) -> None:  # fmt: skip
@@ -162,7 +162,7 @@ class ManagedLedgerRecord:
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
-        value = encode(after, self._path)
+        value = encode_record(after, self._path)
         ours = {self.stored, self._unknown, value}
 
         attempts = itertools.count()
@@ -248,7 +248,7 @@ class ManagedLedger:
     # ------------------------------------------------------------------ taking over
     async def read_ledger_list(self) -> None:
         """Step of a take-over: reads the topic's record with the list of ledgers."""
-        await self.listed.read()
+        await self.listed.read_record()
 
     async def recover_ledgers(self) -> list[TopicLedger]:
         """Step of a take-over: fences and recovers each ledger that is not known to be closed, the last one first.
@@ -271,7 +271,7 @@ class ManagedLedger:
             gone = [*(each.ledger_id for each in closed if each not in kept), *self.listed.record.pending_deletion]
             ends = () if self._end is None else (self._end,)
             try:
-                await self.listed.change(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
+                await self.listed.change_record(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
                 break
             except ClosedByAnotherRecoverer as error:
                 _LOG.info("%s: %s", self._topic, error)
@@ -372,7 +372,9 @@ class ManagedLedger:
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
-        await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.make_creation_update(draft),))
+        await self.listed.change_record(
+            [*_without_empty(closed), new], together=(self._ledgers.make_creation_update(draft),)
+        )
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
@@ -411,7 +413,7 @@ class ManagedLedger:
     def make_closed_ledger_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
         """Returns the row for the list of ledgers which says that the last ledger is closed at the entry
         `last_entry`."""
-        last, size = self.listed.record.ledgers[-1], self.shape.tail.size
+        last, size = self.listed.record.ledgers[-1], self.shape.tail_span.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
@@ -429,16 +431,16 @@ class ManagedLedger:
 
     async def commit_closed_last_ledger(self, ended: TopicLedger, *, terminated: bool | None) -> None:
         """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger."""
-        await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
+        await self.listed.change_record([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
         """Stores in the topic's record that the topic is terminated. The last ledger must be closed."""
-        await self.listed.change(self.listed.record.ledgers, terminated=True)
+        await self.listed.change_record(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[NodeUpdate] = (), **fields: object) -> None:
         """Stores new values of `fields` in the topic's record, and makes the changes `together` of other metadata nodes
         in the same commit: all of them or none."""
-        await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
+        await self.listed.change_record(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove_ledgers(self, gone: list[int]) -> None:
@@ -447,7 +449,9 @@ class ManagedLedger:
         record = self.listed.record
         kept = tuple(each for each in record.key_indexes if each.ledger_id not in gone)
         indexes = [each.index_ledger_id for each in record.key_indexes if each.ledger_id in gone]
-        await self.listed.change([each for each in record.ledgers if each.ledger_id not in gone], key_indexes=kept)
+        await self.listed.change_record(
+            [each for each in record.ledgers if each.ledger_id not in gone], key_indexes=kept
+        )
         self._discard_ledgers(gone)
         await self.delete_ledgers([*gone, *indexes])
 
@@ -501,7 +505,7 @@ class SkipLostRequest:
 
     def __init__(
         self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool,
-        open_compacted: Callable[[Compacted], Awaitable[object]],
+        open_compacted: Callable[[CompactedLedgerInfo], Awaitable[object]],
     ) -> None:
         """`open_compacted`: opens a compacted ledger, or raises an error if that is not possible."""
         self._open_compacted = open_compacted
@@ -515,7 +519,7 @@ class SkipLostRequest:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
         entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
         unreadable entries are lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
-        before = await self._list.read()
+        before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}
         if compacted is not None:
@@ -538,7 +542,7 @@ class SkipLostRequest:
                 )
             return []
         rows = [each.row for each in looked if not each.gone] or [looked[-1].row]
-        await self._list.change(
+        await self._list.change_record(
             rows, claim=self._world.rng.randbytes(16).hex(), lost=_bounded([*before.lost, *found], rows),
             compacted=None if given_up else compacted,
         )
@@ -549,7 +553,7 @@ class SkipLostRequest:
         await self._delete([*gone, *(each.ledger_id for each in given_up)])
         return [*found, *given_up]
 
-    async def _find_lost_compacted(self, compacted: Compacted) -> list[LostRange]:
+    async def _find_lost_compacted(self, compacted: CompactedLedgerInfo) -> list[LostRange]:
         """If the compacted ledger cannot be opened any more, returns it as one lost range; else returns no range. The
         lost range has no message indexes: the ledger's messages have the indexes of the log."""
         if self._only not in (-1, compacted.ledger_id):

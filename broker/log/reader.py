@@ -160,7 +160,7 @@ class TopicLogReader:
             raise make_data_lost_error(span.ledger_id, lost)
         return _indexed(found) if found is not None else await self._after(span)
 
-    async def locate_time(self, time_ms: int) -> PositionAndIndex:
+    async def find_position_by_time(self, time_ms: int) -> PositionAndIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none. Raises DataLost if that entry may be a lost one: the entry before the
         lost range arrived earlier, and the entry after it did not."""
@@ -181,10 +181,10 @@ class TopicLogReader:
             raise doubt
         return self._end_position()
 
-    async def message_index_after(self, mark: Position) -> int:
+    async def find_message_index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`. Raises DataLost if the entry of that message
         is lost, and the entry `mark` is lost, too."""
-        known = self.cached_message_index_after(mark)
+        known = self.find_cached_message_index_after(mark)
         if known is not None:
             return known
         try:
@@ -194,7 +194,7 @@ class TopicLogReader:
                 raise
         return (await self.read_entry(mark)).index + 1
 
-    def cached_message_index_after(self, mark: Position) -> int | None:
+    def find_cached_message_index_after(self, mark: Position) -> int | None:
         """Returns the index of the first message after the entry `mark`, without reading an entry; None if an entry
         would have to be read."""
         position = self._following(mark)
@@ -221,7 +221,7 @@ class TopicLogReader:
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
     def _end_position(self) -> PositionAndIndex:
-        return PositionAndIndex(self._shape.after(self._shape.last), self._shape.end_index)
+        return PositionAndIndex(self._shape.position_after(self._shape.last_position), self._shape.end_index)
 
     async def _after(self, span: Span) -> PositionAndIndex:
         """Returns the position of the first entry after the span, and the index of its first message."""

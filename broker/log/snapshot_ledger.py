@@ -1,15 +1,15 @@
 """A topic's own state on bookies: ledgers of snapshots, of which a record in the metadata names the current one.
 
     ledger = SnapshotLedger(TopicStateLedgers(…), decode_piece, DamagedX, alarm)
-    state = await ledger.recover(record.ledger_id, whole)     at the take-over, after the record was claimed
-    stored = await ledger.append(entries)                     False: there is no ledger that takes them; roll
-    await ledger.roll(entries, name)                          entries hold all of the state
-    await ledger.close()  |  await ledger.delete()
+    state = await ledger.recover_state(record.ledger_id, whole)    at the take-over, after the record was claimed
+    stored = await ledger.append_pieces(entries)                   False: there is no ledger that takes them; roll
+    await ledger.roll_ledger(entries, name)                        entries hold all of the state
+    await ledger.close()  |  await ledger.delete_ledger()
 
 Rules (docs of the callers say what a snapshot is)
-- **One writer.** `recover` fences the former owner's ledger. A ledger that was recovered is never written again: the
-  first write of an owner rolls. The record changes by compare-and-set on the owner's claim (`name`), so a former owner
-  cannot switch to a ledger of its own either.
+- **One writer.** `recover_state` fences the former owner's ledger. A ledger that was recovered is never written again:
+  the first write of an owner rolls. The record changes by compare-and-set on the claim of an owner (`name`), so a
+  former owner cannot switch to a ledger of its own either.
 - **Rolling** happens in the order of `ROLL`. The old ledger is not written again from `name` on, even when the outcome
   of `name` is unknown: the record may name the new one. A crash between two steps leaves a ledger that no record names:
   it costs space and nothing else.
@@ -40,8 +40,8 @@ from .managed_ledger import TopicFenced
 _LOG = logging.getLogger("magnetar.broker.log")
 
 ROLL = ("create", "append", "name", "delete")
-"""The steps of `SnapshotLedger.roll`: create a ledger, append the whole state to it, name it in the record, delete the
-old ledger."""
+"""The steps of `SnapshotLedger.roll_ledger`: create a ledger, append the whole state to it, name it in the record,
+delete the old ledger."""
 
 
 class SnapshotPiece(Protocol):
@@ -80,7 +80,7 @@ class TopicStateLedgers:
         self._properties = tuple(properties.items())
         self._topic = topic
 
-    async def create(self) -> LedgerWriter:
+    async def create_ledger(self) -> LedgerWriter:
         """Creates a ledger with the replication that the policy demands now. Returns the writer of the ledger."""
         replication = await self._replication()
         return await self._ledgers.create(
@@ -92,28 +92,29 @@ class TopicStateLedgers:
     async def create_closed_ledger(self, entries: Sequence[bytes]) -> int:
         """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger,
         because no record names it."""
-        writer = await self.create()
+        writer = await self.create_ledger()
         try:
             await append_and_wait(writer, entries)
             await writer.close()
         except BaseException as error:
-            await self.abandon(writer, unnamed=isinstance(error, MagnetarError))  # a cancelled owner begins nothing
+            # a cancelled owner begins nothing
+            await self.abandon_ledger(writer, unnamed=isinstance(error, MagnetarError))
             raise
         return writer.ledger_id
 
     async def open(self, ledger_id: int) -> LedgerReader:
         return await self._ledgers.open(ledger_id)
 
-    async def recover(self, ledger_id: int) -> LedgerReader:
+    async def recover_ledger(self, ledger_id: int) -> LedgerReader:
         return await self._ledgers.recover(ledger_id)
 
-    async def abandon(self, writer: LedgerWriter, *, unnamed: bool) -> None:
+    async def abandon_ledger(self, writer: LedgerWriter, *, unnamed: bool) -> None:
         """Stops writing a new ledger. `unnamed`: True if certainly no record names the ledger; then also deletes it."""
         await writer.abandon()
         if unnamed:
-            await self.delete(writer.ledger_id)
+            await self.delete_ledgers(writer.ledger_id)
 
-    async def delete(self, *ledger_ids: int) -> None:
+    async def delete_ledgers(self, *ledger_ids: int) -> None:
         """Deletes ledgers that no record names; ignores the id -1. If that fails, only logs the error: the ledger takes
         disk space, and has no other effect."""
         for ledger_id in ledger_ids:
@@ -126,7 +127,7 @@ class TopicStateLedgers:
 
 class SnapshotLedger(Generic[P]):
     """The ledger to which the owner of a topic writes snapshots of a state. When a ledger is full or fails, it switches
-    to a new one (`roll`). The function `alarm(what, error)` is called for each ledger or snapshot that cannot be
+    to a new one (`roll_ledger`). The function `alarm(what, error)` is called for each ledger or snapshot that cannot be
     used."""
 
     __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
@@ -146,7 +147,7 @@ class SnapshotLedger(Generic[P]):
         self._writer: LedgerWriter | None = None
 
     # ------------------------------------------------------------------ reading
-    async def recover(
+    async def recover_state(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
         """Recovers the ledger of the former owner, and finds its last complete snapshot. Passes the pieces of that
@@ -154,7 +155,7 @@ class SnapshotLedger(Generic[P]):
         Unavailable if bookies do not answer."""
         self.ledger_id = ledger_id
         try:
-            reader = await self._ledgers.recover(ledger_id)
+            reader = await self._ledgers.recover_ledger(ledger_id)
         except LedgerNotFound as error:
             self._alarm(f"snapshot ledger {ledger_id} is lost", error)
             return None
@@ -188,9 +189,9 @@ class SnapshotLedger(Generic[P]):
         """Returns True if a ledger is open to which this owner can append."""
         return self._writer is not None and self._writer.is_writable
 
-    async def append(self, entries: Sequence[bytes]) -> bool:
+    async def append_pieces(self, entries: Sequence[bytes]) -> bool:
         """Appends entries to the ledger. Returns True if all of them are stored; False if some may be missing. Then the
-        caller must call `roll`."""
+        caller must call `roll_ledger`."""
         if self._writer is None or not self._writer.is_writable:
             return False
         try:
@@ -200,11 +201,11 @@ class SnapshotLedger(Generic[P]):
             return False
         return True
 
-    async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
+    async def roll_ledger(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
         """Switches to a new ledger that begins with these entries, in the order of `ROLL`. `name`: a function that
         stores the id of the new ledger in the topic's or subscription's record. Raises any error of `name` or of the
         new ledger."""
-        writer, unnamed = await self._ledgers.create(), True
+        writer, unnamed = await self._ledgers.create_ledger(), True
         try:
             await append_and_wait(writer, entries)
             unnamed = False
@@ -213,10 +214,10 @@ class SnapshotLedger(Generic[P]):
         except BaseException as error:
             unnamed = unnamed and isinstance(error, MagnetarError)
             unnamed |= isinstance(error, TopicFenced) and error.unwritten
-            await self._ledgers.abandon(writer, unnamed=unnamed)
+            await self._ledgers.abandon_ledger(writer, unnamed=unnamed)
             raise
         old, self.ledger_id, self._writer = self.ledger_id, writer.ledger_id, writer
-        await self._ledgers.delete(old)
+        await self._ledgers.delete_ledgers(old)
 
     async def _stop_writing(self) -> None:
         writer, self._writer = self._writer, None
@@ -233,11 +234,11 @@ class SnapshotLedger(Generic[P]):
             except MagnetarError as error:
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
-    async def delete(self) -> None:
+    async def delete_ledger(self) -> None:
         """Deletes the ledger, because the record no longer names it."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
-        await self._ledgers.delete(old)
+        await self._ledgers.delete_ledgers(old)
 
 
 async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:

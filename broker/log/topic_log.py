@@ -205,7 +205,7 @@ class TopicLog:
         if self._appender.writer is None and last and now_ms - last[0].closed_ms < RECENTLY_CLOSED_MS:
             self._start_switch()
 
-    async def roll(self) -> None:
+    async def roll_ledger(self) -> None:
         """Begins a new ledger although the present one is not full, so that trimming can delete the present one. Does
         nothing if the present ledger is empty.
 
@@ -216,7 +216,7 @@ class TopicLog:
 
     async def _roll(self) -> None:
         async with self._changing:
-            empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
+            empty = self.shape.last_position.entry_id < 0 or self.shape.tail_span.last_entry < 0
             if self.state is not TopicState.SERVING or empty:
                 return
             draft = await self._managed_ledger.make_next_ledger_record()
@@ -248,7 +248,7 @@ class TopicLog:
         writer = self._appender.writer
         if writer is None:
             return -1
-        span = self.shape.tail
+        span = self.shape.tail_span
         last_entry, length = await self._managed_ledger.end_ledger(writer, self._owned)
         if last_entry < span.last_entry:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
@@ -268,7 +268,7 @@ class TopicLog:
             for queued in stored:
                 queued.publisher.on_failed(queued, self._unknown())
             raise
-        self._appender.confirm(stored)
+        self._appender.confirm_publishes(stored)
         if ended is not None:
             self._managed_ledger.close_last_ledger_in_shape(ended)
         await self._managed_ledger.apply_added_ledger(writer, end_index, empty)
@@ -310,12 +310,12 @@ class TopicLog:
             return await self._managed_ledger.is_still_owned()
 
     # ------------------------------------------------------------------ trimming, sealing, closing
-    async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
+    async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, removes the ledgers whose ids it returns from the list, and then deletes them.
         Returns the ids of the removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it
         is certain that the list was changed."""
         async with self._changing:
-            gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
+            gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail_span.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return []
             try:
@@ -351,7 +351,7 @@ class TopicLog:
         of its last entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
-        return self.shape.last
+        return self.shape.last_position
 
     async def close(self) -> None:
         """Closes the log in order: confirms the publishes in flight, closes the ledger, and stores the ledger's last
@@ -396,7 +396,7 @@ class TopicLog:
         self._appender.queue.on_ledger_stopped()
         last_entry = await self._end_ledger()
         stored, ended = self._appender.end_ledger(last_entry)
-        self._appender.confirm(stored)
+        self._appender.confirm_publishes(stored)
         if ended is not None:
             self._managed_ledger.close_last_ledger_in_shape(ended)
             await self._managed_ledger.commit_closed_last_ledger(ended, terminated=terminated or None)
@@ -429,6 +429,7 @@ class TopicLog:
 
     @property
     def pending_entries(self) -> int:
+        """The number of entries that were published and are not confirmed yet."""
         return len(self._appender.queue)
 
     @property

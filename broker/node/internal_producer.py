@@ -34,7 +34,7 @@ from ...proto.errors import (
 from ...proto.names import Position, TopicName
 from ...proto.states import TxnId
 from ...runtime.clock import Clock
-from ...runtime.network import Channel, Endpoint, World, rpc
+from ...runtime.network import Channel, Endpoint, World, find_rpc
 from ...runtime.tasks import run_together
 from ..common.transactions import Settlement
 from ..log.managed_ledger import topic_path
@@ -59,7 +59,7 @@ class InternalProducer:
         self._endpoint = endpoint
         self._room = asyncio.Semaphore(AT_ONCE)
 
-    async def publish(
+    async def publish_messages(
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
@@ -80,14 +80,14 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes copies of messages to another topic, like `publish`. `source`: the topic and incarnation of the
-        originals; all of them must have the same schema version. Registers their schema for `topic` too, and gives the
-        copies the version that it has there. If the registration is refused, or the schema is deleted, the copies have
-        no schema version."""
+        """Publishes copies of messages to another topic, like `publish_messages`. `source`: the topic and incarnation
+        of the originals; all of them must have the same schema version. Registers their schema for `topic` too, and
+        gives the copies the version that it has there. If the registration is refused, or the schema is deleted, the
+        copies have no schema version."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
-                return await self.publish(
+                return await self.publish_messages(
                     topic, producer_name, client_parts, spread, schema_version=version, written_for=source
                 )
             except (IncompatibleSchema, SchemaNotFound, TopicNotFound) as error:
@@ -95,7 +95,7 @@ class InternalProducer:
             from .one_producer import replace_schema_version  # it was loaded by the first try
 
             client_parts = [replace_schema_version(part, b"") for part in client_parts]
-        return await self.publish(topic, producer_name, client_parts, spread)
+        return await self.publish_messages(topic, producer_name, client_parts, spread)
 
     async def _schema(self, topic: TopicName, incarnation: int, version: bytes) -> wire.SchemaInfo | None:
         if not version:
@@ -103,7 +103,7 @@ class InternalProducer:
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         try:
             wanted = wire.GetSchemaRequest(topic=topic.full, version=version, incarnation=incarnation)
-            found: wire.SchemaReply = await me.call(rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
+            found: wire.SchemaReply = await me.call(find_rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
         finally:
             await me.close()
         return found.schema
@@ -118,10 +118,12 @@ class InternalProducer:
         owner: Channel | None = None
         try:
             asked = wire.PartitionsRequest(topic=topic.full, create=True)
-            found = await me.call(rpc("Broker", "Partitions"), asked, timeout_s=TIMEOUT_S)
+            found = await me.call(find_rpc("Broker", "Partitions"), asked, timeout_s=TIMEOUT_S)
             if found.partitions:
                 topic = topic.with_partition(spread % found.partitions)
-            there = await me.call(rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic.full), timeout_s=TIMEOUT_S)
+            there = await me.call(
+                find_rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic.full), timeout_s=TIMEOUT_S
+            )
             if not there.here:
                 owner = self._world.network.connect(Endpoint.parse(there.owner))
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name, copies=True)
@@ -176,7 +178,7 @@ class CommittedHalfPublisher:
             schemas.add(metadata.schema_version)
             parts.append(_entry(metadata, entry[header.payload_offset :], name, number, wall_ms, txn))
         schema = schemas.pop() if len(schemas) == 1 else b""
-        places = await self._producer.publish(TopicName.parse(topic), name, parts, 0, schema_version=schema)
+        places = await self._producer.publish_messages(TopicName.parse(topic), name, parts, 0, schema_version=schema)
         if len(places) != len(parts) or any(place is None or place.entry_id < 0 for place in places):
             raise ConnectionLost(f"{topic}: receipts without a position")
         last = max(place for place in places if place is not None)

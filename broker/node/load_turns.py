@@ -84,10 +84,13 @@ class TopicLoadQueue:
         return self._clock.monotonic()
 
     def record_load_time(self, began: float) -> None:
+        """Updates the usual time of a load by the load that began at `began` (monotonic, in seconds) and succeeds
+        now."""
         took = self._clock.monotonic() - began
         self._usual_s = max(took, self._usual_s + (took - self._usual_s) / LOAD_TIME_SMOOTHING_DIVISOR)
 
     def end_load_turn(self) -> None:
+        """Called when a load's turn has ended: gives the turn to the next topic that waits."""
         self._left += 1
         if self._first or self._others:
             self._start_turns()
@@ -225,7 +228,7 @@ class BrokerStateMemory:
         self._lacked = False
         self.bytes = 0  # at the last measurement
 
-    async def measure(self, loaded: Iterable[Topic]) -> None:
+    async def measure_topics(self, loaded: Iterable[Topic]) -> None:
         if not self._config.state_memory_bytes:
             return
         topics = list(loaded)

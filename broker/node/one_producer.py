@@ -13,13 +13,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...client.core.effects import (
-    Connect,
+    AttachedProducerOptions,
+    DetachFromBroker,
     EndWithError,
-    GiveUpConnection,
+    OpenAttachment,
     ProducerEffect,
-    ProducerOptions,
-    Publish,
     ReportOutcome,
+    SendEntry,
 )
 from ...client.core.failover import Backoff
 from ...client.core.producer import ProducerCore
@@ -28,7 +28,7 @@ from ...proto.entry import encode_client_part, parse_header
 from ...proto.errors import ConnectionLost, from_wire
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.network import Channel, EndOfStream, Stream, World, rpc
+from ...runtime.network import Channel, EndOfStream, Stream, World, find_rpc
 
 _ID = 1
 """The id of the only producer on its stream."""
@@ -44,11 +44,11 @@ async def publish_entries_as_one_producer(
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
-        name, ProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
+        name, AttachedProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
         backoff=Backoff(world.rng),
     )  # fmt: skip
     added = False
-    stream = channel.stream(rpc("Broker", "Connect"))
+    stream = channel.stream(find_rpc("Broker", "Connect"))
     try:
         stream.send_nowait(wire.ClientFrame(id=_ID, open_producer=opening))
         while len(outcomes) < len(client_parts):
@@ -95,7 +95,7 @@ def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[Pr
 
 def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
     match effect:
-        case Publish(entry):
+        case SendEntry(entry):
             stream.send_nowait(wire.ClientFrame(id=_ID, publish=entry))
         case ReportOutcome(batch, None, ledger_id, entry_id):
             for callback in batch.callbacks:
@@ -103,7 +103,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
                     callback(None, Position(ledger_id, entry_id))
         case ReportOutcome(_, error) | EndWithError(error) if error is not None:
             raise error
-        case GiveUpConnection() | Connect():
+        case DetachFromBroker() | OpenAttachment():
             raise ConnectionLost("the producer lost its connection")
 
 

@@ -1,6 +1,6 @@
 """Measures the loaded topics of a broker: their sums, the sums per namespace, and the largest topics.
 
-    survey = await surveyor.take()      one walk over all loaded topics, in slices of the loop; that of the last
+    survey = await runner.run_survey()  one walk over all loaded topics, in slices of the loop; that of the last
                                         SURVEY_S again
     survey.total.backlog, survey.namespaces["public/default"].bytes_in
     survey.largest["traffic"]           at most TOP topics, the largest first; also by "backlog" and by "age"
@@ -94,7 +94,7 @@ class LoadedTopicsSurvey(msgspec.Struct, frozen=True):
         """Returns the number of topics in all namespaces of this survey."""
         return sum(each.topics for each in self.namespaces.values())
 
-    def of_namespace(self, name: str) -> LoadedTopicsSurvey:
+    def select_namespace(self, name: str) -> LoadedTopicsSurvey:
         """Returns a survey that has only the totals and the largest topics of one namespace. Its `total` remains the
         total of all namespaces."""
         largest = {
@@ -264,7 +264,7 @@ class TopicSurveyRunner:
         self._tasks = Tasks()  # it logs a fault of ours
         self._reading: asyncio.Task[None] | None = None
 
-    async def take(self) -> LoadedTopicsSurvey:
+    async def run_survey(self) -> LoadedTopicsSurvey:
         """Measures all loaded topics and returns the survey. If the last survey is not older than SURVEY_S seconds,
         returns it instead. Concurrent callers share one measurement."""
         last = self._last

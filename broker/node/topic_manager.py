@@ -81,7 +81,7 @@ from ..log.reader import ReadMemoryBudget
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
 from ..topic.statistics import BrokerRateLimits
-from ..topic.storage import DurableTopicStorage, Storage
+from ..topic.storage import DurableTopicStorage, TopicStorage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import CommittedHalfPublisher, InternalProducer, TopicTransactionSettler
@@ -178,11 +178,12 @@ class _OwnershipSession:
         policies_changed: Callable[[NamespaceName], None], runtime_changed: Callable[[RuntimeSettings], None],
         grants_changed: Callable[[str, str], None],
         topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
-        halves: CommittedHalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage],
+        halves: CommittedHalfPublisher, storage: Callable[[MetadataStore, LedgerClient], TopicStorage],
         use: MetadataResponsiveness,
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata, use)
-        self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
+        # whether it is known what is owned: False from the loss of a session until `resume_ownership` ends
+        self.settled = True
         self.is_settled = lambda: self.settled
         self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
         self.grants = AccessGrants(metadata, world.clock, grants_changed)
@@ -322,7 +323,7 @@ class TopicManager:
         except MagnetarError as error:
             _LOG.info("the bookies are not listed yet: %s", error)
 
-    def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
+    def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> TopicStorage:
         return DurableTopicStorage(
             self.world, metadata, ledgers, self.cache, self.config, self.internal_producer.publish_copies, self.reads,
             self.publish_seconds, self.slow_publishes,
@@ -354,19 +355,20 @@ class TopicManager:
 
     @property
     def has_session(self) -> bool:
+        """True if this broker has an ownership session: only then may it claim topics."""
         return self._session is not None
 
-    def suspend(self) -> None:
+    def suspend_ownership(self) -> None:
         """Called when the metadata session is lost. This broker continues to serve its topics, but claims no new ones
-        until `resume` ends."""
+        until `resume_ownership` ends."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
 
-    async def resume(self, metadata: MetadataStore) -> None:
+    async def resume_ownership(self, metadata: MetadataStore) -> None:
         """Continues with a new metadata session: claims the bundles of this broker again, and abandons the topics that
-        another broker has taken over. If this method raises an error, the caller must call `suspend`, and then `resume`
-        with another session."""
+        another broker has taken over. If this method raises an error, the caller must call `suspend_ownership`, and
+        then `resume_ownership` with another session."""
         session = self._open()
         session.metadata.set_session(metadata)
         await session.ownership.register_broker()
@@ -420,7 +422,7 @@ class TopicManager:
             await self._session.stop_waiting_for_metadata()
 
     # ------------------------------------------------------------------ drain
-    async def drain(self, *, ordered: bool = False) -> int:
+    async def drain_broker(self, *, ordered: bool = False) -> int:
         """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time.
         Returns the number of bundles and coordinators that this broker still owns. If the group has no other broker,
         this broker keeps all of its bundles. May be called again. `ordered`: the drain was ordered by an operator, and
@@ -462,7 +464,7 @@ class TopicManager:
             if not self._ordered_to_drain:
                 _LOG.info("ordered to drain: bundles are given to other brokers until 'magnetar brokers undrain'")
             self._ordered_to_drain = True
-            await self.drain(ordered=True)
+            await self.drain_broker(ordered=True)
         elif self._ordered_to_drain:
             await self.end_drain()
             self._ordered_to_drain = False
@@ -523,6 +525,8 @@ class TopicManager:
     # ------------------------------------------------------------------ the cluster
     @property
     def catalog(self) -> Catalog:
+        """The tenants, namespaces and topics of the cluster. Raises Unavailable if this broker has no ownership
+        session."""
         return self._open().catalog
 
     @property
@@ -531,6 +535,7 @@ class TopicManager:
 
     @property
     def grants(self) -> AccessGrants:
+        """The access rights in the metadata. Raises Unavailable if this broker has no ownership session."""
         return self._open().grants
 
     @property
@@ -543,10 +548,12 @@ class TopicManager:
 
     @property
     def topic_transaction_settler(self) -> TopicTransactionSettler:
+        """Applies outcomes of transactions at topics of this broker and of others. Raises Unavailable if this broker
+        has no ownership session."""
         return self._open().participants
 
     async def _existing(self, name: TopicName) -> Topic:
-        return await self.topic(name, create=False)
+        return await self.load_topic(name, create=False)
 
     async def _elsewhere(self, name: TopicName) -> str:
         """Returns the endpoint of the broker that serves the topic; "": this broker."""
@@ -556,6 +563,8 @@ class TopicManager:
         return "" if owner.name == self.name else owner.endpoint
 
     def make_topic_watcher(self) -> TopicWatcher:
+        """Returns a new watcher of the topics of namespaces. Raises Unavailable if this broker has no ownership
+        session."""
         session = self._open()
         return TopicWatcher(session.metadata, session.catalog)
 
@@ -592,13 +601,13 @@ class TopicManager:
         """Returns the registered brokers and bookies. If the metadata does not answer in time, returns the last known
         lists (broker/cluster/ownership.py)."""
         session = self._session
-        return await self.members.read(None if session is None or not session.settled else session.metadata)
+        return await self.members.read_lists(None if session is None or not session.settled else session.metadata)
 
     async def tidy_died_brokers(self) -> None:
-        """Called periodically: `LastReadServerLists.tidy`."""
+        """Called periodically: `LastReadServerLists.update_last_seen_records`."""
         session = self._session
         if session is not None and session.settled:
-            await self.members.tidy(session.metadata)
+            await self.members.update_last_seen_records(session.metadata)
 
     @property
     def metadata(self) -> MetadataStore:
@@ -623,7 +632,7 @@ class TopicManager:
         return self._next_id
 
     # ------------------------------------------------------------------ topics
-    async def topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
+    async def load_topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
         """Returns the topic, after loading it if necessary. `create`: whether a missing topic is created, if its
         namespace allows that. `publishes`: the caller is a producer, so the load of this topic has priority over loads
         for consumers. Raises NotOwner if another broker serves the topic; TopicNotFound, NotAllowed, DataLost or
@@ -679,7 +688,7 @@ class TopicManager:
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
         took_s = self.world.clock.monotonic() - begun_s
-        self.load_seconds.observe(took_s)
+        self.load_seconds.observe_value(took_s)
         _LOG.debug("topic %s is loaded, in %.3f s", name, took_s)
         applied = session.policies.get_applied_policies_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
@@ -816,7 +825,7 @@ class TopicManager:
     async def check_deletable(self, name: TopicName, *, force: bool) -> int:
         """Raises the error that `delete_topic` would raise now. Otherwise returns the incarnation of the topic that
         `delete_topic` would delete. Changes nothing."""
-        topic = await self.topic(name, create=False)
+        topic = await self.load_topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation
 
@@ -832,7 +841,7 @@ class TopicManager:
         still runs to its end.
         """
         session = self._open()
-        topic = await self.topic(name, create=False)
+        topic = await self.load_topic(name, create=False)
         check_incarnation(name, topic.incarnation, incarnation)
         abort = force if abort is None else abort
         await run_to_end(self._delete(session, topic, force=force, abort=abort, inactive=inactive))
@@ -880,10 +889,14 @@ class TopicManager:
 
     @property
     def metrics_topics(self) -> MetricsTopics:
+        """Which topics have metrics of their own: the value that an operator set while the broker runs, otherwise the
+        configured one."""
         return self._runtime.metrics_topics or self.config.metrics_topics
 
     @property
     def auto_topic_creation(self) -> bool:
+        """True if a client's first use of a topic creates it, unless the namespace's policy says otherwise. The value
+        that an operator set while the broker runs, otherwise the configured one."""
         changed = self._runtime.auto_topic_creation
         return self.config.auto_topic_creation if changed is None else changed
 

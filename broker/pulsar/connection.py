@@ -46,9 +46,9 @@ from ...runtime.tasks import Tasks
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from . import lookup
-from .consumer import ConsumerHandler
+from .consumer import PulsarConsumerHandler
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
-from .producer import ProducerHandler, payload_bytes_max
+from .producer import PulsarProducerHandler, payload_bytes_max
 from .translate import find_pulsar_error_number
 
 if TYPE_CHECKING:
@@ -430,6 +430,7 @@ class PulsarConnection:
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
     def send_success(self, request_id: int) -> None:
+        """Sends Pulsar's CommandSuccess for the request."""
         self.send(encode_frame(success=pulsar.CommandSuccess(request_id=request_id)))
 
     # ------------------------------------------------------------------ tasks
@@ -447,6 +448,7 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task for one request of the client. It is cancelled when the connection ends."""
         return self._tasks.spawn(work, "pulsar-request")
 
     def abort(self, error: MagnetarError) -> None:
@@ -504,8 +506,8 @@ class PulsarHandlerTable:
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
-        self.producers: dict[int, ProducerHandler] = {}
-        self.consumers: dict[int, ConsumerHandler] = {}
+        self.producers: dict[int, PulsarProducerHandler] = {}
+        self.consumers: dict[int, PulsarConsumerHandler] = {}
         self._lists = lookup.TopicListWatches(connection)
         self.command_handlers: dict[int, Take] = {
             Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
@@ -519,7 +521,8 @@ class PulsarHandlerTable:
             rest: self._lists.stop_topic_watch(command.watch_topic_list_close),
         }  # fmt: skip
 
-    def list_handlers(self) -> list[ProducerHandler | ConsumerHandler]:
+    def list_handlers(self) -> list[PulsarProducerHandler | PulsarConsumerHandler]:
+        """Returns the handlers of all open producers and consumers of the connection."""
         return [*self.producers.values(), *self.consumers.values()]
 
     def remove_all_handlers(self) -> list[Awaitable[object]]:
@@ -540,7 +543,7 @@ class PulsarHandlerTable:
         if known is not None:
             known.remove_and_leave()
         if self._has_ids(asked.request_id):
-            handler = self.producers[asked.producer_id] = ProducerHandler(self._connection, asked)
+            handler = self.producers[asked.producer_id] = PulsarProducerHandler(self._connection, asked)
             handler.start_opening()
 
     def _has_ids(self, request_id: int) -> bool:
@@ -565,7 +568,8 @@ class PulsarHandlerTable:
         else:
             self._connection.start_uncancelled_cleanup(handler.close(asked.request_id))
 
-    def remove_producer(self, handler: ProducerHandler) -> None:
+    def remove_producer(self, handler: PulsarProducerHandler) -> None:
+        """Removes the handler of a producer that was closed, if it is the one in the table."""
         if self.producers.get(handler.id) is handler:
             del self.producers[handler.id]
 
@@ -576,7 +580,7 @@ class PulsarHandlerTable:
         if known is not None and not known.must_resubscribe:
             known.answer_repeated_open(asked.request_id)
         elif known is not None or self._has_ids(asked.request_id):
-            handler = self.consumers[asked.consumer_id] = ConsumerHandler(self._connection, asked, known)
+            handler = self.consumers[asked.consumer_id] = PulsarConsumerHandler(self._connection, asked, known)
             handler.start_opening()
 
     def _flow(self, command: Command, rest: memoryview) -> None:
@@ -606,6 +610,7 @@ class PulsarHandlerTable:
         handler = self.consumers.get(asked.consumer_id)
         self._connection.start_request(lookup.answer_consumer_request(self._connection, command.type, asked, handler))
 
-    def remove_consumer(self, handler: ConsumerHandler) -> None:
+    def remove_consumer(self, handler: PulsarConsumerHandler) -> None:
+        """Removes the handler of a consumer that was closed, if it is the one in the table."""
         if self.consumers.get(handler.id) is handler:
             del self.consumers[handler.id]

@@ -51,12 +51,12 @@ SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 """Refusals of a Key_Shared consumer that are about its slots."""
 
 
-class ConsumerHandler:
+class PulsarConsumerHandler:
     """Translates between the commands of one consumer and its session, and is the port of this session
     (`broker.session.consumer.ConsumerPort`)."""
 
     def __init__(
-        self, connection: PulsarConnection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
+        self, connection: PulsarConnection, asked: pulsar.CommandSubscribe, before: PulsarConsumerHandler | None = None
     ) -> None:
         """Makes a handler. `before`: the handler of the same id that has sought, if this is its reader subscribing
         again."""
@@ -79,9 +79,12 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ opening
     def start_opening(self) -> None:
+        """Starts the task that opens the consumer and then sends the outcome to the client."""
         self._opening = self._connection.start_request(self._open())
 
     def answer_repeated_open(self, request_id: int) -> None:
+        """Answers a client that opens this consumer again: success if it is open, Unavailable while it is being opened
+        or its topic moves to another broker."""
         if self.session is None or self._is_moving:
             why = "being opened" if self.session is None else "about to be closed: its topic moves"
             self._connection.send_error(request_id, Unavailable(f"the consumer of this id is {why}"))
@@ -123,7 +126,7 @@ class ConsumerHandler:
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
-        first = log.shape.after(mark)
+        first = log.shape.position_after(mark)
         acked = session.subscription.cursor.acked_message_count(first)
         await self.leave()
         start = MessageId(*first, batch_index=acked) if acked else MessageId(*mark)
@@ -137,7 +140,7 @@ class ConsumerHandler:
         if self.session is not None and not self.must_resubscribe:
             self._queue = max(self._queue, permits)
             most = min(self._queue, PERMITS_MAX) if self._queue > 1 else PERMITS_MAX
-            self.session.flow(min(permits, max(0, most - self.session.member.permits)))
+            self.session.grant_permits(min(permits, max(0, most - self.session.member.permits)))
 
     def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
         error: MagnetarError | None = None

@@ -48,7 +48,7 @@ from ..session import summaries
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
 from . import producer
-from .consumer import ConsumerHandler
+from .consumer import PulsarConsumerHandler
 from .frames import encode_frame
 from .translate import (
     encode_message_id,
@@ -122,7 +122,7 @@ async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartiti
     else:
         await broker.access.check_permission(connection.caller.principal, Permission.LOOKUP, topic=topic)
         create = asked.metadata_auto_creation_enabled
-        count = (await TopicQueries(broker).partitions(topic, create=create, by_use=True)).count
+        count = (await TopicQueries(broker).count_partitions(topic, create=create, by_use=True)).count
     return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
         request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Success,
         partitions=count,
@@ -144,7 +144,7 @@ async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOf
         found = await _topics_of(connection, asked)
     except NotFound:
         found = []
-    hash_ = topics_hash(found)
+    hash_ = hash_topic_names(found)
     changed = not asked.topics_hash or asked.topics_hash != hash_
     return encode_frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
         request_id=asked.request_id, topics=found if changed else (), topics_hash=hash_, changed=changed,
@@ -165,7 +165,7 @@ async def _topics_of(connection: PulsarConnection, asked: pulsar.CommandGetTopic
     return sorted(name for name in names if shown(name))
 
 
-def topics_hash(names: list[str]) -> str:
+def hash_topic_names(names: list[str]) -> str:
     """Returns the hash of a sorted list of topic names, computed as Pulsar's clients compute it."""
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
@@ -187,7 +187,7 @@ async def _schema(connection: PulsarConnection, asked: pulsar.CommandGetSchema) 
     version = decode_version(asked.schema_version)
     if version is None and asked.HasField("schema_version"):
         raise IncompatibleSchema("the version of a schema has 8 bytes")
-    found = await SchemaQueries(connection.broker).get(topic, version)
+    found = await SchemaQueries(connection.broker).get_schema(topic, version)
     if found.deleted:
         raise SchemaNotFound(f"version {found.version} of the schema of topic {topic} is deleted", topic=topic)
     return _schema_is(asked.request_id, found.info, encode_version(found.version))
@@ -241,7 +241,7 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[Any,
 
 # ------------------------------------------------------------------ of a consumer
 async def answer_consumer_request(
-    connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None
+    connection: PulsarConnection, kind: int, asked: Any, handler: PulsarConsumerHandler | None
 ) -> None:
     """Handles a SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID or CONSUMER_STATS command of a consumer, and sends the
     answer."""
@@ -277,7 +277,7 @@ def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, kno
     return encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
 
 
-async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
+async def _last(handler: PulsarConsumerHandler, request_id: int) -> bytes:
     assert handler.session is not None, "it is open"
     found = await handler.session.find_last_message()
     return encode_frame(get_last_message_id_response=pulsar.CommandGetLastMessageIdResponse(
@@ -286,13 +286,13 @@ async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
     ))  # fmt: skip
 
 
-async def _stats(handler: ConsumerHandler, request_id: int) -> bytes:
+async def _stats(handler: PulsarConsumerHandler, request_id: int) -> bytes:
     session = handler.session
     assert session is not None, "it is open"
     found = await summaries.collect_subscription_stats(session.topic, session.subscription)
     member = session.member
     return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
-        request_id=request_id, consumerName=session.name, type=subscription_types.title(found.type),
+        request_id=request_id, consumerName=session.name, type=subscription_types.format_title(found.type),
         msgBacklog=found.backlog, availablePermits=max(0, member.permits), unackedMessages=member.unacked,
         blockedConsumerOnUnackedMsgs=member.blocked, address=handler.address,
     ))  # fmt: skip
@@ -322,6 +322,8 @@ class TopicListWatches:
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
     def start_topic_watch(self, asked: pulsar.CommandWatchTopicList) -> None:
+        """Starts to watch the topics of a namespace that match the client's pattern. Answers the request with an error
+        if its watcher id is in use, the connection has WATCHERS_MAX watchers, or the request is wrong."""
         if asked.watcher_id in self._watchers:
             self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
@@ -350,6 +352,7 @@ class TopicListWatches:
             del self._watchers[watcher_id]
 
     def stop_topic_watch(self, asked: pulsar.CommandWatchTopicListClose) -> None:
+        """Stops the watch with the id that the client names. Answers with success even if there is no such watch."""
         task = self._watchers.pop(asked.watcher_id, None)
         if task is not None:
             task.cancel()
@@ -420,7 +423,7 @@ class _Watcher:
     def _answer(self) -> None:
         self.answered = True
         names = sorted(self._known)
-        hash_ = topics_hash(names)
+        hash_ = hash_topic_names(names)
         self._connection.send(encode_frame(watch_topic_list_success=pulsar.CommandWatchTopicListSuccess(
             request_id=self._asked.request_id, watcher_id=self._asked.watcher_id,
             topic=names if self._asked.topics_hash != hash_ else (), topics_hash=hash_,
@@ -433,7 +436,7 @@ class _Watcher:
         self._known = self._known.difference(gone).union(new)
         self._connection.send(encode_frame(watch_topic_update=pulsar.CommandWatchTopicUpdate(
             watcher_id=self._asked.watcher_id, new_topics=new, deleted_topics=gone,
-            topics_hash=topics_hash(sorted(self._known)),
+            topics_hash=hash_topic_names(sorted(self._known)),
         )))  # fmt: skip
 
 

@@ -69,7 +69,7 @@ NOTHING = b""
 """Published instead of the entry of a SEND that is refused: the session refuses it, in the order of the SENDs."""
 
 
-class ProducerHandler:
+class PulsarProducerHandler:
     """Translates between the commands of one producer and its session, and is the port of this session
     (`broker.session.producer.ProducerPort`)."""
 
@@ -93,9 +93,12 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ opening
     def start_opening(self) -> None:
+        """Starts the task that opens the producer and then sends the outcome to the client."""
         self._opening = self._connection.start_request(self._open())
 
     def answer_repeated_open(self, request_id: int) -> None:
+        """Answers a client that opens this producer again: success if it is open, Unavailable while it is being
+        opened."""
         if self._session is None:
             self._connection.send_error(request_id, Unavailable("the producer of this id is being opened"))
         else:
@@ -333,19 +336,23 @@ def coordinator_of(topic: TopicName) -> int | None:
 
 # ------------------------------------------------------------------ commands
 async def connect_coordinator(connection: PulsarConnection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
+    """Loads the transaction coordinator that the client names, and returns the frame that answers the client. Raises
+    the error of the load if this broker cannot serve the coordinator."""
     await _here(connection, asked.tc_id)
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
 
 def make_connect_error_frame(asked: pulsar.CommandTcClientConnectRequest, error: MagnetarError) -> bytes:
+    """Returns the frame that tells the client that it cannot connect to the coordinator, because of `error`."""
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
         request_id=asked.request_id, error=_number(error), message=error.message
     ))  # fmt: skip
 
 
 async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
+    """Begins a transaction in the name of the caller, and returns the frame that carries its id."""
     coordinator = await _here(connection, asked.tc_id)
-    begun = await coordinator.begin(
+    begun = await coordinator.begin_transactions(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
     )
     return encode_frame(new_txn_response=pulsar.TransactionResponse(
@@ -354,6 +361,8 @@ async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandN
 
 
 async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
+    """Checks that the caller may produce to the topics, and begins the timeout of the transaction. Returns the frame of
+    the answer. Stores no topics: a topic joins the transaction with the first message."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
@@ -364,6 +373,8 @@ async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddP
 async def add_subscriptions_to_transaction(
     connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn
 ) -> bytes:
+    """Checks that the caller may consume from the subscriptions, and begins the timeout of the transaction. Returns the
+    frame of the answer. Stores no subscriptions."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
@@ -373,10 +384,12 @@ async def add_subscriptions_to_transaction(
 
 
 async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
+    """Commits or aborts a transaction, as the client asks, and returns the frame of the answer. Raises TransactionEnded
+    if the client aborts a transaction that is committed."""
     txn = transaction_id_of(asked)
     verb = TransactionEndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else TransactionEndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)
-    state = await coordinator.end(txn, verb, connection.caller.principal.name)
+    state = await coordinator.end_transaction(txn, verb, connection.caller.principal.name)
     if verb is TransactionEndVerb.ABORT and state is TxnState.COMMITTED:
         raise TransactionEnded(f"transaction {txn} is committed: it cannot be aborted")
     return encode_frame(end_txn_response=_done(asked))
@@ -398,7 +411,7 @@ async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
     """Begins the timeout of the transaction. Raises TransactionAborted if the transaction has ended, InvalidRequest if
     another role began it."""
     coordinator = await _here(connection, txn.coordinator)
-    state = convert_join_answer_to_state(await coordinator.join(txn, "", connection.caller.principal.name))
+    state = convert_join_answer_to_state(await coordinator.join_transaction(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):
         raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
 

@@ -23,7 +23,7 @@ from ..node.topic_manager import TopicManager
 
 if TYPE_CHECKING:
     from .frames import SharedReceiveBuffer
-    from .producer import ProducerHandler
+    from .producer import PulsarProducerHandler
 
 
 class PulsarProtocol:
@@ -98,7 +98,7 @@ class OpenPulsarProducers:
     """The open producers of all Pulsar connections to this broker, by topic and producer name."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], ProducerHandler] = {}
+        self._open: dict[tuple[str, str], PulsarProducerHandler] = {}
 
     def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
         """Returns the instance id of the open producer that a new producer replaces, because its client has
@@ -108,9 +108,9 @@ class OpenPulsarProducers:
         returns = known is not None and known.network == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""
 
-    def add(self, topic: str, name: str, producer: ProducerHandler) -> None:
+    def add(self, topic: str, name: str, producer: PulsarProducerHandler) -> None:
         self._open[topic, name] = producer
 
-    def remove(self, topic: str, name: str, producer: ProducerHandler) -> None:
+    def remove(self, topic: str, name: str, producer: PulsarProducerHandler) -> None:
         if self._open.get((topic, name)) is producer:
             del self._open[topic, name]

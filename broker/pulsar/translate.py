@@ -90,6 +90,7 @@ def to_unsigned_long(number: int) -> int:
 
 
 def make_property_map(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    """Returns the pairs of Pulsar's message as a dictionary; of equal keys the last one counts."""
     return {pair.key: pair.value for pair in pairs}
 
 
@@ -104,6 +105,7 @@ def parse_message_id(of: MessageIdData) -> MessageId:
 
 
 def encode_message_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
+    """Returns Pulsar's id of the message at this position. `batch_index` is -1 for a message that is not in a batch."""
     return MessageIdData(
         ledgerId=to_unsigned_long(position[0]),
         entryId=to_unsigned_long(position[1]),
@@ -125,6 +127,7 @@ def parse_schema(given: pulsar.Schema) -> SchemaInfo | None:
 
 
 def make_wire_schema(info: SchemaInfo) -> pulsar.Schema:
+    """Returns the schema as Pulsar's protocol message."""
     pairs = [KeyValue(key=key, value=value) for key, value in info.properties.items()]
     return pulsar.Schema(name=info.name, schema_data=info.data, type=info.type, properties=pairs)
 
@@ -179,7 +182,7 @@ def _check_size(session: ConsumerSession, ids: Sequence[MessageIdData]) -> Itera
         reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
         yield
     if reached and not session.member.acks_by_index:
-        session.on_acked_by_index()
+        session.on_batch_part_acked()
     if reached > BATCH_INDEXES_MAX:
         raise AckRefusal.TOO_MANY_INDEXES.error(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"

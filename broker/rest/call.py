@@ -83,6 +83,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
+        """Returns the content as JSON."""
         return msgspec.json.encode(content)
 
 
@@ -103,6 +104,8 @@ def find_http_status(error: errors.MagnetarError, busy: int = 409) -> int:
 
 
 def make_response(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
+    """Returns a response with this status, whose JSON body gives the reason. Adds the challenge of 401, and closes the
+    connection after 408 and 413."""
     headers = dict(headers or {})
     if status == 401:
         headers["WWW-Authenticate"] = NEGOTIATE
@@ -174,6 +177,7 @@ class RestRequest:
 
     @property
     def has_empty_body(self) -> bool:
+        """True if the request has no body, or the body `null`."""
         return self.body.strip() in (b"", b"null")
 
     def parse_flag(self, name: str) -> bool:
@@ -310,6 +314,9 @@ ROUTES: list[RestRoute] = []
 def register_route(
     method: str, path: str, summary: str, *, body: str = "", answer: str = "", busy: int = 409, is_open: bool = False
 ) -> Callable[[H], H]:
+    """Returns a decorator that adds its function to ROUTES, as the handler of one method and path of the REST API. For
+    the other parameters see `RestRoute`."""
+
     def register(handler: H) -> H:
         ROUTES.append(RestRoute(method, path, summary, handler, body, answer, busy, is_open))
         return handler

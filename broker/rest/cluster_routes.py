@@ -21,7 +21,7 @@ from ...proto.operations import Permission
 from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
 from ...runtime.metrics import MetricsPage, MetricsQuery
-from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
+from ...runtime.metrics_server import MEASURE_TIMEOUT_S, format_metrics_page
 from ..cluster.bundles_core import find_topic_bundle_name
 from ..session.inspection import SHOWN, list_changed_settings, list_settings, parse_setting_name, parse_setting_value
 from .call import HttpError, RestRequest, make_openapi_document, register_route
@@ -78,7 +78,7 @@ async def metrics_as_pulsar(call: RestRequest) -> Response:
 
 async def _pieces(page: MetricsPage) -> AsyncIterator[bytes]:
     """Yields the page in pieces; between two pieces other tasks of the event loop run."""
-    for each in as_text(page):
+    for each in format_metrics_page(page):
         yield each
         await asyncio.sleep(0)
 

@@ -79,6 +79,7 @@ class HttpListener:
             self._open.discard(connection)
 
     def shut_down(self) -> None:
+        """Closes each connection that has no request in progress, and each other one after its request."""
         for each in list(self._open):
             each.shut_down()
         self._share.close()

@@ -19,7 +19,7 @@ from ...proto import operations as op
 from ...proto.errors import NotFound
 from ...proto.names import TopicName, check_role
 from ...proto.operations import Operation
-from ...proto.policies import Policies, check, check_properties, decode
+from ...proto.policies import Policies, check_policies, check_properties, decode_policies
 from ...proto.statistics import NamespaceInfo, Permissions
 from ..access.authorizer import set_role_grant
 from ..cluster.bundles_core import BUNDLES_MAX, HASHES
@@ -279,7 +279,7 @@ async def create_namespace(call: RestRequest) -> None:
     if given.get("autoTopicCreationOverride"):
         spec |= _auto(convert_value(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
     fields, grants = parse_namespace_policies(given), _grants(given)
-    check(decode(msgspec.json.encode(fields).decode()))
+    check_policies(decode_policies(msgspec.json.encode(fields).decode()))
     noted = check_properties(convert_value(given.get("properties") or {}, dict[str, str], "properties"))
     await call.call_local(op.CREATE_NAMESPACE, **spec)
     if fields:

@@ -21,7 +21,7 @@ import msgspec
 from ...proto import operations as op
 from ...proto.applied import KeyIndexPolicy, QuotaPolicy
 from ...proto.policies import POLICIES as TABLE
-from ...proto.policies import Policies, Policy, PolicyRestNames, decode
+from ...proto.policies import Policies, PolicyDefinition, PolicyRestNames, decode_policies
 from ...proto.schema import Compatibility
 from .call import NAMESPACE, TOPIC, Handler, HttpError, RestRequest, register_route
 
@@ -149,7 +149,7 @@ class BodyConverter(NamedTuple):
     show: Callable[[Policies], object]
 
 
-def _plain(policy: Policy, rest: PolicyRestNames) -> BodyConverter:
+def _plain(policy: PolicyDefinition, rest: PolicyRestNames) -> BodyConverter:
     field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
 
     def take(value: Any) -> Fields:
@@ -449,7 +449,7 @@ def make_topic_argument(call: RestRequest) -> dict[str, str]:
 
 
 async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bool = False) -> Policies:
-    return decode(await call.call_local(op.GET_POLICIES, **place, applied=applied))
+    return decode_policies(await call.call_local(op.GET_POLICIES, **place, applied=applied))
 
 
 async def change_policies(

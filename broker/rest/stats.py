@@ -22,16 +22,16 @@ from ...proto.pulsar_json import (
     PRODUCER,
     SUBSCRIPTION,
     TOPIC,
-    optional,
-    pick,
+    pick_fields,
     time_to_json,
+    to_optional_text,
     waited_transaction_to_json,
 )
-from ...proto.states import AccessMode, Blocked, TxnState, title
+from ...proto.states import AccessMode, Blocked, TxnState, format_title
 from ...runtime.clock import Clock
 from ..subscription.consumer import ActivityTimes, Consumer
 from ..subscription.core.policy import CAUGHT_UP_REASONS
-from ..topic.producer import Producer
+from ..topic.producer import TopicProducer
 from ..topic.topic import Topic
 
 RATE_S = 1.0
@@ -54,6 +54,7 @@ class RateMeters:
         self._known: OrderedDict[int, tuple[float, Numbers, Numbers]] = OrderedDict()  # when, counters, rates
 
     def now_ms(self) -> int:
+        """Returns the wall-clock time in ms since the epoch."""
         return self._clock.wall_ms()
 
     def measure_rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
@@ -98,19 +99,21 @@ def make_topic_stats_json(
     age_s = max(0, round((meters.now_ms() - oldest) / 1000)) if oldest else -1
     applied = topic.applied if topic is not None else None
     return {
-        **pick(TOPIC, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"),
+        **pick_fields(
+            TOPIC, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"
+        ),
         "systemTopicBytesInCounter": 0, "bytesOutInternalCounter": 0,
-        **pick(TOPIC, found, "bytesOutCounter msgOutCounter averageMsgSize"),
-        "msgChunkPublished": False, **pick(TOPIC, found, "storageSize"), "backlogSize": backlog_size,
+        **pick_fields(TOPIC, found, "bytesOutCounter msgOutCounter averageMsgSize"),
+        "msgChunkPublished": False, **pick_fields(TOPIC, found, "storageSize"), "backlogSize": backlog_size,
         "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
         "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
         "oldestBacklogMessageAgeSeconds": age_s, "oldestBacklogMessageSubscriptionName": slowest,
-        **pick(TOPIC, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
+        **pick_fields(TOPIC, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
         **_transactions(found),
         "waitingPublishers": 0,
-        **pick(TOPIC, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
+        **pick_fields(TOPIC, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
         "subscriptions": subscriptions, "replication": {},
         "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
@@ -118,7 +121,7 @@ def make_topic_stats_json(
         "nonContiguousDeletedMessagesRanges": sum(each.acked_ranges for each in found.subscriptions),
         "nonContiguousDeletedMessagesRangesSerializedSize": 0,
         "delayedMessageIndexSizeInBytes": sum(each.delayed_memory_bytes for each in found.subscriptions),
-        "compaction": _compaction(topic), **pick(TOPIC, found, "ownerBroker"),
+        "compaction": _compaction(topic), **pick_fields(TOPIC, found, "ownerBroker"),
         "replicatedSubscriptionsTrackedMessagesCount": 0,
         **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
     }  # fmt: skip
@@ -156,18 +159,20 @@ def _publisher(found: values.ProducerStats, topic: Topic | None, meters: RateMet
     )
     return {
         "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
-        "msgThroughputIn": rates[1], **pick(PRODUCER, found, "averageMsgSize"),
+        "msgThroughputIn": rates[1], **pick_fields(PRODUCER, found, "averageMsgSize"),
         "chunkedMessageRate": 0.0, "producerId": live.id if live is not None else 0, "supportsPartialProducer": False,
-        **pick(PRODUCER, found, "producerName"), "metadata": live.properties if live is not None else {},
+        **pick_fields(PRODUCER, found, "producerName"), "metadata": live.properties if live is not None else {},
         **_connected(found, live),
     }  # fmt: skip
 
 
-def _live(every: Iterable[Producer], found: values.ProducerStats) -> Producer | None:
+def _live(every: Iterable[TopicProducer], found: values.ProducerStats) -> TopicProducer | None:
     return next((each for each in every if (each.name, each.address) == (found.name, found.address)), None)
 
 
-def _connected(found: values.ProducerStats | values.ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
+def _connected(
+    found: values.ProducerStats | values.ConsumerStats, live: TopicProducer | Consumer | None
+) -> dict[str, Any]:
     return {
         "address": f"/{found.address}",
         "clientVersion": live.client if live is not None else "",
@@ -188,24 +193,26 @@ def _subscription(
     activity = loaded.activity if loaded is not None else ActivityTimes()
     return {
         **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0,
-        **pick(SUBSCRIPTION, found, "totalMsgExpired msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay "
+        **pick_fields(
+            SUBSCRIPTION, found, "totalMsgExpired msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay "
                "unackedMessages earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"),
-        "type": title(found.type) or "None",
+        "type": format_title(found.type) or "None",
         "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,
-        "consumers": consumers if listed else [], **pick(SUBSCRIPTION, found, "isDurable durable"),
-        "isReplicated": False, "replicated": False, **pick(SUBSCRIPTION, found, "allowOutOfOrderDelivery"),
+        "consumers": consumers if listed else [], **pick_fields(SUBSCRIPTION, found, "isDurable durable"),
+        "isReplicated": False, "replicated": False, **pick_fields(SUBSCRIPTION, found, "allowOutOfOrderDelivery"),
         "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
-        **pick(SUBSCRIPTION, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
+        **pick_fields(
+            SUBSCRIPTION, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
                "nonContiguousDeletedMessagesRanges"), "nonContiguousDeletedMessagesRangesSerializedSize": 0,
-        **pick(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
+        **pick_fields(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
         "subscriptionProperties": store.properties if store is not None else {},
-        **pick(SUBSCRIPTION, found, "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount "
+        **pick_fields(SUBSCRIPTION, found, "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount "
                "filterRescheduledMsgCount"), "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries heldKeys filter "
-               "filteredEntries filteredUnread shownUnwanted"),
+        "whyBlocked": found.blocked, **pick_fields(SUBSCRIPTION, found, "pendingTransactions pendingEntries heldKeys "
+               "filter filteredEntries filteredUnread shownUnwanted"),
     }  # fmt: skip
 
 
@@ -218,13 +225,14 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMe
         rates = meters.measure_rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
     return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
-        "chunkedMessageRate": 0.0, **pick(CONSUMER, found, "bytesOutCounter msgOutCounter"),
+        "chunkedMessageRate": 0.0, **pick_fields(CONSUMER, found, "bytesOutCounter msgOutCounter"),
         "lastAckedTimestamp": activity.acked_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastAckedTime": None, "lastConsumedTime": None,
-        **pick(CONSUMER, found, "consumerName"), "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
+        **pick_fields(CONSUMER, found, "consumerName"),
+        "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
         "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
-        **pick(CONSUMER, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
-        **pick(CONSUMER, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
+        **pick_fields(CONSUMER, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
+        **pick_fields(CONSUMER, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
         "metadata": live.properties if live is not None else {}, **_connected(found, live),
     }  # fmt: skip
 
@@ -342,14 +350,14 @@ def make_buffer_stats_json(
     here: values.TransactionHere | None, found: values.TransactionStats | None
 ) -> dict[str, Any]:
     """Returns the state of a transaction at a topic as Pulsar's JSON object TransactionInBufferStats."""
-    first = optional(here.first) if here is not None else None
+    first = to_optional_text(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
 def make_pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
     """Returns the state of a transaction at a subscription as Pulsar's JSON object TransactionInPendingAckStats."""
     return {
-        "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
+        "cumulativeAckPosition": to_optional_text(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
     }
 

@@ -193,13 +193,13 @@ async def _loaded(call: RestRequest, name: TopicName) -> Topic:
     NotOwner."""
     if await call.broker.catalog.count_existing_partitions(name) and not name.is_partition:
         raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
-    return await call.broker.topic(name)
+    return await call.broker.load_topic(name)
 
 
 async def _stats(call: RestRequest, name: TopicName) -> Found:
     topic = await _loaded(call, name)
     precise = call.parse_flag("getPreciseBacklog") or call.parse_flag("getEarliestTimeInBacklog")
-    return await summaries.topic_stats(topic, call.broker.endpoint, precise=precise), topic
+    return await summaries.collect_topic_stats(topic, call.broker.endpoint, precise=precise), topic
 
 
 def _shown(call: RestRequest, found: Found) -> dict[str, Any]:
@@ -269,7 +269,9 @@ async def loaded_topics(call: RestRequest) -> object:
         bundle = find_topic_bundle_name(topic.name, (await call.broker.catalog.get_cached_namespace(namespace)).bundles)
         domain = "persistent" if topic.name.persistent else "non-persistent"
         of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
-        of_bundle[topic.name.full] = _shown(call, (await summaries.topic_stats(topic, call.broker.endpoint), topic))
+        of_bundle[topic.name.full] = _shown(
+            call, (await summaries.collect_topic_stats(topic, call.broker.endpoint), topic)
+        )
         if turns.is_slice_used_up:
             await turns.begin_slice()
     return found
@@ -285,7 +287,7 @@ async def internals(call: RestRequest) -> object:
 
 async def _internals(call: RestRequest, name: TopicName) -> dict[str, Any]:
     topic = await _loaded(call, name)
-    found = await summaries.topic_stats(topic, call.broker.endpoint)
+    found = await summaries.collect_topic_stats(topic, call.broker.endpoint)
     return make_internal_stats_json(summaries.collect_internal_stats(topic, 0), found)
 
 

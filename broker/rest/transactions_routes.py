@@ -255,7 +255,7 @@ async def position_in_pending_acks(call: RestRequest) -> object:
     bit = call.parse_number(index, "batchIndex", least=-1) if index else -1
     if bit >= call.broker.config.max_message_bytes:
         raise InvalidRequest(f"no batch has {bit} messages")
-    topic = await call.broker.topic(call.topic)
+    topic = await call.broker.load_topic(call.topic)
     subscription = topic.subscriptions.get(call.names["subscription"])
     if subscription is None or ledger >= 1 << 62 or Position(ledger, entry) > topic.log.shape.last_confirmed:
         return {"state": "InvalidPosition"}

@@ -32,13 +32,19 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
-from ...proto.operations import Operation, answer_of
+from ...proto.operations import Operation, find_answer_type
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
-from ...proto.translation import convert_reply, request_of
-from ...runtime.network import Endpoint, World, rpc
+from ...proto.translation import convert_reply, make_request
+from ...runtime.network import Endpoint, World, find_rpc
 from ..cluster.bundles_core import compute_bundle_number
-from ..cluster.ownership import cancel_drain, check_can_drain, forget_broker, order_drain, takes_assigned_bundles
+from ..cluster.ownership import (
+    accepts_assigned_bundles,
+    cancel_broker_drain,
+    check_can_drain,
+    delete_broker_record,
+    request_broker_drain,
+)
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import EventLoopSlices
@@ -60,15 +66,15 @@ FORWARD_TIMEOUT_S = 30.0
 def make_operation_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
     """Returns the gRPC request message that calls the operation with these arguments. Raises InvalidRequest if an
     argument does not fit the field of the message."""
-    kind: type[Message] = rpc(operation.service, operation.name).request
-    return request_of(kind, arguments, operation.name)
+    kind: type[Message] = find_rpc(operation.service, operation.name).request
+    return make_request(kind, arguments, operation.name)
 
 
 def parse_operation_reply(operation: Operation[T], reply: object) -> T:
     """Converts the gRPC reply message of an operation to a plain Python value, and returns it. Returns a `reply` that
     is not a message unchanged."""
     if isinstance(reply, Message):
-        kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
+        kind = find_answer_type(operation.name, MessageId=MessageId, StoredMessage=Any)
         reply = convert_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
     return cast(T, reply)
 
@@ -80,7 +86,7 @@ async def call_operation_at_broker(
     Python value. Raises the error that the other broker answers."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
-        target = rpc(operation.service, operation.name)
+        target = find_rpc(operation.service, operation.name)
         reply = await channel.call(target, make_operation_request(operation, arguments), timeout_s=timeout_s)
         return parse_operation_reply(operation, reply)
     finally:
@@ -115,7 +121,7 @@ def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
 
 def may_get_bundles(broker: BrokerRecord) -> bool:
     """Returns whether bundles may be given to this broker."""
-    return not broker.draining and takes_assigned_bundles(broker)
+    return not broker.draining and accepts_assigned_bundles(broker)
 
 
 class Administration:
@@ -129,7 +135,7 @@ class Administration:
         """Loads an existing topic at this broker, if it is not loaded yet, and returns it. Raises TopicNotFound if it
         does not exist; NotOwner if another broker owns it."""
         await self._broker.catalog.count_existing_partitions(name)
-        return await self._broker.topic(name)
+        return await self._broker.load_topic(name)
 
     async def _ask(self, broker: BrokerRecord, operation: Operation[T], **arguments: Any) -> T:
         return await call_operation_at_broker(self._broker.world, broker.endpoint, operation, **arguments)
@@ -156,12 +162,12 @@ class Administration:
         if found is None:
             raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
         check_can_drain(found, brokers)
-        await order_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
+        await request_broker_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:
         """Removes the request to drain a broker, even if the broker is not running. Raises NotFound if there is no such
         request, and no broker of that name is registered."""
-        if await cancel_drain(self._broker.metadata, name):
+        if await cancel_broker_drain(self._broker.metadata, name):
             return
         if all(each.name != name for each in await self._broker.list_brokers()):
             raise NotFound(f"no broker {name!r} is registered, and none of that name is to drain")
@@ -169,7 +175,7 @@ class Administration:
     async def forget_broker(self, name: str) -> None:
         """Deletes the record of a broker that has died and will not come back, so that it is not shown any more. Raises
         NotFound if no broker of that name has died; NotAllowed if it is registered."""
-        await forget_broker(self._broker.metadata, name)
+        await delete_broker_record(self._broker.metadata, name)
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
@@ -270,7 +276,7 @@ class Administration:
         the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
-        await self._broker.grants.change(name, lambda record: change(record, full))
+        await self._broker.grants.change_grants(name, lambda record: change(record, full))
 
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
@@ -500,7 +506,7 @@ class Administration:
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
         """Returns the cursors of the durable subscriptions, by name. Empty if the topic cannot be loaded."""
         try:
-            topic = await self._broker.topic(name, create=False)
+            topic = await self._broker.load_topic(name, create=False)
         except NotOwner:
             raise
         except (DataLost, Unavailable) as error:

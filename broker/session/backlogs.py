@@ -1,6 +1,6 @@
 """The administrative operations on one topic's subscriptions and messages, in plain values, at the topic's owner.
 Before them, where a cursor is placed that starts at a message (`compute_start_mark`, `find_start_mark`); after them,
-reading a range of message indexes (`RangeReader`).
+reading a range of message indexes (`EntryRangeReader`).
 
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
@@ -51,13 +51,19 @@ def compute_start_mark(
     """
     position = start.position
     if position >= LATEST:
-        return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
+        return (
+            shape.position_before(shape.last_position)
+            if last_again and shape.last_position.entry_id >= 0
+            else shape.last_position
+        ), 0
     if position.entry_id < 0:
         return shape.clamp_mark_to_log(position), 0
     if start.batch_index >= 0:
         done = start.batch_index + (0 if inclusive else 1)
-        return shape.clamp_mark_to_log(shape.before(position)), done if shape.has_visible_entry(position) else 0
-    return shape.clamp_mark_to_log(shape.before(position) if inclusive else position), 0
+        return shape.clamp_mark_to_log(shape.position_before(position)), done if shape.has_visible_entry(
+            position
+        ) else 0
+    return shape.clamp_mark_to_log(shape.position_before(position) if inclusive else position), 0
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
@@ -70,20 +76,22 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
     if last.entry_id < 0:
         return last, 0, ()
     entry = await log.reader.read_entry(last)
-    mark = shape.before(last)
+    mark = shape.position_before(last)
     if not entry.chunk_of:
         return mark, entry.count - 1, ()
     try:
-        message = await find_whole_message(log, entry, shape.before(shape.start), log.world.clock.wall_ms())
+        message = await find_whole_message(
+            log, entry, shape.position_before(shape.start_position), log.world.clock.wall_ms()
+        )
     except Unavailable:
         message = None  # its last chunk is not here yet
     if message is None:
         return mark, 0, ()
-    mark, others = shape.before(message.places[0]), list[Position]()
-    position = shape.after(mark)
+    mark, others = shape.position_before(message.places[0]), list[Position]()
+    position = shape.position_after(mark)
     while position < last:
         others += [] if position in message.places else [position]
-        position = shape.after(position)
+        position = shape.position_after(position)
     return mark, 0, others
 
 
@@ -105,16 +113,16 @@ async def find_first_unacked_index(subscription: Subscription) -> int:
     """Returns the index of the first message that the subscription has not acknowledged, also inside a batch."""
     log, cursor = subscription.log, subscription.cursor
     mark = cursor.mark
-    index = await log.reader.message_index_after(mark)
-    done = cursor.count_leading_acked_messages(log.shape.after(mark)) if cursor.mark == mark else 0
+    index = await log.reader.find_message_index_after(mark)
+    done = cursor.count_leading_acked_messages(log.shape.position_after(mark)) if cursor.mark == mark else 0
     return max(index + done, log.shape.first_index)
 
 
 async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
     """Returns the mark of a cursor that begins with the first message that arrived at or after `time_ms` (ms since the
     epoch), or before its first chunk."""
-    place = await log.reader.locate_time(time_ms)
-    return await move_mark_before_chunked_message(log, log.shape.before(place.position))
+    place = await log.reader.find_position_by_time(time_ms)
+    return await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
 
 
 async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
@@ -125,12 +133,12 @@ async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool =
     if index <= shape.first_index:
         return None
     if index >= shape.end_index:
-        mark = shape.last
+        mark = shape.last_position
     else:
         place = await log.reader.find_position_by_index(index)
         if done := max(0, index - place.first_index):
             return AckedEntry(place.position, 1 << done >> 1)
-        mark = shape.before(place.position)
+        mark = shape.position_before(place.position)
     if whole:
         mark = await move_mark_before_chunked_message(log, mark)
     return AckedEntry(mark) if mark.entry_id >= 0 else None
@@ -163,7 +171,7 @@ def _why_delivered(subscription: Subscription, position: Position, bits: int) ->
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     if _is_acked(subscription, position, bits):
         return "has acknowledged it" if subscription.consumers and not dispatcher.delaying else None
-    if cursor.is_done(position) or cursor.acked_or_pending_bits(position) & bits:
+    if cursor.is_acked_or_pending(position) or cursor.acked_or_pending_bits(position) & bits:
         return "acknowledges it in an open transaction"
     if (member := dispatcher.find_consumer_of_entry(position)) is not None:
         return f"has delivered it to consumer {member.name!r}"
@@ -210,7 +218,9 @@ class SubscriptionAdministration:
             why = "its delivery time has come" if entry.deliver_at_ms else "it has no delivery time"
             raise NotAllowed(f"message {position} of {topic.name} is not cancelled: {why}")
         places: Sequence[Position] = (position,)
-        if entry.chunk_of and (found := await find_whole_message(log, entry, shape.before(shape.start), now_ms)):
+        if entry.chunk_of and (
+            found := await find_whole_message(log, entry, shape.position_before(shape.start_position), now_ms)
+        ):
             places = found.places
         bits = 1 << batch_index if batch_index >= 0 and entry.count > 1 else (1 << entry.count) - 1
         every = self._named("")
@@ -235,7 +245,7 @@ class SubscriptionAdministration:
         return CancelledMessage(tuple(sorted(names)), tuple(sorted({each.name for each in every} - names)))
 
     # ------------------------------------------------------------------ subscriptions
-    async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
+    async def create_subscription(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. Raises
         AlreadyExists if the topic has a subscription of that name."""
         mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
@@ -258,7 +268,7 @@ class SubscriptionAdministration:
         kept = {key: value for key, value in self.properties(name).items() if key not in FILTER_PROPERTIES}
         await self.set_properties(name, {**kept, FILTER: text.strip()} if text.strip() else kept)
 
-    async def reset(
+    async def reset_subscription(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
         """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
@@ -272,11 +282,11 @@ class SubscriptionAdministration:
             if to is not None:
                 mark, acked = await find_start_mark(log, to, inclusive=inclusive)
             else:
-                place = await log.reader.locate_time(publish_time_ms or 0)
-                mark = await move_mark_before_chunked_message(log, log.shape.before(place.position))
+                place = await log.reader.find_position_by_time(publish_time_ms or 0)
+                mark = await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
             await subscription.seek(mark, acked)
 
-    async def skip(self, name: str, messages: int) -> None:
+    async def skip_messages(self, name: str, messages: int) -> None:
         """Acknowledges the next `messages` messages (-1: all) of the subscription `name`, or of every durable
         subscription if `name` is empty."""
         if messages < -1:
@@ -284,7 +294,7 @@ class SubscriptionAdministration:
         for subscription in self._named(name):
             await backlog.skip_messages(self._topic.shown, subscription, messages)
 
-    async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
+    async def expire_messages(self, name: str, older_than_s: float, up_to: Position | None) -> int:
         """Acknowledges old messages of one subscription; of every durable subscription if `name` is empty. Acknowledges
         all messages up to the position `up_to`; if that is None, all messages older than `older_than_s` seconds.
         Returns how many entries were acknowledged."""
@@ -303,7 +313,7 @@ class SubscriptionAdministration:
             await subscription.wait_durable()
         return entries
 
-    async def peek(self, name: str, messages: int) -> list[EntryWithHiddenMessages]:
+    async def peek_messages(self, name: str, messages: int) -> list[EntryWithHiddenMessages]:
         """Returns the entries that contain the next `messages` messages of the subscription. Acknowledges nothing.
         Raises InvalidRequest if `messages` is too large."""
         if messages > PEEK_MESSAGES_MAX:
@@ -329,12 +339,12 @@ class SubscriptionAdministration:
     async def find_message_by_time(self, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch). If there
         is none, returns the id that the next message will get."""
-        position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
+        position = (await self._topic.shown.reader.find_position_by_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
     async def find_last_message(self) -> MessageId:
         last = await self._topic.shown.reader.read_last_message()
-        position, batch_index, _ = last or (self._topic.shown.shape.last, -1, -1)
+        position, batch_index, _ = last or (self._topic.shown.shape.last_position, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)
 
     def estimate_bytes_after(self, position: Position) -> int:
@@ -366,7 +376,7 @@ class MessageIndexRange(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic; 0: whichever is there
 
 
-class RangeReader:
+class EntryRangeReader:
     """Reads the messages of a topic that have indexes in a given range. `next_index`: the index at which a reader must
     continue after the entries that were yielded. `counts_as_delivered`: whether they count in the topic's rates.
     `entries`: the first and the last entry of the range, if the caller knows them: else the first is searched for, and
@@ -389,7 +399,7 @@ class RangeReader:
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)
-        topic = await self._broker.topic(name, create=False)
+        topic = await self._broker.load_topic(name, create=False)
         check_incarnation(topic.name, topic.incarnation, wanted.incarnation)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
@@ -419,7 +429,7 @@ class RangeReader:
                     topic.traffic.record_delivered(entry.count, entry.size)
                 left -= entry.size
                 self.next_index = entry.index + 1
-                position = log.shape.after(entry.position)
+                position = log.shape.position_after(entry.position)
                 if turns.is_slice_used_up:
                     await turns.begin_slice()
             position = log.shape.next_unskipped_position(position)

@@ -1,7 +1,7 @@
 """A consumer of any protocol: takes permits and acknowledgements, and delivers entries through a port.
 
     session = await ConsumerSession.open(broker, options, port, caller)      or a typed error
-    session.flow(permits)                  the port gets entries from the next turn of the loop on
+    session.grant_permits(permits)         the port gets entries from the next turn of the loop on
     for _ in session.ack(…): …             in steps of less than a millisecond, between which the loop may run others
     await session.wait_durable()           what was acknowledged up to now survives a crash
     await session.ack_in_transaction(txn, …)  pending in a transaction, and durable
@@ -68,12 +68,12 @@ from ..common.refusals import AckRefusal, SubscribeRefusal, are_different_incarn
 from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import get_writable_transactions_role
 from ..node.topic_manager import TopicManager
-from ..subscription.consumer import Consumer, Outlet
+from ..subscription.consumer import Consumer, ConsumerOutlet
 from ..subscription.core.cursor_state import TxnAcks
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
-from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
+from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionTypeRow
 from ..subscription.dead_letters import NO_FAILURES, move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
@@ -104,7 +104,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
     topic: str
     subscription: str
-    type: SubscriptionType = EXCLUSIVE
+    type: SubscriptionTypeRow = EXCLUSIVE
     initial_position: InitialPosition = InitialPosition.LATEST
     consumer_name: str = ""  # empty: the broker names it
     durable: bool = True  # False: the subscription ends with its last consumer
@@ -175,7 +175,7 @@ class SubscriptionProgress(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class Probed(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """The answer to a probe: one past the newest message that the subscription may be shown, and why its consumer gets
     nothing more now (NO: it got something)."""
 
@@ -193,7 +193,7 @@ def check_note(note: bytes, *, durable: bool) -> None:
         raise AckRefusal.NOTE_NOT_KEPT.error("the upgrade is not finished: run 'magnetar cluster finish-upgrade'")
 
 
-class ConsumerPort(Outlet, Protocol):
+class ConsumerPort(ConsumerOutlet, Protocol):
     """The interface through which a consumer session sends to its client. Its methods must not raise errors. None of
     them is called after `on_closed`."""
 
@@ -228,7 +228,7 @@ class ConsumerSession:
         The port is not called before this method returns."""
         options.check()
         await _authorize(broker, options, caller)
-        topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
+        topic = await broker.load_topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
         options = options.adapt_to_incarnation(topic)
         session, id_ = cls(topic, port, broker.world.clock), broker.allocate_client_id()
@@ -334,19 +334,19 @@ class ConsumerSession:
         on."""
         self._consumer.principal = principal
 
-    def flow(self, permits: int) -> None:
+    def grant_permits(self, permits: int) -> None:
         """Permits the broker to deliver `permits` more messages to this consumer. Raises InvalidRequest if the consumer
         would have more than PERMITS_MAX permits."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
         self._consumer.activity.flow_ms = self.subscription.activity.flow_ms = self._clock.wall_ms()
-        self.subscription.flow(self._consumer, permits)
+        self.subscription.grant_permits(self._consumer, permits)
 
-    def on_acked_by_index(self) -> None:
+    def on_batch_part_acked(self) -> None:
         """Called when the client has acknowledged a part of a batch, before that is applied: from now on, what is
         acknowledged of a batch is hidden from it."""
-        self.subscription.on_acked_by_index(self._consumer)
+        self.subscription.on_batch_part_acked(self._consumer)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
         """Acknowledges entries and sets of entries, in steps: the caller iterates, and may let other tasks run in
@@ -426,9 +426,8 @@ class ConsumerSession:
         first.)
 
         Raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error of
-        `Coordinators.join`; nothing is pending then. After another error or a cancellation the outcome is unknown: the
-        caller must repeat the request, in the same transaction.
-        """
+        `Coordinators.join_transaction`; nothing is pending then. After another error or a cancellation the outcome
+        is unknown: the caller must repeat the request, in the same transaction."""
         subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
         subscription.check_supports_transactions()
         if cumulative:
@@ -482,7 +481,10 @@ class ConsumerSession:
         """Returns True if the acknowledgement in `txn` may be tried again, because the other transaction with which it
         conflicts has ended."""
         for other in self.subscription.conflicting_transactions(Position.parse(conflict.fields["position"])):
-            if other != txn and (outcome := await self.topic.transactions.questions.resolve_outcome(other)) is not None:
+            if (
+                other != txn
+                and (outcome := await self.topic.transactions.outcome_resolver.resolve_outcome(other)) is not None
+            ):
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
@@ -508,8 +510,8 @@ class ConsumerSession:
         epoch) is delivered next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
-            place = await log.reader.locate_time(publish_time_ms)
-            mark = await move_mark_before_chunked_message(log, log.shape.before(place.position))
+            place = await log.reader.find_position_by_time(publish_time_ms)
+            mark = await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
@@ -519,12 +521,12 @@ class ConsumerSession:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)
             done = max(0, index - place.first_index) if log.shape.has_visible_entry(place.position) else 0
-            mark = log.shape.before(place.position)
+            mark = log.shape.position_before(place.position)
             if not done:
                 mark = await move_mark_before_chunked_message(log, mark)
             await self.subscription.seek(mark, done, keep=self._consumer)
 
-    async def commit(self, index: int, note: bytes) -> None:
+    async def commit_progress(self, index: int, note: bytes) -> None:
         """Acknowledges every message with an index below `index`, and stores the note with the cursor. Both are durable
         when this method returns, in one write. Never moves the cursor backwards; a commit of an index that is
         acknowledged already changes the note alone. Raises InvalidRequest if the index is after the end of the topic,
@@ -554,7 +556,7 @@ class ConsumerSession:
         shape, note = subscription.log.shape, subscription.cursor.note
         return SubscriptionProgress(shape.first_index, position, shape.end_index, note, self.topic.incarnation)
 
-    async def probe(self) -> Probed:
+    async def probe_delivery(self) -> ProbeResult:
         """Waits until it is known whether this consumer gets a message now, and returns why it gets none. What it gets
         is delivered before this method returns. Considers every message that was confirmed before the call. Raises
         ConnectionLost if the consumer is closed; Unavailable as `find_last_message` does."""
@@ -564,7 +566,7 @@ class ConsumerSession:
         why = await subscription.pump.probe(self.member)
         if why is not Blocked.NO:
             self.topic.check_may_answer_end_of_topic()
-        return Probed(subscription.log.shape.end_index, why)
+        return ProbeResult(subscription.log.shape.end_index, why)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Deletes the subscription. Raises NotAllowed if the subscription is not durable; Busy if it has other
@@ -641,7 +643,7 @@ async def _set_key_limits(topic: Topic, subscription: Subscription, asked: Mappi
 async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription:
     compacted, shape, start = options.read_compacted, topic.shape(compacted=options.read_compacted), options.start
     if options.durable:
-        mark = shape.start if options.initial_position is InitialPosition.EARLIEST else None
+        mark = shape.start_position if options.initial_position is InitialPosition.EARLIEST else None
         if options.start_time_ms and options.subscription not in topic.subscriptions:
             mark = await find_time_mark(topic.readable_log(compacted=compacted), options.start_time_ms)
         elif start is not None:
@@ -673,7 +675,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         options.subscription, mark, compacted=compacted, tracks=shared or options.acknowledges
     )
     if acked:
-        subscription.cursor.ack_first_messages(shape.after(mark), acked)
+        subscription.cursor.ack_first_messages(shape.position_after(mark), acked)
     for position in done:
         subscription.cursor.ack(position)
     topic.registry.register_nondurable_subscription(subscription)

@@ -3,8 +3,8 @@
     found = await find_messages(broker, FindRequest(topic, Criteria(key="k7")), caller)     at the topic's owner
 
 A search reads the topic backwards from its end, or from `before_index` where the search before it stopped, in windows
-of indexes; each window is read forwards by `RangeReader`. It finds only messages that a consumer could get: no message
-of an open or an aborted transaction.
+of indexes; each window is read forwards by `EntryRangeReader`. It finds only messages that a consumer could get: no
+message of an open or an aborted transaction.
 
 What need not be read is not read, in this order: the bounds of time and index; the key indexes of sealed ledgers
 (broker/log/key_indexes.py), where the topic has them, which say which blocks may have a match; then the heads, and
@@ -49,13 +49,13 @@ from ...runtime.files import Buffer
 from ...runtime.network import CallContext, World
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import StoredEntry
-from ..log.key_index_core import Block, DamagedKeyIndex, find_block
+from ..log.key_index_core import DamagedKeyIndex, EntryRun, find_block
 from ..log.log_shape_core import Span
 from ..log.unfolding import run_in_thread_if_slow
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
-from .backlogs import MessageIndexRange, RangeReader
+from .backlogs import EntryRangeReader, MessageIndexRange
 
 FOUND_MAX = 100
 """Most messages that one search finds, and as many as it finds if the caller says nothing."""
@@ -76,7 +76,7 @@ MESSAGES_MAX = 1000
 """Uncompressed bytes and messages of an entry that is looked into."""
 
 
-class Criteria(NamedTuple):
+class SearchCriteria(NamedTuple):
     """What a message must have to be found: the key `key`, the property `name` with the value `value`, a payload that
     contains `text`, and what `where` says. Empty criteria are ignored; if `value` is None, any value fits."""
 
@@ -99,11 +99,11 @@ class Criteria(NamedTuple):
             parts.append(self.where.root)
         return And(tuple(parts)) if parts else None
 
-    def fits(self, about: Any, payload: bytes, header: EntryHeader) -> bool:
+    def matches_message(self, about: Any, payload: bytes, header: EntryHeader) -> bool:
         """Returns whether a message is one that is searched for. `about`: its metadata; `header`: of its entry."""
         if self.key and decode_text(about.partition_key) != self.key:
             return False
-        if self.text and (is_encoded(header) or self.text not in payload):
+        if self.text and (is_encrypted_or_chunked(header) or self.text not in payload):
             return False
         if not self.name and self.where is None:
             return True
@@ -114,17 +114,17 @@ class Criteria(NamedTuple):
         return self.where is None or self.where.matches(found, read)
 
 
-def parse_criteria(key: str, property_: str, text: str, where: str) -> Criteria:
+def parse_criteria(key: str, property_: str, text: str, where: str) -> SearchCriteria:
     """Returns the criteria of a search. `property_`: NAME, or NAME=VALUE; `where`: a filter (proto/filters.py). Raises
     InvalidRequest if one is too long, or no filter."""
     if any(len(each) > PATTERN_MAX for each in (key, property_, text)):
         raise InvalidRequest(f"what is searched for has at most {PATTERN_MAX} characters")
     name, has_value, value = property_.partition("=")
     wanted = parse_filter(where) if where else None
-    return Criteria(key, name.strip(), value.strip() if has_value else None, text.encode(), wanted)
+    return SearchCriteria(key, name.strip(), value.strip() if has_value else None, text.encode(), wanted)
 
 
-def is_encoded(header: EntryHeader) -> bool:
+def is_encrypted_or_chunked(header: EntryHeader) -> bool:
     """Returns whether nobody but a consumer can read the payload: it is encrypted, or a chunk of a larger one."""
     return bool(header.metadata.encryption_keys) or header.metadata.num_chunks_from_msg > 1
 
@@ -152,13 +152,13 @@ async def try_filter(
     wanted = parse_filter(text.strip())
     if not 0 <= messages <= TRIAL_MESSAGES_MAX:
         raise InvalidRequest(f"a filter is tried on 1 to {TRIAL_MESSAGES_MAX} messages, not {messages}")
-    shape = (await broker.topic(TopicName.parse(topic_name), create=False)).shown.shape
+    shape = (await broker.load_topic(TopicName.parse(topic_name), create=False)).shown.shape
     first = max(shape.first_index, shape.end_index - (messages or TRIAL_MESSAGES))
     asked = MessageIndexRange(topic_name, first, shape.end_index, FIND_BYTES)
     judge, turns = EntryFilter(wanted), EventLoopSlices(broker.world.clock)
     judged = unwanted = entries = whole = mixed = unread = 0
     with _running(broker, topic_name):
-        reader = RangeReader(broker, asked, caller, counts_as_delivered=False)
+        reader = EntryRangeReader(broker, asked, caller, counts_as_delivered=False)
         async with aclosing(reader.read_entries(turns)) as found:
             async for entry in found:
                 head = parse_stored_head(entry.frames[-1])
@@ -182,7 +182,7 @@ class FindRequest(msgspec.Struct, frozen=True):
     key indexes alone; its answer has no messages, and `messages` and `bytes` are those that a search would look at."""
 
     topic: str
-    criteria: Criteria
+    criteria: SearchCriteria
     since_ms: int = 0
     until_ms: int = 0
     before_index: int = 0
@@ -224,14 +224,16 @@ async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallC
     InvalidRequest, NotOwner, TopicNotFound, Unauthorized or DataLost; BackPressure if another search is running."""
     if wanted.limit > FOUND_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
         raise InvalidRequest(f"a search finds at most {FOUND_MAX} messages, between two times, before an index")
-    topic = await broker.topic(TopicName.parse(wanted.topic), create=False)
+    topic = await broker.load_topic(TopicName.parse(wanted.topic), create=False)
     shape, reader = topic.shown.shape, topic.shown.reader
-    floor = max(shape.first_index, (await reader.locate_time(wanted.since_ms)).first_index if wanted.since_ms else 0)
-    end = (await reader.locate_time(wanted.until_ms)).first_index if wanted.until_ms else shape.end_index
+    floor = max(
+        shape.first_index, (await reader.find_position_by_time(wanted.since_ms)).first_index if wanted.since_ms else 0
+    )
+    end = (await reader.find_position_by_time(wanted.until_ms)).first_index if wanted.until_ms else shape.end_index
     waiting = topic.waiting_message_count if end == shape.end_index else 0
     end = min(end, wanted.before_index or end)
     # without criteria it wants the newest messages, which is as much as any read
-    with nullcontext() if wanted.criteria == Criteria() else _running(broker, wanted.topic):
+    with nullcontext() if wanted.criteria == SearchCriteria() else _running(broker, wanted.topic):
         found = await _BackwardSearch(broker, wanted, caller, topic, floor, end).run()
     found = found if wanted.before_index else replace(found, waiting=waiting)
     if not (subscription := topic.subscriptions.get(wanted.acknowledged_by)):
@@ -268,7 +270,7 @@ class _IndexedRanges:
         self._topic, self._expression = topic, expression
         self._is_on = expression is not None and topic.key_indexes.is_on
         self._ledger_id = -1
-        self._blocks: list[Block] | None = None  # of that ledger; None: it has no index
+        self._blocks: list[EntryRun] | None = None  # of that ledger; None: it has no index
         self._candidates = BitMap()
 
     async def find_next_range(self, floor: int, before: int) -> _Range:
@@ -341,7 +343,7 @@ class _BackwardSearch:
         self._turns, self._end_s = EventLoopSlices(self._clock), self._clock.monotonic() + FIND_S
         self._found = list[_Found]()
         self._messages = self._skipped = self._bytes = self._answer_bytes = self._unread = 0
-        all_wanted = wanted.criteria == Criteria()
+        all_wanted = wanted.criteria == SearchCriteria()
         self._width = min(self._most, WINDOW_MESSAGES) if all_wanted else WINDOW_MESSAGES
 
     async def run(self) -> FoundMessages:
@@ -436,7 +438,7 @@ async def _search_window(
     block: tuple[Position, Position] | None,
 ) -> _Window:  # fmt: skip
     window, (first, end) = _Window([]), indexes
-    reader = RangeReader(
+    reader = EntryRangeReader(
         broker, MessageIndexRange(wanted.topic, first, end, 2 * WINDOW_BYTES), caller, counts_as_delivered=False,
         entries=block,
     )  # fmt: skip
@@ -452,7 +454,7 @@ async def _search_window(
 
 
 async def _search_entry(
-    world: World, criteria: Criteria, entry: StoredEntry, indexes: tuple[int, int], window: _Window
+    world: World, criteria: SearchCriteria, entry: StoredEntry, indexes: tuple[int, int], window: _Window
 ) -> None:
     payload, (first, end) = entry.payload, indexes
     window.bytes += len(payload)
@@ -467,10 +469,10 @@ async def _search_entry(
     except CorruptEntry:
         window.unread += 1
         return
-    encoded = is_encoded(header)
+    encoded = is_encrypted_or_chunked(header)
     for at, (about, content) in enumerate(messages):
         if not first <= first_index + at < end:
             continue
-        if criteria.fits(about, content, header):
+        if criteria.matches_message(about, content, header):
             window.found.append(_Found(first_index + at, entry, at))
         window.unread += bool(criteria.text) and encoded

@@ -68,10 +68,10 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.access import Principal
-from ...runtime.config import list_setting_defaults, source_of
+from ...runtime.config import find_source, list_setting_defaults
 from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import MetricsPage
-from ...runtime.metrics_server import as_text
+from ...runtime.metrics_server import format_metrics_page
 from ...runtime.network import Endpoint
 from ..common.config import DYNAMIC, NAMES, RUNTIME, BrokerConfig, RuntimeSettings
 from ..common.token_bucket import EventLoopSlices
@@ -216,7 +216,7 @@ async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int
     gaps = find_largest_gaps(log.shape, cursor, GAPS)
     published = await asyncio.gather(*(_published_ms(log, first) for first, _ in gaps))
     return CursorShape(
-        cursor.mark, log.shape.last, found,
+        cursor.mark, log.shape.last_position, found,
         tuple(
             CursorGap(first, entries, _holder(subscription, first), at_ms)
             for (first, entries), at_ms in zip(gaps, published, strict=True)
@@ -496,7 +496,7 @@ def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
             value = getattr(broker.policies.defaults, name)
         elif name in RUNTIME:
             value = getattr(broker, name)
-        source = "dynamic" if name in changed else source_of("broker", name, is_default=value == defaults[name])
+        source = "dynamic" if name in changed else find_source("broker", name, is_default=value == defaults[name])
         found.append(BrokerSetting(name, format_setting_value(value), source, name in CHANGING))
     level = "dynamic" if "log_level" in changed else "option"
     return (*found, BrokerSetting("log_level", logs.get_log_level(), level, dynamic=True))
@@ -505,7 +505,7 @@ def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
 async def _metrics_page(broker: TopicManager) -> str:
     page, size, pieces = MetricsPage(), 0, list[bytes]()
     await broker.measure(page)
-    for piece in as_text(page):
+    for piece in format_metrics_page(page):
         size += len(piece)
         if size > PAGE_BYTES_MAX:
             pieces.append(b"# the rest is left out: metrics_topics makes the page smaller\n")

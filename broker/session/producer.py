@@ -41,7 +41,7 @@ from ...runtime.network import CallContext
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
-from ..topic.producer import Producer, PublishOutcomePort
+from ..topic.producer import PublishOutcomePort, TopicProducer
 from ..topic.topic import Topic
 from ..topic.transactions import TransactionEventToAwait
 
@@ -118,7 +118,7 @@ class ProducerSession:
         self._waiting: deque[bytes] | None = None  # entries that wait for the gate, or for the first one's transaction
         self._awaiting = False  # the first entry waits for a transaction
         self.schema_version: int | None = None  # of its messages
-        self.producer: Producer
+        self.producer: TopicProducer
 
     @classmethod
     async def open(
@@ -133,13 +133,13 @@ class ProducerSession:
         await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)
         if first := options.initial_subscription:
             await broker.access.check_permission(principal, Permission.CONSUME, topic=topic_name, subscription=first)
-        topic = await broker.topic(topic_name, create=not options.existing_only, publishes=True)
+        topic = await broker.load_topic(topic_name, create=not options.existing_only, publishes=True)
         if topic.log.state is TopicState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.allocate_client_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
         session = cls(topic, port, broker.config.pending_bytes, broker.memory.requests)
-        session.producer = Producer(
+        session.producer = TopicProducer(
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
             principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
@@ -150,7 +150,7 @@ class ProducerSession:
             topic_name, options.schema, rules, principal.name
         )
         if options.initial_subscription:
-            await topic.registry.subscribe(options.initial_subscription, topic.log.shape.start)
+            await topic.registry.subscribe(options.initial_subscription, topic.log.shape.start_position)
         try:
             await topic.producers.join(session.producer)
             if session.producer.close_error is not None:
@@ -192,10 +192,12 @@ class ProducerSession:
 
     @property
     def max_message_bytes(self) -> int:
+        """The largest size, in bytes, that the topic accepts for a message."""
         return self.topic.applied.max_message_bytes
 
     @property
     def topic_epoch(self) -> int:
+        """The topic's epoch in which this producer got exclusive access; 0 if it never did."""
         return self.producer.epoch
 
     # ------------------------------------------------------------------ publishing
@@ -246,8 +248,8 @@ class ProducerSession:
             self._not_published(entry, published)
 
     def _not_published(self, entry: Buffer, published: bool | TransactionEventToAwait) -> None:
-        """Called after `Producer.publish` did not give the entry to the log. If the entry must wait for a transaction,
-        queues it as the first waiting one. Otherwise it has its outcome already; gives its credit back."""
+        """Called after `TopicProducer.publish` did not give the entry to the log. If the entry must wait for a
+        transaction, queues it as the first waiting one. Otherwise it has its outcome already; gives its credit back."""
         if isinstance(published, TransactionEventToAwait):
             self._awaiting = True
             if self._waiting is None:
@@ -345,7 +347,7 @@ class ProducerSession:
         self.producer.close(ConnectionLost("the producer has left"))
 
     def _drop_waiting(self) -> deque[bytes]:
-        self.topic.gate.remove(self._step)
+        self.topic.gate.remove_waiting_publish(self._step)
         waiting, self._waiting = self._waiting or deque(), None
         self._memory.held -= sum(map(len, waiting)) + ENTRY_COST_BYTES * len(waiting)
         return waiting

@@ -1,7 +1,7 @@
 """Schedules: messages that are published at set times, by the broker that owns their topic.
 
-    await ScheduleCatalog(broker).create(topic, schedule)   at any broker: records of the metadata
-    ScheduleRunner(broker)                                  one for each broker: fires what is due of its topics
+    await ScheduleCatalog(broker).create_schedule(topic, schedule)    at any broker: records of the metadata
+    ScheduleRunner(broker)                                            one for each broker: fires what is due
 
 A schedule is in the record of its topic's schedules, and how far it has come in a record of its own. When it fires is
 decided in schedules_core.py. **Each fire is in the log once**, with deduplication or without it, whatever dies:
@@ -40,7 +40,7 @@ from ...metadata.records import Schedule, ScheduleProgressRecord, SchedulesRecor
 from ...metadata.store import (
     ABSENT,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     WatchReset,
     get_readable_record,
     get_record,
@@ -107,7 +107,7 @@ class ScheduleCatalog:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def create(self, topic: TopicName, schedule: Schedule) -> None:
+    async def create_schedule(self, topic: TopicName, schedule: Schedule) -> None:
         """Creates a schedule of a topic; its id, its times and the incarnation of its topic are set here. Raises
         InvalidRequest if it would never fire, or is too large; TopicNotFound; AlreadyExists; NotAllowed if the
         namespace has SCHEDULES_MAX, or `topic` is one partition or keeps nothing."""
@@ -137,7 +137,7 @@ class ScheduleCatalog:
 
         await update_record(self._broker.metadata, _path(topic), SchedulesRecord, changed)
 
-    async def delete(self, topic: TopicName, name: str) -> None:
+    async def delete_schedule(self, topic: TopicName, name: str) -> None:
         """Deletes a schedule. A fire that has begun may still be published. Raises NotFound."""
 
         def changed(record: SchedulesRecord | None) -> SchedulesRecord | None:
@@ -146,9 +146,9 @@ class ScheduleCatalog:
             return SchedulesRecord(schedules=tuple(each for each in record.schedules if each.name != name))
 
         await update_record(self._broker.metadata, _path(topic), SchedulesRecord, changed)
-        await self._broker.metadata.commit([Delete(_progress_path(topic, name))])
+        await self._broker.metadata.commit([DeleteNode(_progress_path(topic, name))])
 
-    async def pause(self, topic: TopicName, name: str, *, paused: bool) -> None:
+    async def pause_schedule(self, topic: TopicName, name: str, *, paused: bool) -> None:
         """Pauses a schedule, or ends its pause. What was due during the pause is not made up for. Raises NotFound."""
         now_ms = self._broker.world.clock.wall_ms()
 
@@ -163,7 +163,7 @@ class ScheduleCatalog:
 
         await update_record(self._broker.metadata, _path(topic), SchedulesRecord, changed)
 
-    async def run_now(self, topic: TopicName, name: str) -> None:
+    async def run_schedule_now(self, topic: TopicName, name: str) -> None:
         """Publishes the message of a schedule once, now, paused or not. Raises NotFound, and the errors of a publish.
         After an error it is unknown whether it was published."""
         record = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
@@ -172,7 +172,7 @@ class ScheduleCatalog:
         target = choose_target(topic, schedule, partitions)
         now_ms, producer = self._broker.world.clock.wall_ms(), f"{producer_name_of(name)}/now"
         entry = make_entry(schedule, producer, now_ms, now_ms)
-        await self._broker.internal_producer.publish(target, producer, [entry], 0)
+        await self._broker.internal_producer.publish_messages(target, producer, [entry], 0)
 
     async def list_stats(self, topic: TopicName) -> list[ScheduleStats]:
         """Returns the schedules of a topic, sorted by name, each with what has become of it."""
@@ -232,7 +232,7 @@ def _path(topic: TopicName) -> str:
 
 
 def _progress_path(topic: TopicName, name: str) -> str:
-    return paths.scheduled(topic.tenant, topic.namespace, topic.local, name)
+    return paths.schedule_progress(topic.tenant, topic.namespace, topic.local, name)
 
 
 async def _read_progress(
@@ -403,13 +403,13 @@ class ScheduleRunner:
         """Looks at what is due, each TICK_S."""
         try:
             while True:
-                self.look_at_due()
+                self.check_due_schedules()
                 await asyncio.sleep(TICK_S)
         finally:
             await self._tasks.close()
             self._tasks = Tasks()
 
-    def look_at_due(self) -> None:
+    def check_due_schedules(self) -> None:
         """Starts a task for each schedule that may be due here, at most AT_ONCE."""
         if not self._broker.has_session:
             return
@@ -485,7 +485,7 @@ class ScheduleRunner:
             return
         if (await broker.find_owner(target)).name != broker.name:
             return
-        topic = known.seen = await broker.topic(target, create=False)
+        topic = known.seen = await broker.load_topic(target, create=False)
         if await self._is_stale(known, topic, partitioned=partitions > 0):
             return
         if not progress.firing:
@@ -498,7 +498,7 @@ class ScheduleRunner:
                     await self._write(known, progress, version)
                 known.mine, known.next_ms, known.look_s = True, due.next_ms, 0.0
                 return
-            last = topic.log.shape.last
+            last = topic.log.shape.last_position
             progress = msgspec.structs.replace(
                 progress, firing=due.fires, dropped=dropped, partition=target.partition, last_ledger=last[0],
                 last_entry=last[1], log_end=topic.log.shape.end_index,
@@ -541,13 +541,13 @@ class ScheduleRunner:
                          known.schedule.name, progress.firing)  # fmt: skip
             return ()
         there, producer = set[int](), producer_name_of(known.schedule.name)
-        position = shape.after(Position(progress.last_ledger, progress.last_entry))
+        position = shape.position_after(Position(progress.last_ledger, progress.last_entry))
         while shape.has_entry(position := shape.next_unskipped_position(shape.position_at_or_after(position))):
             for entry in await topic.log.reader.read(position, READ_BYTES):
                 metadata = parse_header(split_broker_part(entry.payload)[2], verify=False).metadata
                 if metadata.producer_name == producer:
                     there.add(metadata.sequence_id)
-                position = shape.after(entry.position)
+                position = shape.position_after(entry.position)
         return tuple(each for each in progress.firing if each not in there)
 
     async def _publish(self, topic: Topic, known: _Known, fires: Sequence[int]) -> None:

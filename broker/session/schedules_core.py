@@ -87,7 +87,8 @@ class Cron(NamedTuple):
     either_day: bool  # one of the two kinds of day is enough
     is_hourly: bool  # it goes by elapsed time
 
-    def fits_day(self, day: date) -> bool:
+    def matches_day(self, day: date) -> bool:
+        """Returns whether the expression fires on this day."""
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return of_month or of_week if self.either_day else of_month and of_week
 
@@ -244,7 +245,7 @@ def _next_day(cron: Cron, day: date, last_day: date) -> date | None:
     while day <= last_day:
         if day.month not in cron.months:
             day = date(day.year + day.month // 12, day.month % 12 + 1, 1)
-        elif cron.fits_day(day):
+        elif cron.matches_day(day):
             return day
         else:
             day += timedelta(days=1)

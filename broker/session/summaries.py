@@ -70,7 +70,7 @@ from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, NOWHERE
 from ..subscription.core.policy import SlotDistribution
-from ..subscription.core.subscription_types import SubscriptionType as Registered
+from ..subscription.core.subscription_types import SubscriptionTypeRow as Registered
 from ..subscription.expiry import is_of_other_subscription
 from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
@@ -88,7 +88,9 @@ STUCK_KEY_S = 60.0
 """Seconds after which a held key counts as stuck, as in deploy/prometheus/rules.yml and in the log of the SDK."""
 
 
-async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
+async def collect_topic_stats(
+    topic: Topic, owner: str, *, precise: bool = False, ages: bool = True
+) -> values.TopicStats:
     """Returns the statistics of a topic. `owner`: the endpoint of its owner; `precise`: counts the backlog exactly,
     also in batches that are acknowledged as a whole or in part. `ages`: if False, reads no entry from bookies; then
     leaves out `oldest_ms`, and estimates those backlogs for which an entry would have to be read."""
@@ -117,8 +119,9 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
     )  # fmt: skip
 
 
-def brief_topic_stats(topic: Topic) -> values.BriefTopicStats:
-    """Returns a part of the statistics of a topic, as `topic_stats` without `ages` does, in a tenth of its time."""
+def collect_brief_topic_stats(topic: Topic) -> values.BriefTopicStats:
+    """Returns a part of the statistics of a topic, as `collect_topic_stats` without `ages` does, in a tenth of its
+    time."""
     traffic, rates, backlogs = topic.traffic, topic.traffic.rates(), dict[str, int]()
     for each in topic.subscriptions.values():
         backlogs[each.name] = estimate_backlog(topic.readable_log(uncommitted=each.reads_uncommitted), each)
@@ -139,6 +142,7 @@ def _transactions(topic: Topic) -> values.TopicTransactions | None:
 
 
 def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
+    """Returns what an open transaction has written to this topic and acknowledged in its subscriptions."""
     subscriptions = tuple(
         values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()
@@ -154,6 +158,9 @@ def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHer
 async def collect_subscription_stats(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
 ) -> values.SubscriptionStats:  # fmt: skip
+    """Returns the statistics of a subscription. `precise`: counts the messages of the backlog, which reads the log;
+    otherwise the number is an estimate. `ages`: also reads the publish time of the oldest message of the backlog;
+    otherwise it is 0."""
     log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
     backlog = (
         (await analyze_backlog(log, subscription)).messages
@@ -271,13 +278,14 @@ def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicIntern
             )
             for span, (_, stays) in zip(log.shape.spans, topic.list_reasons_ledgers_kept(), strict=True)
         ),
-        last_confirmed=log.shape.last, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
+        last_confirmed=log.shape.last_position, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
         replication=str(log.replication or ""), wanted_replication=str(log.wanted_replication),
         degraded=log.is_degraded,
     )  # fmt: skip
 
 
 def collect_compaction_stats(topic: Topic) -> values.CompactionStatus:
+    """Returns the state and the progress of the topic's compaction."""
     progress, record = topic.compaction.progress, topic.compaction.record
     found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,
@@ -318,7 +326,7 @@ class TopicPageQuery(NamedTuple):
     limit: int = 0
 
 
-def loop_busy() -> float:
+def measure_loop_busy() -> float:
     """Returns how busy the event loop of this process is: the share of the time during which it works, from 0 to 1; -1
     if that is not measured."""
     return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
@@ -371,13 +379,13 @@ class ClusterSummaries:
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
-        survey, me = await broker.survey.take(), broker.own_broker_record
+        survey, me = await broker.survey.run_survey(), broker.own_broker_record
 
         def rows(measure: str) -> tuple[TopicRow, ...]:
             return tuple(_row(facts, broker.endpoint) for facts in survey.largest[measure])
 
         return BrokerSummary(
-            broker.name, broker.endpoint, PRODUCT, broker.started_ms, loop_busy(), PROCESS.connections,
+            broker.name, broker.endpoint, PRODUCT, broker.started_ms, measure_loop_busy(), PROCESS.connections,
             survey.total.degraded, _sums("", survey.total),
             tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
             rows("traffic"), rows("backlog"), rows("age"), broker.world.own_token_ends_ms(), survey.full,
@@ -418,7 +426,7 @@ class ClusterSummaries:
 
     async def _list_own_bundles(self, name: NamespaceName | None) -> tuple[BundleRow, ...]:
         broker = self._broker
-        await broker.survey.take()  # the rates are those of a walk
+        await broker.survey.run_survey()  # the rates are those of a walk
         found = list[BundleRow]()
         for path, sums in broker.sum_bundles().items():
             place = paths.parse_bundle_owner(path)
@@ -432,7 +440,7 @@ class ClusterSummaries:
     ) -> TopicPage:
         """Returns one page of the list of topics that are loaded at this broker."""
         broker, turns = self._broker, EventLoopSlices(self._broker.world.clock)
-        await broker.survey.take()  # the rates are those of a walk
+        await broker.survey.run_survey()  # the rates are those of a walk
         fitting = [
             topic for name, topic in broker.loaded.items() if name.startswith(query.prefix) and query.contains in name
         ]
@@ -501,6 +509,7 @@ def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:
 
 
 def describe_bookie(record: BookieRecord) -> BookieInfo:
+    """Returns the part of a bookie's record that operators see."""
     return BookieInfo(
         record.bookie, record.endpoint, record.read_only, record.rack, record.free_bytes, record.total_bytes
     )
@@ -699,7 +708,7 @@ async def trace_message(topic: Topic, position: Position, batch_index: int) -> M
     if shape.skipped_lost_range_end(position) is not None:
         return MessageTrace("The message is lost: no bookie has it, and an operator let consumers pass over it.", ())
     if not topic.shown.shape.has_visible_entry(position):
-        if position > topic.shown.shape.stable:
+        if position > topic.shown.shape.stable_position:
             return MessageTrace(
                 "The message comes after the begin of an open transaction, or is of one: consumers get it when all "
                 "that began before it have ended, unless its own is aborted; 'magnetar transactions list' shows "
@@ -733,7 +742,7 @@ async def _find_why_filtered(topic: Topic, position: Position, batch_index: int)
             found[each.name] = f"It went back for the subscription {other!r} alone."
             continue
         filtering = each.filtering
-        if filtering is not None and wanted & ~await filtering.judge_again(entry, topic.world) == 0:
+        if filtering is not None and wanted & ~await filtering.judge_stored_entry(entry, topic.world) == 0:
             found[each.name] = f"The filter does not want it: {filtering.filter.text}"
     return found
 

@@ -1,8 +1,8 @@
 """Requests about topics, in any protocol, other than producing and consuming: owners, partitions, offsets, schemas, and
 changes of a namespace's list of topics.
 
-Any broker answers `lookup`, `partitions` and `watch_topics`; `get_offsets` and `advance_subscription` are answered by
-the topic's owner (NotOwner). Guarding tests: tests/broker/grpc/test_services.py,
+Any broker answers `look_up_owner`, `count_partitions` and `watch_topics`; `get_offsets` and `advance_subscription` are
+answered by the topic's owner (NotOwner). Guarding tests: tests/broker/grpc/test_services.py,
 tests/broker/cluster/test_topic_watch.py.
 
 Also in this file, below its heading: requests of clients and operators about the schemas of topics (schemas).
@@ -79,14 +79,14 @@ class TopicQueries:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def lookup(self, topic: TopicName, listener: str = "") -> TopicOwner:
+    async def look_up_owner(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the broker that owns a topic, even if the topic does not exist yet. `listener`: the name of the
         listener that the client uses; empty: the default one. Raises Unavailable if the owner is not known at the
         moment; NotFound if the owner has no listener of this name."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
-    async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> PartitionsAndOwner:
+    async def count_partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> PartitionsAndOwner:
         """Returns the number of partitions of a topic. `create`: creates the topic if it is missing and may be created;
         it gets the namespace's default number of partitions. `by_use`: if that number is 0, does not create the topic
         now, because its first use creates it."""
@@ -99,7 +99,7 @@ class TopicQueries:
         count, owner = await catalog.count_or_create_partitions(topic, by_use=by_use), None
         if not count:
             with contextlib.suppress(MagnetarError):  # the look-up says why
-                owner = await self.lookup(topic)
+                owner = await self.look_up_owner(topic)
         return PartitionsAndOwner(count, owner)
 
     async def get_offsets(
@@ -121,10 +121,10 @@ class TopicQueries:
         index = -1
         if subscription:
             check_subscription_name(subscription)
-            index = await find_first_unacked_index(await topic.registry.subscribe(subscription, shape.start))
+            index = await find_first_unacked_index(await topic.registry.subscribe(subscription, shape.start_position))
         by_time, turns = list[int](), EventLoopSlices(self._broker.world.clock)
         for time_ms in times_ms:
-            by_time.append((await reader.locate_time(time_ms)).first_index)
+            by_time.append((await reader.find_position_by_time(time_ms)).first_index)
             if turns.is_slice_used_up:
                 await turns.begin_slice()
         topic.check_may_answer_end_of_topic()
@@ -136,7 +136,7 @@ class TopicQueries:
         """Loads a partition or a topic without partitions, and returns it. Raises NotAllowed if the topic has
         partitions; TopicNotFound if it does not exist."""
         try:
-            return await self._broker.topic(name, create=False)
+            return await self._broker.load_topic(name, create=False)
         except TopicNotFound:
             count = await self._broker.catalog.count_partitions(name) if not name.is_partition else 0
             if not count:
@@ -206,13 +206,13 @@ class SchemaQueries:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
+    async def get_schema(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
         """Returns the schema of the topic with that version; None: the newest one. Raises SchemaNotFound if there is
         none; TopicNotFound if the topic has another incarnation than `incarnation`, before or after the read, because
         version numbers are valid in one incarnation only."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
-        found = await self._broker.schemas.get(topic, version)
+        found = await self._broker.schemas.get_schema(topic, version)
         await check(topic, incarnation)
         return found
 
@@ -226,12 +226,12 @@ class SchemaQueries:
         `by_hand`: True if an operator registers the schema, which is allowed even if `schema_auto_update` is off.
         Raises IncompatibleSchema, InvalidRequest or NotAllowed if the schema may not be registered."""
         rules = await self._rules(topic)
-        return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
+        return await self._broker.schemas.register_schema(topic, info, rules, user=user, by_hand=by_hand)
 
-    async def find(self, topic: TopicName, info: SchemaInfo) -> int:
+    async def find_schema_version(self, topic: TopicName, info: SchemaInfo) -> int:
         """Returns the version of that schema of the topic which is equal to `info`. Raises SchemaNotFound if none is
         equal; InvalidRequest if `info` is invalid."""
-        return await self._broker.schemas.find_version(topic, info)
+        return await self._broker.schemas.find_schema_version(topic, info)
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns whether the schema could be registered for the topic, with the compatibility rule that decides this.
@@ -239,10 +239,10 @@ class SchemaQueries:
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
-    async def delete(self, topic: TopicName, *, force: bool) -> int | None:
+    async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Deletes all schema versions of the topic. Returns the number of the newest one; None if the topic had no
         schema."""
-        return await self._broker.schemas.delete(topic, force=force)
+        return await self._broker.schemas.delete_schemas(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaPolicies:
         await self._broker.catalog.get_cached_namespace(topic.namespace_name)

@@ -88,7 +88,9 @@ class SubscriptionAcks:
     def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
         cursor = self._cursor
         before = cursor.acked_message_count(position)
-        if cursor.ack_messages_of_batch(position, bits, self._size(member, position)) or cursor.is_done(position):
+        if cursor.ack_messages_of_batch(position, bits, self._size(member, position)) or cursor.is_acked_or_pending(
+            position
+        ):
             self._dispatcher.on_acked(member, position)
         elif member is not None:
             self._dispatcher.on_messages_acked(member, position, cursor.acked_message_count(position) - before)
@@ -195,7 +197,7 @@ class SubscriptionAcks:
         if pending is None:
             return
         covered = (1 << bits.bit_length()) - 1
-        if pending.has_pending_up_to(self._shape.before(position)) or self._is_pending(position, covered):
+        if pending.has_pending_up_to(self._shape.position_before(position)) or self._is_pending(position, covered):
             self._refuse(position)
 
     def skip_up_to(self, mark: Position) -> None:
@@ -217,7 +219,7 @@ class SubscriptionAcks:
                 dispatcher.on_entries_acked(None, ledger_id, new)
                 acked += len(new)
         for position, bits, size in parts:
-            if cursor.ack_messages_of_batch(position, bits, size) or cursor.is_done(position):
+            if cursor.ack_messages_of_batch(position, bits, size) or cursor.is_acked_or_pending(position):
                 dispatcher.on_acked(None, position)
         return acked
 
@@ -229,7 +231,7 @@ class SubscriptionAcks:
     def ack_messages(self, position: Position, bits: int, size: int) -> None:
         """Acknowledges the messages `bits` of a batch of `size` messages that is not outstanding. None of them may be
         pending in a transaction."""
-        if self._cursor.ack_messages_of_batch(position, bits, size) or self._cursor.is_done(position):
+        if self._cursor.ack_messages_of_batch(position, bits, size) or self._cursor.is_acked_or_pending(position):
             self._dispatcher.on_acked(None, position)
 
     def find_outstanding_entries(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
@@ -376,7 +378,7 @@ class TransactionalAcks(SubscriptionAcks):
         if cumulative is not None:
             named = cumulative.position
             self._add_cumulative(member, cumulative, asked)
-        new = pending_acks.judge(cursor, txn, asked, named)
+        new = pending_acks.judge_transactional_acks(cursor, txn, asked, named)
         if isinstance(new, TransactionalAckRefused):
             raise _conflict(new)
         if not new:
@@ -392,7 +394,7 @@ class TransactionalAcks(SubscriptionAcks):
             else:
                 dispatcher.on_acked(member, Position(ledger_id, each.min()))
         for position, part in new.parts.items():
-            if cursor.is_done(position):
+            if cursor.is_acked_or_pending(position):
                 dispatcher.on_acked(member, position)
             else:
                 dispatcher.on_messages_acked(member, position, part.bits.bit_count())
@@ -437,7 +439,7 @@ class TransactionalAcks(SubscriptionAcks):
         if bits:
             length, size = self._checked(position, bits).bit_length(), self._size(member, position)
             if not size or length < size:
-                exact.up_to = self._shape.before(position)
+                exact.up_to = self._shape.position_before(position)
                 exact.parts[position] = PartialBatch((1 << length) - 1, size)
 
     # ------------------------------------------------------------------ the end of a transaction
@@ -445,7 +447,7 @@ class TransactionalAcks(SubscriptionAcks):
         """Applies the end of a transaction to the subscription. If the transaction committed, its pending
         acknowledgements count. If it was aborted, they are dropped, and the caller must deliver the entries again.
         Returns the acknowledgements that were pending; None if the transaction had none here."""
-        cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
+        cursor, settled = self._cursor, pending_acks.settle_transactional_acks(self._cursor, txn, committed=committed)
         if settled is None:
             return None
         if committed:

@@ -36,7 +36,7 @@ class ActivityTimes:
 # ------------------------------------------------------------------------------------------------------ consumer
 
 
-class Outlet(Protocol):
+class ConsumerOutlet(Protocol):
     """The interface through which a subscription sends messages and events to one consumer. Only `wait_drained` waits;
     all other methods return at once."""
 
@@ -80,7 +80,7 @@ class Consumer:
     )  # fmt: skip
 
     def __init__(
-        self, member: Member, outlet: Outlet, *, address: str, instance: str, principal: Principal = LOCAL,
+        self, member: Member, outlet: ConsumerOutlet, *, address: str, instance: str, principal: Principal = LOCAL,
         client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.client = client  # its name and version, as it says

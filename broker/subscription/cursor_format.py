@@ -95,7 +95,7 @@ class CursorChunkPlace(NamedTuple):
     size_bytes: int
 
 
-class Piece(NamedTuple):
+class CursorPiece(NamedTuple):
     """One decoded entry of a cursor ledger. A chunk of the state, and a marker, is stored as one or more pieces. The
     marker ends a write: it has the mark and the places of all valid chunks."""
 
@@ -215,7 +215,7 @@ def encode_snapshot(entries: list[bytes]) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------ decoding
-def decode_piece(entry: bytes) -> Piece:
+def decode_piece(entry: bytes) -> CursorPiece:
     """Decodes one entry of a cursor ledger, and returns it. Raises DamagedCursorState if the entry is damaged;
     NewerFormat if a later version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
@@ -227,7 +227,7 @@ def decode_piece(entry: bytes) -> Piece:
         raise DamagedCursorState("checksum does not match")
     check_format(CURSOR, entry[2], "a cursor ledger")
     _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
-    found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
+    found = CursorPiece(kind, sequence, ledger_id, block, piece, pieces, body)
     if not found.piece < found.pieces or found.kind > max(CursorChunkKind):
         raise DamagedCursorState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
     return found

@@ -32,8 +32,8 @@ import msgspec
 from ...ledger import LedgerClient, LedgerReader
 from ...ledger import client as deletions
 from ...metadata import paths
-from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
-from ...metadata.store import Delete, MetadataStore, NodeUpdate, VersionedValue, update_nodes
+from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode_record, encode_record
+from ...metadata.store import DeleteNode, MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
@@ -80,10 +80,10 @@ def make_subscription_claim_changes(topic: TopicName, record: TopicRecord, claim
 
 def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None:
     try:
-        record = None if node is None else decode(node.value, CursorRecord, path)
+        record = None if node is None else decode_record(node.value, CursorRecord, path)
     except DamagedRecord:  # `open` raises for it
         return None
-    return None if record is None else encode(_changed(record, claim=claim), path)
+    return None if record is None else encode_record(_changed(record, claim=claim), path)
 
 
 class DurableCursor:
@@ -119,7 +119,7 @@ class DurableCursor:
         self._record = CursorRecord()
         self._version = -1  # of the record
         self._ledger_client, self._replication = ledgers, replication
-        self._ledger_used: SnapshotLedger[stored.Piece] | None = None
+        self._ledger_used: SnapshotLedger[stored.CursorPiece] | None = None
         self._log: CursorWritePlanner | None = None  # the valid chunks of the ledger; None: nothing was written
         self._waiting: list[Told] | None = None  # for the next write
         self._served: Sequence[Told] = ()  # by the write in flight
@@ -130,7 +130,7 @@ class DurableCursor:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def _ledger(self) -> SnapshotLedger[stored.Piece]:
+    def _ledger(self) -> SnapshotLedger[stored.CursorPiece]:
         """Returns the cursor ledger. Creates the object on the first use, because most subscriptions have written
         none."""
         if self._ledger_used is None:
@@ -150,6 +150,7 @@ class DurableCursor:
 
     @property
     def cursor(self) -> Cursor:
+        """The cursor in memory. It may have acknowledgements that are not stored yet."""
         assert self._cursor is not None, "the cursor is open"
         return self._cursor
 
@@ -171,7 +172,7 @@ class DurableCursor:
         def transform(node: VersionedValue | None) -> bytes | None:
             if node is not None and self._decoded(node.value).claim != self._claim:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
-            return encode(record, self._path)
+            return encode_record(record, self._path)
 
         await commit(NodeUpdate(self._path, transform, absent=True))
         self._record = record
@@ -199,14 +200,14 @@ class DurableCursor:
         state = self._snapshot()
         self._ledger.ledger_id = self._record.ledger_id
         if state is None and self._record.ledger_id >= 0:
-            state = await self._ledger.recover(self._record.ledger_id, self._state_of)
+            state = await self._ledger.recover_state(self._record.ledger_id, self._state_of)
         if state is None:
             state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
-        if state.mark.entry_id >= 0 and state.mark > shape.last and state.mark > shape.start:
+        if state.mark.entry_id >= 0 and state.mark > shape.last_position and state.mark > shape.start_position:
             _LOG.error("%s/%s: mark %s is after the end %s of the topic: acknowledged data is lost",
-                       self.topic, self.subscription, state.mark, shape.last)  # fmt: skip
+                       self.topic, self.subscription, state.mark, shape.last_position)  # fmt: skip
         self._cursor = Cursor(shape, state)
-        self._cursor.adapt_to_log()
+        self._cursor.adapt_to_log_after_restart()
 
     def _snapshot(self) -> CursorState | None:
         """Returns the state that the last owner stored in the record when it closed in order; None if there is no such
@@ -219,7 +220,7 @@ class DurableCursor:
             self._alarm("the snapshot in the record cannot be used", error)
             return None
 
-    async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
+    async def _state_of(self, reader: LedgerReader, pieces: list[stored.CursorPiece]) -> CursorState:
         """Reads the chunks that the marker lists, and returns the complete state. `pieces`: the pieces of the marker.
         Raises DamagedCursorState or DataLost if a chunk cannot be read."""
         body = b"".join(each.body for each in pieces)
@@ -246,7 +247,7 @@ class DurableCursor:
         known; the topic does not open, so that no unacknowledged ledger is trimmed and the record is not
         overwritten."""
         try:
-            return decode(value, CursorRecord, self._path)
+            return decode_record(value, CursorRecord, self._path)
         except DamagedRecord as error:
             raise DataLost(
                 f"the record of subscription {self.subscription!r} of {self.topic} is damaged: {error}; its messages "
@@ -279,7 +280,7 @@ class DurableCursor:
                 fenced = TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
                 fenced.unwritten = first
                 raise fenced
-            return encode(change(record), self._path)
+            return encode_record(change(record), self._path)
 
         *_, node = await update_nodes(self._metadata, (*together, NodeUpdate(self._path, transform)))
         assert node is not None, "a changed record exists"
@@ -413,7 +414,7 @@ class DurableCursor:
         return write if done else None
 
     async def _append(self, write: CursorWrite) -> bool:
-        return await self._ledger.append(write.entries)
+        return await self._ledger.append_pieces(write.entries)
 
     async def _roll(self, write: CursorWrite) -> bool:
         async def name(ledger_id: int) -> None:
@@ -424,7 +425,7 @@ class DurableCursor:
                 )
             )  # fmt: skip
 
-        await self._ledger.roll(write.entries, name)
+        await self._ledger.roll_ledger(write.entries, name)
         return True
 
     # ------------------------------------------------------------------ ending
@@ -493,14 +494,14 @@ class DurableCursor:
         if self._tasks is not None:
             await self._tasks.drain()
         node = await self._metadata.get(self._path)
-        if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
+        if node is not None and decode_record(node.value, CursorRecord, self._path).claim != self._claim:
             raise TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
         buckets = [bucket.ledger_id for bucket in self._record.delays]
         ledgers = [each for each in (self._record.ledger_id, self._ledger.ledger_id, *buckets) if each >= 0]
         if node is not None:  # else an earlier attempt of unknown outcome deleted it
-            await deletions.commit_ledger_deletions(self._metadata, ledgers, [Delete(self._path, node.version)])
-        await self._ledger.delete()
-        await self._state_ledgers().delete(*buckets)
+            await deletions.commit_ledger_deletions(self._metadata, ledgers, [DeleteNode(self._path, node.version)])
+        await self._ledger.delete_ledger()
+        await self._state_ledgers().delete_ledgers(*buckets)
 
 
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:

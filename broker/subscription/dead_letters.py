@@ -22,7 +22,7 @@ message may still be on its way to the log it is tried again. What is never whol
 Where the subscription is ordered (core/dispatch.py), Exclusive and Failover have back-off and dead letters too, and
 there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
-(core/redelivery_backoff.py `DeadLetterPolicy.effective_for_subscription`).
+(core/redelivery_backoff.py `DeadLetterPolicy.resolve_for_subscription`).
 
 Where it is ordered, counts are of the first message of a batch that is left (core/cursor.py), and that one is moved
 alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart:
@@ -55,7 +55,7 @@ from ..log.unfolding import run_in_thread_if_slow
 from .core.cursor import Cursor
 from .core.cursor_state import bit_indexes
 from .core.dispatch import Dispatcher
-from .core.policy import Chunk, MessageChunkRun, find_chunk_run_at, find_chunk_runs
+from .core.policy import MessageChunk, MessageChunkRun, find_chunk_run_at, find_chunk_runs
 from .core.redelivery_backoff import (
     BackoffQueue,
     DeadLetterOrigin,
@@ -138,7 +138,7 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
         with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
             entries += [await log.reader.read_entry(mark)]
-    following = shape.next_unskipped_position(shape.after(mark))
+    following = shape.next_unskipped_position(shape.position_after(mark))
     if shape.has_visible_entry(following):
         with suppress(DataLost):
             entries += await log.reader.read(following, READ_BYTES)
@@ -164,7 +164,9 @@ async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Positi
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
     seeks to `mark` receives all chunks of the message."""
-    return min([mark, *(log.shape.before(run.places[0]) for run in await find_messages_across_mark(log, mark))])
+    return min(
+        [mark, *(log.shape.position_before(run.places[0]) for run in await find_messages_across_mark(log, mark))]
+    )
 
 
 class _Search:
@@ -180,21 +182,23 @@ class _Search:
     def is_from_same_producer(self, entry: StoredEntry) -> bool:
         return parse_stored_head(entry.frames[-1]).metadata.producer_name == self._producer
 
-    def chunk(self, entry: StoredEntry) -> Chunk:
+    def chunk(self, entry: StoredEntry) -> MessageChunk:
         """Returns the entry as a Chunk. If the entry is damaged, its number is -1."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:
-            return Chunk(entry.position, -1, 1)
-        return Chunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
+            return MessageChunk(entry.position, -1, 1)
+        return MessageChunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
 
-    async def before(self, mark: Position) -> list[Chunk]:
+    async def before(self, mark: Position) -> list[MessageChunk]:
         """Returns the chunks of the message that are between `mark` and the entry at which the search starts, in log
         order."""
-        shape, found, left = self._log.shape, list[Chunk](), self._budget.left
+        shape, found, left = self._log.shape, list[MessageChunk](), self._budget.left
         end = self._entry.position
-        while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:
-            first = max(Position(last.ledger_id, max(0, last.entry_id - WINDOW_ENTRIES + 1)), shape.after(mark))
+        while left > 0 and (last := shape.position_before(end)) > mark and last < end and last.entry_id >= 0:
+            first = max(
+                Position(last.ledger_id, max(0, last.entry_id - WINDOW_ENTRIES + 1)), shape.position_after(mark)
+            )
             window = [each async for each in self._read(first, last)]
             self._budget.left -= len(window)
             for each in reversed(window):
@@ -213,12 +217,12 @@ class _Search:
     async def after(self) -> AsyncIterator[StoredEntry]:
         """Yields all entries after the one at which the search starts, until the end of the log or of the budget."""
         shape, budget = self._log.shape, self._budget
-        position = shape.after(self._entry.position)
+        position = shape.position_after(self._entry.position)
         while budget.left > 0 and shape.has_visible_entry(position := shape.next_unskipped_position(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
-                position = shape.after(each.position)
+                position = shape.position_after(each.position)
         self.at_end = budget.left > 0
 
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
@@ -228,7 +232,7 @@ class _Search:
         while position <= last and shape.has_visible_entry(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
-                position = shape.next_unskipped_position(shape.after(each.position))
+                position = shape.next_unskipped_position(shape.position_after(each.position))
             if once:
                 return
 
@@ -291,7 +295,7 @@ class HeldBackEntries:
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
-            self._move_soon(self.held.restore(cursor.counts, self._policy(), self._now_ms()))
+            self._move_soon(self.held.restore_backoffs(cursor.counts, self._policy(), self._now_ms()))
             self._arm()
 
     def _now_ms(self) -> int:
@@ -303,7 +307,7 @@ class HeldBackEntries:
         """Returns the policy that is in force now."""
         return merge_dead_letter_policy(
             self.applied, self._store.properties
-        ).effective_for_subscription(self._topic, self._subscription)
+        ).resolve_for_subscription(self._topic, self._subscription)
 
     @property
     def is_active(self) -> bool:
@@ -323,7 +327,7 @@ class HeldBackEntries:
         kept = {position: each for position, each in self.failures.items() if position not in failures}
         kept |= {position: each.bounded() for position, each in failures.items()}
         if len(kept) > FAILURES_MAX:
-            kept = {position: each for position, each in kept.items() if not self._cursor.is_done(position)}
+            kept = {position: each for position, each in kept.items() if not self._cursor.is_acked_or_pending(position)}
         self.failures = dict(islice(kept.items(), max(0, len(kept) - FAILURES_MAX), None))
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
@@ -331,7 +335,7 @@ class HeldBackEntries:
         holds each entry back: until the end of its back-off, or until it is moved to the dead-letter topic. `at_once`:
         entries without back-off, so only dead letters are held back."""
         policy, now_ms = self._policy(), self._now_ms()
-        counted = [position for position in positions if not self._cursor.is_done(position)]
+        counted = [position for position in positions if not self._cursor.is_acked_or_pending(position)]
         for position in counted:
             times = self._cursor.redelivery_count(position) + 1
             dead = bool(policy) and policy.is_dead_letter(times)
@@ -358,7 +362,7 @@ class HeldBackEntries:
         for position in positions:
             count = self._cursor.counts.get(position)
             if count is None:
-                self.held.drop(position)  # acknowledged meanwhile
+                self.held.discard(position)  # acknowledged meanwhile
             elif policy and policy.is_dead_letter(count.redeliveries):
                 dead.append(position)
             elif position in self.held:
@@ -407,7 +411,7 @@ class HeldBackEntries:
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
         if position in self.held:
-            self.held.drop(position)
+            self.held.discard(position)
             self._dispatcher.add_released_entries([position])
             self._wake()
 
@@ -470,7 +474,7 @@ class HeldBackEntries:
             return
         first = next(index for index in range(messages) if index not in done)
         self._cursor.ack_messages_of_batch(position, 1 << first, messages)
-        self.held.drop(position)
+        self.held.discard(position)
         self._dispatcher.add_released_entries([position])
         await self._on_stored(f"message {first} of {position}", times)
 
@@ -481,7 +485,7 @@ class HeldBackEntries:
         for place in places:
             if self._cursor.ack(place) or self._ack_rest(place, count):
                 self._dispatcher.on_acked(None, place)
-            self.held.drop(place)
+            self.held.discard(place)
         await self._on_stored(str(position), times)
 
     async def _on_stored(self, what: str, times: int) -> None:

@@ -328,7 +328,7 @@ class DelayedDelivery:
     # ------------------------------------------------------------------ sealing
     def _seal(self) -> None:
         if self._sealing is None and not self._closed:
-            draft = self.core.seal(self.now_ms)
+            draft = self.core.seal_bucket(self.now_ms)
             if draft is not None:
                 self._sealing = self._spawn(self._store(draft))
 
@@ -346,7 +346,7 @@ class DelayedDelivery:
                 await self._try("named", lambda: self._places.change_buckets((bucket,), frozenset()))
             except (TopicFenced, SubscriptionNotFound) as error:
                 if getattr(error, "unwritten", True):
-                    await self._bucket_ledgers.delete(ledger_id)
+                    await self._bucket_ledgers.delete_ledgers(ledger_id)
                 raise
             self.core.on_bucket_stored(ledger_id)
         finally:
@@ -381,7 +381,7 @@ class DelayedDelivery:
                 await self._try("unnamed", partial(self._places.change_buckets, (), frozenset(going)))
                 for ledger_id in going:
                     self._stored.readers.pop(ledger_id, None)
-                    await self._bucket_ledgers.delete(ledger_id)
+                    await self._bucket_ledgers.delete_ledgers(ledger_id)
         finally:
             self._dropping = False
 
@@ -480,7 +480,7 @@ class DelayedDelivery:
                 async with asyncio.timeout(self._config.close_timeout_s):
                     while self._sealing is not None:  # the pump may begin the next one
                         await self._sealing
-                    draft = self.core.seal(self.now_ms, least=CLOSE_ENTRIES_MIN)
+                    draft = self.core.seal_bucket(self.now_ms, least=CLOSE_ENTRIES_MIN)
                     if draft is not None:
                         await self._spawn(self._store(draft))
             except TimeoutError:

@@ -1,6 +1,7 @@
 """Messages with a time of their own (proto/expiry.py): those that have expired are acknowledged, and not delivered.
 
-    expired = ExpiredMessages(subscription);  expired.acknowledge(entries, now_ms)      before each `Dispatcher.assign`
+    expired = ExpiredMessages(subscription)
+    expired.acknowledge(entries, now_ms)      before each `Dispatcher.assign_entries`
 
 An entry is judged whenever it would be assigned: after a redelivery, a back-off, a seek or a wait for its key again,
 because time has passed. The time is that of the broker's ServerClock (runtime/clock.py), so a clock that jumps for less
@@ -106,7 +107,7 @@ class ExpiredMessages:
             return 0, 0
         if entry.position < dispatcher.read_position and not dispatcher.policy.is_entry_waiting(entry):
             return 0, 0
-        if cursor.is_done(entry.position):
+        if cursor.is_acked_or_pending(entry.position):
             return 0, 0
         bits &= ~cursor.acked_or_pending_bits(entry.position)
         if self._covers_rest(entry, bits) or self._subscription.acknowledges_by_index:

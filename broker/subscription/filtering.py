@@ -2,7 +2,7 @@
 
     filtering = SubscriptionFilter(wanted, …)                 with the subscription, or when an operator sets a filter
     filtering.pass_over_unread(log, position)                           in the pump, before it reads new entries
-    judged, entries = filtering.take_wanted(entries, new=True, end=…)   … and before `Dispatcher.assign`
+    judged, entries = filtering.take_wanted(entries, new=True, end=…)   … and before `Dispatcher.assign_entries`
 
 Rules
 - Each entry is judged once, in log order, when the pump reads it for the first time: `judged_up_to` is the last one. A
@@ -17,7 +17,7 @@ Rules
   never acknowledge it. The SDK drops the rest itself (client/consume/deliveries.py).
 - The acknowledgements are kept in memory and written with the next write of the cursor. If they are lost, the entries
   are judged again, with the same result (proto/entry_filter.py). They are outside of any transaction.
-- A seek forgets what was judged (`start_over`), and so does a log of another form. What was filtered is not brought
+- A seek forgets what was judged (`restart`), and so does a log of another form. What was filtered is not brought
   back by another filter: it is acknowledged.
 - Judging ends with the slice of the pump, and after PUMP_ENTRIES_MAX entries. An entry that takes long to unfold
   (broker/log/unfolding.py), the sooner the longer the filter is, is judged in a thread, and what follows it waits.
@@ -95,13 +95,14 @@ class SubscriptionFilter:
 
     @property
     def filter(self) -> Filter:
+        """The filter of the subscription."""
         return self._judge.filter
 
     def make_judge(self, *, keeps_tombstones: bool) -> EntryFilter:
         """Returns another judge of the same filter, for this subscription."""
         return EntryFilter(self.filter, keeps_tombstones=keeps_tombstones, redriven_to=self._judge.redriven_to)
 
-    def start_over(self, *, compacted: bool) -> None:
+    def restart(self, *, compacted: bool) -> None:
         """Forgets up to where entries were judged, because the subscription was moved or reads another form of the log.
         `compacted`: it reads the compacted form, in which each tombstone is wanted."""
         self.judged_up_to = EARLIEST
@@ -119,7 +120,7 @@ class SubscriptionFilter:
         run = unread.find_run(shape, position)
         if run is None or not run.is_excluded:
             return 0 if run is not None else None
-        (ledger_id, first), stable = position, shape.stable
+        (ledger_id, first), stable = position, shape.stable_position
         last = min(run.last, stable[1]) if stable[0] == ledger_id else run.last
         entries = BitMap(range(first, last + 1)) - (shape.hidden_entries_of_ledger(ledger_id) or BitMap())
         acked = self._acks.ack_unwanted({ledger_id: entries}, ())
@@ -143,7 +144,7 @@ class SubscriptionFilter:
             run = self._unread.find_run(log.shape, position)
             if run is None or not run.is_excluded:
                 return position if run is not None else None
-            position = log.shape.after(Position(position[0], run.last))
+            position = log.shape.position_after(Position(position[0], run.last))
         return position
 
     def find_last_to_read(self, log: ReadableLog, position: Position) -> int:
@@ -256,7 +257,7 @@ class SubscriptionFilter:
     async def _judge_aside(self, entry: StoredEntry, world: World) -> None:
         asked, unwanted = self._judge, 0
         try:
-            unwanted = await self.judge_again(entry, world)
+            unwanted = await self.judge_stored_entry(entry, world)
         except Exception:
             _LOG.exception("entry %s cannot be judged: consumers get all of it", entry.position)
         finally:
@@ -265,7 +266,7 @@ class SubscriptionFilter:
                 self._found_aside = entry.position, unwanted
             self._wake()
 
-    async def judge_again(self, entry: StoredEntry, world: World) -> int:
+    async def judge_stored_entry(self, entry: StoredEntry, world: World) -> int:
         """Returns which messages of the entry are not wanted, as bits, and changes nothing. A thread judges it. Raises
         CorruptEntry if its head cannot be read."""
         judge = self.make_judge(keeps_tombstones=self._judge.keeps_tombstones)

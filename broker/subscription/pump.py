@@ -3,7 +3,8 @@
 The pump asks the dispatcher which entries come next, takes them from memory or reads them (read_ahead.py), delivers
 them, and repeats. `wake` runs the pump once in the next turn of the event loop, however often it is called: after new
 entries, permits, acknowledgements. Nothing here is per message. In each turn, what consumers give back comes first
-(`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_active_changes`).
+(`RedeliveryReturnQueue`); then consumers are notified of what the policy reports
+(`DispatchPolicy.take_active_changes`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 
 Also in this file, below their headings: entries whose head declares messages that are not in them (malformed);
@@ -41,7 +42,7 @@ from ..log.log import ReadableLog
 from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import run_in_thread_if_slow
 from .consumer import Consumer
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, Read, ReadForRedelivery
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits, PlannedRead, ReadForRedelivery
 from .core.policy import Member
 from .dead_letters import HeldBackEntries
 from .filtering import ENTRY_ID_MAX
@@ -132,7 +133,9 @@ class RedeliveryReturnQueue:
     def __len__(self) -> int:
         return len(self.waiting or ())
 
-    def add(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
+    def add_returned_entries(
+        self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False
+    ) -> None:
         """Queues entries that a consumer gives back, and gives back the first of them at once. `counted`: the entries
         count as redelivered. `leaves`: the consumer is removed from the dispatcher after the last of them."""
         if self.waiting is None:
@@ -154,14 +157,14 @@ class RedeliveryReturnQueue:
         for position in batches:
             holder = self._dispatcher.find_consumer_of_entry(position)
             if holder is not None:
-                self.add(holder, (position,), counted=True)
+                self.add_returned_entries(holder, (position,), counted=True)
             else:
                 self._dispatcher.cursor.count_redelivery(position)
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
         """Makes the next RETURN_ENTRIES of `positions` deliverable. Returns True if `positions` has no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
-        free = [position for position in some if not cursor.is_done(position)]
+        free = [position for position in some if not cursor.is_acked_or_pending(position)]
         if (counting := self._counting()) is not None:
             counting.on_entries_returned(free, at_once=self._dispatcher.ordered)  # in its place, and not later
         else:
@@ -234,7 +237,7 @@ PASSING = (Blocked.MOVING, Blocked.FINDING_DELAYS)
 """Reasons that end within one write or read."""
 
 
-class Probe(msgspec.Struct, eq=False):
+class DeliveryProbe(msgspec.Struct, eq=False):
     """The question of a consumer whether it gets a message now. `delivered`: the messages that it had got before;
     `last`: the last entry of the log then; `answer`: gets the reason why it gets nothing, NO if it got something."""
 
@@ -244,7 +247,7 @@ class Probe(msgspec.Struct, eq=False):
     answer: asyncio.Future[Blocked]
 
 
-def judge_probe(probe: Probe, dispatcher: Dispatcher, blocked: Blocked | None) -> Blocked | None:
+def judge_probe(probe: DeliveryProbe, dispatcher: Dispatcher, blocked: Blocked | None) -> Blocked | None:
     """Returns the answer to a probe: the reason why its consumer gets no message now, NO if it got one; None if that is
     not known yet. `blocked`: why the pump has stopped; None: it has more to do, or waits for a read."""
     member = probe.member
@@ -301,7 +304,7 @@ class SubscriptionDeliveryPump:
         self._buffer: ReadAheadBuffer | None = None  # None, as the next two: most subscriptions have no consumer
         self._returned: RedeliveryReturnQueue | None = None
         self._started: Tasks | None = None
-        self._probes: list[Probe] | None = None  # that have no answer yet
+        self._probes: list[DeliveryProbe] | None = None  # that have no answer yet
         self._due = False
         self._closed = False
         self._full_said = False
@@ -323,6 +326,7 @@ class SubscriptionDeliveryPump:
 
     @property
     def return_queue(self) -> RedeliveryReturnQueue:
+        """The entries that consumers gave back, and that the dispatcher has not got yet."""
         if self._returned is None:
             self._returned = RedeliveryReturnQueue(self._dispatcher, self._counting, self._clock)
         return self._returned
@@ -370,13 +374,13 @@ class SubscriptionDeliveryPump:
         answer: asyncio.Future[Blocked] = self._loop.create_future()
         if self._probes is None:
             self._probes = []
-        self._probes.append(Probe(member, member.delivered_messages, self._log.shape.last, answer))
+        self._probes.append(DeliveryProbe(member, member.delivered_messages, self._log.shape.last_position, answer))
         self.wake()
         return answer
 
-    def _answer_probes(self, probes: Sequence[Probe]) -> None:
+    def _answer_probes(self, probes: Sequence[DeliveryProbe]) -> None:
         blocked = None if self._due else self.blocked
-        left = list[Probe]()
+        left = list[DeliveryProbe]()
         for probe in probes:
             if probe.answer.done():  # its caller was cancelled
                 continue
@@ -448,10 +452,10 @@ class SubscriptionDeliveryPump:
                 if entry.expiry is not None or entry.redriven_to:  # seldom: else the time of day is not asked for
                     self._subscription.expired.acknowledge(entries, self._clock.wall_ms())
                     break
-            deliveries = self._dispatcher.assign(entries, now_ms)
+            deliveries = self._dispatcher.assign_entries(entries, now_ms)
             for rate in rates:
                 for each in deliveries:
-                    rate.spend(each.entry.count, each.entry.size, now)
+                    rate.spend_tokens(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
             if self._dispatcher.parked:
                 self._at_hand.add_waiting_entries(
@@ -463,18 +467,20 @@ class SubscriptionDeliveryPump:
                 return
         self.wake()
 
-    def _find_entries(self, want: Read | ReadForRedelivery, end: float) -> tuple[int, Sequence[StoredEntry]] | None:
+    def _find_entries(
+        self, want: PlannedRead | ReadForRedelivery, end: float
+    ) -> tuple[int, Sequence[StoredEntry]] | None:
         """Returns how many of the entries `want` the filter has acknowledged, and the others, which may be assigned;
         None if nothing can be done before a read, or a thread that judges a long entry, is done."""
         policy, filtering = self._dispatcher.policy, self._subscription.filtering
         unread: int | None = 0
-        if filtering is not None and isinstance(want, Read):
+        if filtering is not None and isinstance(want, PlannedRead):
             unread = filtering.pass_over_unread(self._log, want.position)
             if unread:
                 policy.on_entries_passed_over(1)  # however many: none of them was read
                 return 1, ()
         entries = self._at_hand.get_requested_entries(want, end) if unread is not None else ()
-        if not entries and policy.is_looking_ahead and isinstance(want, Read):  # they go out during the read
+        if not entries and policy.is_looking_ahead and isinstance(want, PlannedRead):  # they go out during the read
             if (again := self._dispatcher.choose_waiting_entries()) is None:
                 return None
             want, entries = again, self._at_hand.get_requested_entries(again, end)
@@ -482,10 +488,10 @@ class SubscriptionDeliveryPump:
             return None
         if filtering is None:
             return 0, entries
-        judged, wanted = filtering.take_wanted(entries, self._log.world, end, new=isinstance(want, Read))
+        judged, wanted = filtering.take_wanted(entries, self._log.world, end, new=isinstance(want, PlannedRead))
         if not judged:
             return None
-        if isinstance(want, Read):
+        if isinstance(want, PlannedRead):
             policy.on_entries_passed_over(judged - len(wanted))
         return judged - len(wanted), wanted
 
@@ -525,7 +531,7 @@ class SubscriptionDeliveryPump:
         """Acknowledges those of the entries that are malformed (`is_malformed_entry`), because no consumer can read
         them."""
         for position in positions:
-            if self._cursor.is_done(position):
+            if self._cursor.is_acked_or_pending(position):
                 continue
             try:
                 entry = await self._log.reader.read_entry(position)

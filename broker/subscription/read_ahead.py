@@ -45,7 +45,7 @@ from ..log.log import ReadableLog
 from ..log.log_shape_core import make_data_lost_error
 from ..log.reader import ReadMemoryBudget
 from ..log.unfolding import compute_key_slots
-from .core.dispatch import Delivery, Dispatcher, Read, ReadForRedelivery
+from .core.dispatch import Delivery, Dispatcher, PlannedRead, ReadForRedelivery
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -140,11 +140,11 @@ class ReadAheadBuffer:
             self._memory.set_used_bytes_of_holder(self, now)
 
     # ------------------------------------------------------------------ what is in memory
-    def get_requested_entries(self, want: Read | ReadForRedelivery, end: float) -> Sequence[StoredEntry]:
+    def get_requested_entries(self, want: PlannedRead | ReadForRedelivery, end: float) -> Sequence[StoredEntry]:
         """Returns the first entries of the request `want`, at most CHUNK_ENTRIES, if they are in memory. Returns fewer
         if their key slots are not all computed by the time `end`. Returns no entries, and starts a read, if the first
         entry is not in memory."""
-        entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
+        entries = self._entries_from(want.position) if isinstance(want, PlannedRead) else self._again(want.positions)
         if not entries:
             self._start_read(want)
         elif self._dispatcher.policy.by_keys:
@@ -187,7 +187,7 @@ class ReadAheadBuffer:
             self._count()
         if not ahead or ahead[0].position != position:
             found = self._log.reader.read_cached(position, CHUNK_ENTRIES, self._most)
-            if not found or not self._log.shape.has_visible_entry(self._log.shape.after(found[-1].position)):
+            if not found or not self._log.shape.has_visible_entry(self._log.shape.position_after(found[-1].position)):
                 return found
             ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
             self._ahead_bytes = sum(entry.size for entry in found)
@@ -237,7 +237,7 @@ class ReadAheadBuffer:
             self._count()
 
     # ------------------------------------------------------------------ reading from bookies
-    def _start_read(self, want: Read | ReadForRedelivery) -> None:
+    def _start_read(self, want: PlannedRead | ReadForRedelivery) -> None:
         if isinstance(want, ReadForRedelivery):
             first, last = find_contiguous_range(want.positions)
             self.reading_again = True
@@ -259,7 +259,7 @@ class ReadAheadBuffer:
             or self._ahead_bytes > AHEAD * self._memory.choose_read_size(self._config.read_bytes)
         ):
             return
-        following = self._next_to_read(self._log.shape.after(self._ahead[-1].position))
+        following = self._next_to_read(self._log.shape.position_after(self._ahead[-1].position))
         if following is None or not self._log.shape.has_visible_entry(following):
             return
         if found := self._log.reader.read_cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
@@ -287,7 +287,7 @@ class ReadAheadBuffer:
             self._reading = False
         if seeks == self._seeks:
             last = self._ahead[-1].position if self._ahead else before
-            if last != before and last is not None and self._log.shape.after(last) != position:
+            if last != before and last is not None and self._log.shape.position_after(last) != position:
                 self._drop_ahead()
             if self._ahead is _NONE:
                 self._ahead = deque()

@@ -47,7 +47,7 @@ from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
 from .core.pending_acks import SettledAcks, entries_of_aborted_acks, find_first_redelivered_entry
 from .core.policy import CAUGHT_UP_REASONS, Member, SubscriptionOptions, parse_key_limits
-from .core.subscription_types import EXCLUSIVE, SubscriptionType
+from .core.subscription_types import EXCLUSIVE, SubscriptionTypeRow
 from .cursors import DurableCursor
 from .dead_letters import HeldBackEntries
 from .delays import DelayedDelivery
@@ -62,21 +62,21 @@ INDEX_CLIENTS_MAX = 16
 SEEK = ("disconnect", "move", "store", "answer")
 
 
-class Deliveries(NamedTuple):
+class DeliveryCounts(NamedTuple):
     """How much was delivered to consumers: the messages, their bytes, and how many of the messages were redelivered."""
 
     messages: int
     size: int
     redelivered: int
 
-    def add_counts_of_member(self, member: Member) -> Deliveries:
-        return Deliveries(
+    def add_counts_of_member(self, member: Member) -> DeliveryCounts:
+        return DeliveryCounts(
             self.messages + member.delivered_messages, self.size + member.delivered_bytes,
             self.redelivered + member.redelivered_messages,
         )  # fmt: skip
 
 
-NO_DELIVERIES = Deliveries(0, 0, 0)
+NO_DELIVERIES = DeliveryCounts(0, 0, 0)
 
 
 class Subscription:
@@ -111,7 +111,7 @@ class Subscription:
         self._clock = clock
         self._config = config
         self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
-        self.type: SubscriptionType | None = None
+        self.type: SubscriptionTypeRow | None = None
         self.departed = NO_DELIVERIES  # what consumers got that are connected no more
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.index_clients: frozenset[str] = frozenset()  # clients that acknowledged parts of batches
@@ -125,7 +125,7 @@ class Subscription:
             delayed.start(self.pump.wake)
 
     @property
-    def deliveries(self) -> Deliveries:
+    def deliveries(self) -> DeliveryCounts:
         """Returns how much was delivered to the consumers of the subscription since it was loaded."""
         found = self.departed
         for each in self.consumers.values():
@@ -134,6 +134,7 @@ class Subscription:
 
     @property
     def is_durable(self) -> bool:
+        """True if the cursor of the subscription is stored, so that it outlives the broker."""
         return self.store is not None
 
     @property
@@ -263,7 +264,7 @@ class Subscription:
     def _filter_anew(self) -> None:
         """Has entries judged again that the filter judged, because the subscription was moved or reads another log."""
         if self.filtering is not None:
-            self.filtering.start_over(compacted=self.reads_compacted)
+            self.filtering.restart(compacted=self.reads_compacted)
 
     def has_undelivered_up_to(self, horizon: Position) -> bool:
         """Returns True if an entry up to and including `horizon` may still have to be delivered: it was not delivered
@@ -271,7 +272,7 @@ class Subscription:
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
-    def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
+    def join(self, consumer: Consumer, type_: SubscriptionTypeRow) -> None:
         """Adds the consumer to the subscription. Raises ConsumerBusy if the connected consumers have another type, or
         if the policy refuses the consumer.
 
@@ -287,7 +288,7 @@ class Subscription:
         self.dispatcher.join(consumer.member)
         self.pump.on_consumer_joined()
 
-    def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
+    def _admit(self, newcomer: Member, type_: SubscriptionTypeRow) -> None:
         """Sets the subscription type if this is the first consumer. Raises ConsumerBusy if the consumer may not
         join."""
         if not self.consumers:
@@ -333,7 +334,7 @@ class Subscription:
         member, counted = consumer.member, lost and letters is not None and letters.must_count_disconnect_as_redelivery
         member.paused = True
         if self.consumers or counted or self.pump.return_queue:
-            self.pump.return_queue.add(member, list(member.outstanding), counted=counted, leaves=True)
+            self.pump.return_queue.add_returned_entries(member, list(member.outstanding), counted=counted, leaves=True)
         else:
             self.dispatcher.remove_all_consumers()  # the next one that joins begins anew
         if not self.consumers:
@@ -346,7 +347,7 @@ class Subscription:
         of `consumer`. Called before `consumer` joins."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
-                self.pump.return_queue.add(other.member, list(other.member.outstanding), counted=False)
+                self.pump.return_queue.add_returned_entries(other.member, list(other.member.outstanding), counted=False)
         await self.pump.return_queue.finish()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
@@ -355,6 +356,7 @@ class Subscription:
         consumer.outlet.on_closed(error)
 
     def disconnect_all(self, error: MagnetarError) -> None:
+        """Disconnects all consumers. Each client gets `error` as the reason."""
         for consumer in list(self.consumers.values()):
             self.disconnect(consumer, error)
 
@@ -366,9 +368,9 @@ class Subscription:
         told = [consumer.outlet.on_topic_moving(error) for consumer in self.consumers.values()]
         return [last for last in told if last is not None]
 
-    def flow(self, consumer: Consumer, permits: int) -> None:
+    def grant_permits(self, consumer: Consumer, permits: int) -> None:
         """Permits the broker to deliver `permits` more messages to the consumer."""
-        self.dispatcher.flow(consumer.member, permits)
+        self.dispatcher.grant_permits(consumer.member, permits)
         self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging
@@ -422,7 +424,7 @@ class Subscription:
         if mark.entry_id >= 0:
             self.acks.skip_up_to(mark)
         if messages:
-            self.acks.ack_first_messages(self.log.shape.after(mark), messages)
+            self.acks.ack_first_messages(self.log.shape.position_after(mark), messages)
         self._on_mark_moved()
 
     def skip_entries(self, positions: Sequence[Position], *, parts: bool = False) -> None:
@@ -511,9 +513,9 @@ class Subscription:
         for position in settled.acks.parts:
             holder = self.dispatcher.find_consumer_of_entry(position)
             if holder is not None and not holder.acks_by_index and position in holder.unshown:
-                self.pump.return_queue.add(holder, (position,), counted=False)
+                self.pump.return_queue.add_returned_entries(holder, (position,), counted=False)
 
-    def on_acked_by_index(self, consumer: Consumer) -> None:
+    def on_batch_part_acked(self, consumer: Consumer) -> None:
         """Called when a consumer has acknowledged a part of a batch. It is not shown that part again, and neither are
         later consumers of the same client."""
         consumer.member.acks_by_index = True
@@ -544,7 +546,7 @@ class Subscription:
         if positions is None:
             consumer.member.must_restart = False
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
-        self.pump.return_queue.add(consumer.member, wanted, counted=counted)
+        self.pump.return_queue.add_returned_entries(consumer.member, wanted, counted=counted)
         if self.store is not None:
             self.store.schedule_write()
         self.pump.wake()
@@ -584,8 +586,8 @@ class Subscription:
         self._leave_out()
         self._filter_anew()
         if acked_messages:
-            self.cursor.ack_first_messages(self.log.shape.after(mark), acked_messages)
-        self.dispatcher.seek()
+            self.cursor.ack_first_messages(self.log.shape.position_after(mark), acked_messages)
+        self.dispatcher.restart_after_mark()
         self.pump.return_queue.clear()
         self.pump.clear_buffer()
         self.pump.is_moving = True

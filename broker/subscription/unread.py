@@ -33,7 +33,7 @@ from ...proto.errors import MagnetarError
 from ...proto.filters import Node
 from ...proto.names import Position
 from ...runtime.tasks import Tasks
-from ..log.key_index_core import Block, DamagedKeyIndex
+from ..log.key_index_core import DamagedKeyIndex, EntryRun
 from ..log.key_indexes import KeyIndexes
 from ..log.log_shape_core import LogShape, Span, run_end
 
@@ -59,7 +59,7 @@ class IndexedLedger:
 
     __slots__ = ("_blocks", "_candidates", "_excluded", "_last_entry")
 
-    def __init__(self, blocks: Sequence[Block], candidates: BitMap, last_entry: int) -> None:
+    def __init__(self, blocks: Sequence[EntryRun], candidates: BitMap, last_entry: int) -> None:
         self._blocks = blocks
         self._candidates = candidates
         self._excluded = BitMap(range(len(blocks))) - candidates

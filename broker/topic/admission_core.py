@@ -33,7 +33,7 @@ from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState
 from ..common.refusals import SubscribeRefusal
 from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, may_trim_last_ledger
-from ..subscription.core.subscription_types import SubscriptionType
+from ..subscription.core.subscription_types import SubscriptionTypeRow
 
 BUCKETS_MAX = 10_000
 
@@ -96,7 +96,7 @@ class TopicAdmission:
             )
 
     def check_consumer(
-        self, applied: AppliedPolicies, type_: SubscriptionType, who: ConnectedClientIdentity, subscription: str,
+        self, applied: AppliedPolicies, type_: SubscriptionTypeRow, who: ConnectedClientIdentity, subscription: str,
         everybody: Collection[ConnectedClientIdentity], mine: Collection[ConnectedClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
@@ -211,9 +211,9 @@ def must_roll_ledger(
     is older than the retention; or nothing was written to it for `idle_s` seconds, and no holder needs it. `quiet_s`:
     for how many seconds nothing was written to it; `age_s`: its age in seconds; `unread`: the retention for a topic
     without durable subscriptions."""
-    if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
+    if shape.last_position.entry_id < 0 or shape.tail_span.last_entry < 0:
         return False
-    tail = shape.tail
+    tail = shape.tail_span
     if not tail.open:
         retention = Retention(applied.retention_minutes, applied.retention_mib)
         return quiet_s >= idle_s and may_trim_last_ledger(tail, holders, retention, now_ms, unread)
@@ -262,7 +262,7 @@ def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
             keep = left * entries // span.size
             return Position(span.ledger_id, entries - keep - 1)
         left -= span.size
-    return shape.start
+    return shape.start_position
 
 
 def is_inactive(applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:

@@ -68,7 +68,7 @@ from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
-from .dedup_core import DedupCore, ProducerSequenceProgress, Snapshot
+from .dedup_core import DedupCore, DedupSnapshot, ProducerSequenceProgress
 from .transactions import TopicTransactions, transaction_id_of
 
 MAGIC = b"MD"
@@ -83,7 +83,7 @@ class DamagedDedupSnapshot(ValueError):
     """Raised if a deduplication snapshot in the snapshot ledger is damaged or incomplete."""
 
 
-class Piece(NamedTuple):
+class DedupSnapshotPiece(NamedTuple):
     """One decoded entry of a snapshot ledger. A snapshot is stored as one or more pieces."""
 
     sequence: int
@@ -104,7 +104,7 @@ class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
     gaps: dict[str, bytes] = {}
 
 
-def encode_snapshot(snapshot: Snapshot, sequence: int) -> list[bytes]:
+def encode_snapshot(snapshot: DedupSnapshot, sequence: int) -> list[bytes]:
     """Returns the ledger entries that store the snapshot, in the order in which the caller must append them.
     `sequence`: the number of the snapshot."""
     rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
@@ -119,7 +119,7 @@ def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
     return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
-def decode_piece(entry: bytes) -> Piece:
+def decode_piece(entry: bytes) -> DedupSnapshotPiece:
     """Decodes one entry of a snapshot ledger and returns it. Raises DamagedDedupSnapshot if the entry is damaged."""
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedDedupSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
@@ -130,10 +130,10 @@ def decode_piece(entry: bytes) -> Piece:
     if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
         raise DamagedDedupSnapshot("the checksum does not match")
     check_format(DEDUPLICATION, version, "a snapshot ledger")
-    return Piece(sequence, piece, pieces, body)
+    return DedupSnapshotPiece(sequence, piece, pieces, body)
 
 
-def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
+def decode_snapshot(pieces: Sequence[DedupSnapshotPiece]) -> DedupSnapshot:
     """Returns the snapshot that is stored in these pieces, which must be all pieces of one snapshot, in order. Raises
     DamagedDedupSnapshot if they are not, or if the snapshot is damaged."""
     try:
@@ -145,7 +145,7 @@ def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
         gaps = {name: BitMap64.deserialize(each) for name, each in found.gaps.items()}
     except ValueError as error:
         raise DamagedDedupSnapshot(f"its gaps do not parse: {error}") from error
-    return Snapshot(Position(found.ledger, found.entry), persisted, gaps)
+    return DedupSnapshot(Position(found.ledger, found.entry), persisted, gaps)
 
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
@@ -211,14 +211,14 @@ class Deduplication:
         self._since = 0  # entries that are in no snapshot
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
         self._tasks: Tasks | None = None  # most topics have none
-        self._ledger_used: SnapshotLedger[Piece] | None = None
+        self._ledger_used: SnapshotLedger[DedupSnapshotPiece] | None = None
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
         self.waiting: dict[str, list[asyncio.Future[None]]] | None = None  # until nothing of the producer is in flight
         self._ended = False
 
     @property
-    def _ledger(self) -> SnapshotLedger[Piece]:
+    def _ledger(self) -> SnapshotLedger[DedupSnapshotPiece]:
         """Returns the snapshot ledger. Creates the object on the first use, because most topics have no snapshots."""
         if self._ledger_used is None:
             ledgers = TopicStateLedgers(
@@ -232,7 +232,7 @@ class Deduplication:
         """Loads the stored state, and turns deduplication on or off as the policy says. Must be called after the log
         was taken over, and before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
-        self.core.position = shape.last
+        self.core.position = shape.last_position
         self._snapshot_s = applied.dedup_snapshot_s
         if place is not None:
             self._ledger.ledger_id = place.ledger_id
@@ -242,16 +242,18 @@ class Deduplication:
         if place is None:
             await self._turn_on()
             return
-        snapshot = Snapshot(Position(place.mark_ledger, place.mark_entry), {})
+        snapshot = DedupSnapshot(Position(place.mark_ledger, place.mark_entry), {})
         if place.ledger_id >= 0:
-            snapshot = await self._ledger.recover(place.ledger_id, self._whole) or Snapshot(shape.start, {})
+            snapshot = await self._ledger.recover_state(place.ledger_id, self._whole) or DedupSnapshot(
+                shape.start_position, {}
+            )
         self.core = DedupCore(snapshot, now=self._clock.monotonic())
         self._stored = snapshot.position
         self._check_end()
         self.replay_start_position = snapshot.position
 
     @staticmethod
-    async def _whole(_reader: LedgerReader, pieces: list[Piece]) -> Snapshot:
+    async def _whole(_reader: LedgerReader, pieces: list[DedupSnapshotPiece]) -> DedupSnapshot:
         """Returns the snapshot that is stored in these pieces."""
         return decode_snapshot(pieces)
 
@@ -260,11 +262,11 @@ class Deduplication:
 
     def _check_end(self) -> None:
         shape, core = self._log.shape, self.core
-        if core.position.entry_id >= 0 and core.position > shape.last > shape.start:
+        if core.position.entry_id >= 0 and core.position > shape.last_position > shape.start_position:
             _LOG.error("%s: sequence ids are known up to %s, after the end %s of the topic: acknowledged data is lost",
-                       self._log.topic, core.position, shape.last)  # fmt: skip
+                       self._log.topic, core.position, shape.last_position)  # fmt: skip
 
-    def replay(
+    def replay_publish(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
         """Adds an entry of the log to the state, while the topic is being loaded. Must be called in log order. `name`:
@@ -409,7 +411,7 @@ class Deduplication:
         if self._log.record.dedup is not None:
             await self._log.commit_fields(dedup=None)
             self._stored = None
-            await self._ledger.delete()
+            await self._ledger.delete_ledger()
 
     # ------------------------------------------------------------------ snapshots
     def _due(self) -> None:
@@ -451,15 +453,15 @@ class Deduplication:
         snapshot, since = self._snapshot_now(), self._since
         self._ledger.sequence += 1
         entries = encode_snapshot(snapshot, self._ledger.sequence)
-        if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append(entries):
-            await self._ledger.roll(entries, partial(self._name, snapshot.position))
+        if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append_pieces(entries):
+            await self._ledger.roll_ledger(entries, partial(self._name, snapshot.position))
             self._written = 0
         self._stored = snapshot.position
         self._since -= since
         self._written += 1
         self.snapshots += 1
 
-    def _snapshot_now(self) -> Snapshot:
+    def _snapshot_now(self) -> DedupSnapshot:
         """Returns a snapshot of the present state. The snapshot may already contain sequence ids of entries after its
         position. That does no harm: a replay of these entries changes nothing."""
         snapshot, undecided = self.core.snapshot(), self._undecided()
@@ -504,7 +506,7 @@ class Deduplication:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.is_writable:
                     self._ledger.sequence += 1
-                    await self._ledger.append(encode_snapshot(self._snapshot_now(), self._ledger.sequence))
+                    await self._ledger.append_pieces(encode_snapshot(self._snapshot_now(), self._ledger.sequence))
                 await self._ledger.close()
         except TimeoutError:
             _LOG.warning("%s: snapshot ledger %d stays open", self._log.topic, self._ledger.ledger_id)
@@ -557,14 +559,14 @@ async def replay_log_for_dedup_and_transactions(
     starts = [each for each in (dedup.replay_start_position, transactions.replay_start_position) if each is not None]
     if starts:
         shape = log.shape
-        position = shape.after(min(starts))
+        position = shape.position_after(min(starts))
         while shape.has_visible_entry(position := shape.next_unskipped_position(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = parse_sequence_range(header.metadata), transaction_id_of(header.metadata)
                 aborted = txn is not None and transactions.add_replayed_entry(txn, header, numbers, entry)
                 hidden = txn is not None and transactions.is_hidden(txn, entry.position)
-                dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
-                position = shape.after(entry.position)
+                dedup.replay_publish(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
+                position = shape.position_after(entry.position)
     dedup.finish_replay()
     transactions.finish_replay()

@@ -35,8 +35,8 @@ Guarding tests: tests/broker/topic/test_dedup_core.py, tests/broker/topic/test_d
 
 The decisions on publishing: which entries and which producers may publish, with their reasons.
 
-`why_refused` decides what is known before an entry is parsed (the rest: broker/topic/producer.py); `ProducerTable` for
-the producers (Pulsar PR1):
+`why_publish_refused` decides what is known before an entry is parsed (the rest: broker/topic/producer.py);
+`ProducerTable` for the producers (Pulsar PR1):
 
 | access mode | joins | |
 |---|---|---|
@@ -76,7 +76,9 @@ SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
 
 
-def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
+def why_publish_refused(
+    *, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool
+) -> PublishRefusal | None:
     """Returns the reason why the topic refuses an entry, as far as that is known before the entry is parsed; None if
     the topic does not refuse it. `size`: the size of the entry in bytes; `size_max`: the largest allowed size."""
     if fenced:
@@ -249,7 +251,7 @@ class ProducerSequenceProgress(NamedTuple):
     uuid: str = ""
     chunk: int = -1
 
-    def after(self, numbers: SequenceRange) -> ProducerSequenceProgress:
+    def extended_by(self, numbers: SequenceRange) -> ProducerSequenceProgress:
         """Returns the progress of the producer after it has also sent an entry with these sequence ids."""
         if numbers.uuid and numbers.chunk < numbers.chunks - 1:
             return ProducerSequenceProgress(self.number, numbers.uuid, numbers.chunk)
@@ -262,7 +264,7 @@ class ProducerSequenceProgress(NamedTuple):
         return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
 
 
-class Snapshot(NamedTuple):
+class DedupSnapshot(NamedTuple):
     """The stored state of deduplication. `persisted`: the progress of each producer after all entries up to `position`;
     later entries are not included."""
 
@@ -311,7 +313,7 @@ class DedupCore:
         "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
     )  # fmt: skip
 
-    def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
+    def __init__(self, snapshot: DedupSnapshot | None = None, *, now: float) -> None:
         self.enabled = snapshot is not None
         self.position = snapshot.position if snapshot is not None else Position(-1, -1)
         self.forgotten = 0
@@ -343,7 +345,7 @@ class DedupCore:
         if not pushed.entries:
             pushed.progress, pushed.again = self._persisted.get(name, NOTHING), None
         if self.enabled or numbers.uuid:
-            pushed.progress = pushed.progress.after(numbers)
+            pushed.progress = pushed.progress.extended_by(numbers)
         else:  # off, ids may go back: the last entry counts
             pushed.progress = ProducerSequenceProgress(numbers.last)
         pushed.entries += 1
@@ -382,7 +384,7 @@ class DedupCore:
         if known and (not self.enabled or before.number <= progress.number):
             self._persisted[name] = progress
         elif self.enabled or numbers.uuid:
-            self._persisted[name] = before.after(numbers)
+            self._persisted[name] = before.extended_by(numbers)
         else:
             self._persisted[name] = ProducerSequenceProgress(numbers.last)
         if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
@@ -521,8 +523,10 @@ class DedupCore:
     def disable(self) -> None:
         self.enabled = False
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()})
+    def snapshot(self) -> DedupSnapshot:
+        return DedupSnapshot(
+            self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()}
+        )
 
     @property
     def progress_by_producer(self) -> Mapping[str, ProducerSequenceProgress]:

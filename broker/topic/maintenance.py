@@ -92,7 +92,7 @@ class TopicMaintenance:
         return is_inactive(
             topic.applied, users=topic.connected_client_count, subscriptions=len(durable),
             unused_s=now - self._unused_since,
-            backlog=any(each.cursor.mark < topic.shown.shape.last for each in durable),
+            backlog=any(each.cursor.mark < topic.shown.shape.last_position for each in durable),
         )  # fmt: skip
 
     # ------------------------------------------------------------------ a look
@@ -112,7 +112,7 @@ class TopicMaintenance:
     def _durable(self) -> list[Subscription]:
         return [each for each in self._topic.subscriptions.values() if each.is_durable]
 
-    async def expire(self) -> None:
+    async def expire_messages(self) -> None:
         """Acknowledges, for each durable subscription, the messages that are older than the time to live (TTL) of the
         policy."""
         ttl_s = self._topic.applied.message_ttl_s
@@ -128,9 +128,9 @@ class TopicMaintenance:
         if oldest_ms is None or oldest_ms >= limit_ms:
             return 0
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        place = await log.reader.locate_time(limit_ms)
+        place = await log.reader.find_position_by_time(limit_ms)
         subscription.activity.expired_ms = self._world.clock.wall_ms()
-        return await self.skip_whole_messages(subscription, log.shape.before(place.position))
+        return await self.skip_whole_messages(subscription, log.shape.position_before(place.position))
 
     async def skip_whole_messages(self, subscription: Subscription, mark: Position) -> int:
         """Acknowledges everything up to `mark` for the subscription. If a chunked message has chunks on both sides of
@@ -163,7 +163,7 @@ class TopicMaintenance:
         """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
         there is none."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        position = log.shape.next_unskipped_position(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_unskipped_position(log.shape.position_after(subscription.cursor.mark))
         if not log.shape.has_visible_entry(position):
             return None
         known = self._ages.get(subscription.name)
@@ -176,7 +176,7 @@ class TopicMaintenance:
         reading an entry. If the time is not in memory, returns the time that was read last, even if its message was
         acknowledged since; 0 if no time was read, or if there is no unacknowledged message."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
-        position = log.shape.next_unskipped_position(log.shape.after(subscription.cursor.mark))
+        position = log.shape.next_unskipped_position(log.shape.position_after(subscription.cursor.mark))
         if not log.shape.has_visible_entry(position):
             return 0
         known = self._ages.get(subscription.name)
@@ -220,7 +220,8 @@ class TopicMaintenance:
         topic, applied = self._topic, self._topic.applied
         if applied.backlog_quota_bytes:
             mark = min(
-                find_mark_for_backlog_bytes(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable
+                find_mark_for_backlog_bytes(topic.log.shape, applied.backlog_quota_bytes),
+                topic.shown.shape.stable_position,
             )
             self.evicted += await self.skip_whole_messages(subscription, mark)
         if applied.backlog_quota_s:
@@ -243,7 +244,7 @@ class TopicMaintenance:
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
-    async def roll(self) -> None:
+    async def roll_ledger(self) -> None:
         """Begins a new ledger if the present one is idle or old, so that trimming can delete the present one."""
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
@@ -254,11 +255,11 @@ class TopicMaintenance:
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
             unread=self._topic.retention_without_subscriptions(),
         ):  # fmt: skip
-            await log.roll()
+            await log.roll_ledger()
 
-    async def trim(self) -> None:
+    async def trim_ledgers(self) -> None:
         """Deletes the ledgers of the topic that no holder needs."""
-        await self._topic.trim()
+        await self._topic.trim_ledgers()
 
     async def delete_idle_subscriptions(self) -> None:
         """Deletes the durable subscriptions that were unused for as long as the policy allows. A subscription is used
@@ -273,7 +274,7 @@ class TopicMaintenance:
                 await self._topic.registry.unsubscribe(name)
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
 
-    async def look_for_held_slots(self) -> None:
+    async def find_topic_held_slots(self) -> None:
         """Looks which slots of keys are held at subscriptions with keys, so that it is known since when they are."""
         now_s = self._world.clock.monotonic()
         for subscription in self._topic.subscriptions.values():
@@ -282,9 +283,9 @@ class TopicMaintenance:
 
 
 STEPS = (
-    TopicMaintenance.expire, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_of_parts,
-    TopicMaintenance.roll, TopicMaintenance.trim, TopicMaintenance.delete_idle_subscriptions,
-    TopicMaintenance.look_for_held_slots,
+    TopicMaintenance.expire_messages, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_of_parts,
+    TopicMaintenance.roll_ledger, TopicMaintenance.trim_ledgers, TopicMaintenance.delete_idle_subscriptions,
+    TopicMaintenance.find_topic_held_slots,
 )  # fmt: skip
 """The steps of `run_due`, in this order."""
 

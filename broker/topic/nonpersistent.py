@@ -48,7 +48,7 @@ from ..log.reader import PositionAndIndex
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
-from ..subscription.core.subscription_types import SubscriptionType
+from ..subscription.core.subscription_types import SubscriptionTypeRow
 from ..subscription.pump import SubscriptionDeliveryPump
 from ..subscription.subscription import Subscription
 
@@ -85,7 +85,7 @@ class NonPersistentEntries:
 
     @property
     def _end_position(self) -> PositionAndIndex:
-        return PositionAndIndex(self._shape.after(self._shape.last), self._shape.end_index)
+        return PositionAndIndex(self._shape.position_after(self._shape.last_position), self._shape.end_index)
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.oldest_position.position
@@ -107,11 +107,11 @@ class NonPersistentEntries:
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0]
 
-    async def message_index_after(self, mark: Position) -> int:
-        return self.message_index_at(self._shape.after(mark))
+    async def find_message_index_after(self, mark: Position) -> int:
+        return self.message_index_at(self._shape.position_after(mark))
 
-    def cached_message_index_after(self, mark: Position) -> int | None:
-        return self.message_index_at(self._shape.after(mark))
+    def find_cached_message_index_after(self, mark: Position) -> int | None:
+        return self.message_index_at(self._shape.position_after(mark))
 
     def message_index_at(self, position: Position) -> int:
         """Returns the index of the first message of the entry at `position`. If that entry was dropped, returns the
@@ -125,7 +125,7 @@ class NonPersistentEntries:
     async def find_position_by_index(self, index: int) -> PositionAndIndex:
         return self._first(lambda entry: entry.index >= index)
 
-    async def locate_time(self, time_ms: int) -> PositionAndIndex:
+    async def find_position_by_time(self, time_ms: int) -> PositionAndIndex:
         return self._first(lambda entry: entry.timestamp_ms >= time_ms)
 
     def _first(self, reached: Callable[[StoredEntry], bool]) -> PositionAndIndex:
@@ -184,7 +184,7 @@ class NonPersistentLog:
     def publish(self, publish: Publish) -> None:
         if self.state is not TopicState.SERVING:
             raise self._refusal()
-        span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
+        span, now_ms = self.shape.tail_span, max(self.world.clock.wall_ms(), self._timestamp_ms)
         self._timestamp_ms = now_ms
         index = span.end_index + publish.count - 1
         stored = b"".join((encode_broker_part(index, now_ms), publish.client_part))
@@ -225,10 +225,10 @@ class NonPersistentLog:
     def create_first_ledger_early(self) -> None:
         """Does nothing, because the log always has its one ledger."""
 
-    async def roll(self) -> None:
+    async def roll_ledger(self) -> None:
         """Does nothing, because the log has only one ledger."""
 
-    async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
+    async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
     async def commit_fields(
@@ -243,7 +243,7 @@ class NonPersistentLog:
     async def terminate(self) -> Position:
         self.state = TopicState.TERMINATED
         self._of.on_entries_confirmed()
-        return self.shape.last
+        return self.shape.last_position
 
     def abandon(self, error: MagnetarError) -> None:
         if self.state not in (TopicState.LOST, TopicState.CLOSED):
@@ -264,13 +264,13 @@ class NonPersistentSubscription(Subscription):
     def __init__(
         self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: AppliedPolicies
     ) -> None:
-        cursor = Cursor(log.shape, CursorState(log.shape.last))
+        cursor = Cursor(log.shape, CursorState(log.shape.last_position))
         super().__init__(name, log, cursor, None, clock, config, applied, tracks=False)
         self.pump = NonPersistentPump(self, log, clock, config)
 
-    def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
+    def join(self, consumer: Consumer, type_: SubscriptionTypeRow) -> None:
         if not self.consumers:
-            self.pump.continue_after_mark(self.log.shape.last, self.log.shape.end_index)
+            self.pump.continue_after_mark(self.log.shape.last_position, self.log.shape.end_index)
         super().join(consumer, type_)
 
 
@@ -292,18 +292,18 @@ class NonPersistentPump(SubscriptionDeliveryPump):
         """Continues the delivery with the entry after the position `mark`. Everything up to `mark` counts as
         acknowledged. `next_index`: the index of the first message after `mark`."""
         self._of.cursor.seek(mark)
-        self._of.dispatcher.seek()
+        self._of.dispatcher.restart_after_mark()
         self._next_index = next_index
 
     def deliver_available_entries(self) -> None:
         of, shape, start = self._of, self._of.log.shape, self._recent.oldest_position
         if shape.position_at_or_after(of.dispatcher.read_position) < start.position:
             of.dropped += start.first_index - self._next_index
-            self.continue_after_mark(shape.before(start.position), start.first_index)
+            self.continue_after_mark(shape.position_before(start.position), start.first_index)
         super().deliver_available_entries()
         here = shape.position_at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.message_index_at(here)
-        if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
+        if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.position_before(here)):
             of.dispatcher.on_acked_up_to(of.cursor.mark)
 
 
@@ -320,10 +320,10 @@ class NonPersistentStorage(msgspec.Struct, frozen=True):
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         return []
 
-    async def create(
+    async def create_subscription(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.make_nondurable_subscription(topic, name, shape.last, shape, tracks=False)
+        return self.make_nondurable_subscription(topic, name, shape.last_position, shape, tracks=False)
 
     def make_nondurable_subscription(
         self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool

@@ -61,7 +61,7 @@ from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from .dedup_core import ProducerSequenceProgress
-from .transactions_core import AbortedEntriesOfLedger, OpenTxnInSnapshot, Transactions, TxnSnapshot
+from .transactions_core import AbortedEntriesOfLedger, OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
 
 MAGIC = b"MX"
 PIECE_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class OutcomesPartPlace(NamedTuple):
     pieces: int
 
 
-class Piece(NamedTuple):
+class OutcomesPiece(NamedTuple):
     """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces."""
 
     kind: int
@@ -102,8 +102,9 @@ class Piece(NamedTuple):
 
 
 class OutcomesSnapshotMarker(NamedTuple):
-    """The marker at the end of a snapshot of a topic's transactions. It contains the open transactions, and the places
-    of the parts that belong to the snapshot."""
+    """The marker at the end of a snapshot of a topic's transactions. `position`: the snapshot has all that is known of
+    the entries up to it; `open`: the open transactions; `parts`: the places of the snapshot's parts, by the ledger of
+    the log; `ended`: the transactions that ended while entries of them were on their way: these entries are aborted."""
 
     position: Position
     open: tuple[OpenTxnInSnapshot, ...]
@@ -173,7 +174,7 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 
 # ------------------------------------------------------------------------------------------ decoding
-def decode_piece(entry: bytes) -> Piece:
+def decode_piece(entry: bytes) -> OutcomesPiece:
     """Decodes one entry of an outcomes ledger and returns it. Raises DamagedTransactionOutcomes if the entry is
     damaged; NewerFormat if a later version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
@@ -187,10 +188,10 @@ def decode_piece(entry: bytes) -> Piece:
     check_format(OUTCOMES, version, "an outcomes ledger")
     if not piece < pieces or kind > PART:
         raise DamagedTransactionOutcomes(f"piece {piece} of {pieces} of kind {kind}")
-    return Piece(kind, sequence, piece, pieces, body)
+    return OutcomesPiece(kind, sequence, piece, pieces, body)
 
 
-def decode_marker(pieces: Sequence[Piece]) -> OutcomesSnapshotMarker:
+def decode_marker(pieces: Sequence[OutcomesPiece]) -> OutcomesSnapshotMarker:
     """Returns the marker that is stored in these pieces. Raises DamagedTransactionOutcomes if the marker is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
@@ -212,7 +213,9 @@ def decode_marker(pieces: Sequence[Piece]) -> OutcomesSnapshotMarker:
     return OutcomesSnapshotMarker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
 
 
-def decode_outcomes_part(ledger_id: int, row: OutcomesPartPlace, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
+def decode_outcomes_part(
+    ledger_id: int, row: OutcomesPartPlace, pieces: Sequence[OutcomesPiece]
+) -> AbortedEntriesOfLedger:
     """Returns the part that is stored in these pieces, which were read at the place `row`. Raises
     DamagedTransactionOutcomes if the pieces are damaged, or belong to another part."""
     for number, each in enumerate(pieces):
@@ -252,7 +255,7 @@ class OutcomesLedger:
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
     ) -> None:
-        self.core: Transactions
+        self.core: TopicTransactionsCore
         self.position = Position(-1, -1)  # of the last stored write
         self.stored_index = 0  # one past the last message up to it
         self.version = 0  # of the last stored write
@@ -279,11 +282,13 @@ class OutcomesLedger:
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
-            found = await self._ledger.recover(place.ledger_id, self._whole) or TxnSnapshot(self._log.shape.start)
+            found = await self._ledger.recover_state(place.ledger_id, self._whole) or TxnSnapshot(
+                self._log.shape.start_position
+            )
         self.position, self.stored_index = found.position, self._log.shape.end_index
         return found
 
-    async def _whole(self, reader: LedgerReader, pieces: list[Piece]) -> TxnSnapshot:
+    async def _whole(self, reader: LedgerReader, pieces: list[OutcomesPiece]) -> TxnSnapshot:
         marker, reads = decode_marker(pieces), asyncio.Semaphore(READS_MAX)
 
         async def part(ledger_id: int, row: OutcomesPartPlace) -> AbortedEntriesOfLedger:
@@ -381,10 +386,10 @@ class OutcomesLedger:
         try:
             if ledger.is_writable and not self._full:
                 entries, rows = self._plan(position, self._rows, changed, self._entries)
-                done = await ledger.append(entries)
+                done = await ledger.append_pieces(entries)
             if not done:
                 entries, rows = self._plan(position, {}, changed, 0)
-                await ledger.roll(entries, partial(self._name, position))
+                await ledger.roll_ledger(entries, partial(self._name, position))
                 self._entries = self._bytes = 0
                 done = True
         finally:
@@ -455,7 +460,7 @@ class OutcomesLedger:
                 if lags and self._log.state is TopicState.CLOSED and is_writable:
                     self._ledger.sequence += 1
                     plan = self._plan(self._log.shape.last_confirmed, self._rows, self.core.changed, self._entries)
-                    await self._ledger.append(plan[0])
+                    await self._ledger.append_pieces(plan[0])
                 await self._ledger.close()
         except TimeoutError:
             _LOG.warning("%s: outcomes ledger %d stays open", self._log.topic, self._ledger.ledger_id)

@@ -31,7 +31,7 @@ from ..common.transactions import get_writable_transactions_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
 from .dedup import parse_sequence_range
-from .dedup_core import DedupVerdict, why_refused
+from .dedup_core import DedupVerdict, why_publish_refused
 from .transactions import TransactionEventToAwait, transaction_id_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PublishOutcomeAndBytesPort(PublishOutcomePort, Protocol):
         ...
 
 
-class Producer:
+class TopicProducer:
     """A producer that is connected to a topic. `id`: a number that is unique in the process; `epoch`: the epoch of the
     topic, while this producer has exclusive access to the topic. The head of the module says how it works."""
 
@@ -165,7 +165,7 @@ class Producer:
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
-            why = why_refused(
+            why = why_publish_refused(
                 size=len(client_part), size_max=self.size_max, terminated=state is TopicState.TERMINATED,
                 owned=state is not TopicState.LOST, fenced=self.close_error is not None,
             )  # fmt: skip
@@ -398,7 +398,7 @@ class PublishGate:
         """Counts `messages` published messages of `size` bytes together against the publish rates."""
         for rate in self.rates:
             if rate.limited:
-                rate.spend(messages, size, self._clock.monotonic())
+                rate.spend_tokens(messages, size, self._clock.monotonic())
 
     @property
     def must_wait(self) -> bool:
@@ -418,7 +418,7 @@ class PublishGate:
         self._waiting[step] = None
         self._arm()
 
-    def remove(self, step: Step) -> None:
+    def remove_waiting_publish(self, step: Step) -> None:
         """Removes the function `step` from the queue of publishes that wait. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)

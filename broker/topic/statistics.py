@@ -117,12 +117,12 @@ def find_blocked_reason(topic: Topic, subscription: Subscription, backlog: int |
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
     """Returns the number of messages that the subscription has not acknowledged. The number is exact, except that a
     batch after the mark that is acknowledged as a whole counts as one acknowledged message."""
-    return _size(log, subscription, await log.reader.message_index_after(subscription.cursor.mark))
+    return _size(log, subscription, await log.reader.find_message_index_after(subscription.cursor.mark))
 
 
 def count_unacknowledged_from_memory(log: ReadableLog, subscription: Subscription) -> int | None:
     """Returns the same number as `count_unacknowledged`, but reads no entry; None if an entry would have to be read."""
-    after = log.reader.cached_message_index_after(subscription.cursor.mark)
+    after = log.reader.find_cached_message_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
@@ -130,7 +130,7 @@ def estimate_backlog(log: ReadableLog, subscription: Subscription) -> int:
     """Returns an estimate of the number of messages that the subscription has not acknowledged. Reads no entry: where
     `count_unacknowledged` would read one, assumes that all entries of the ledger contain equally many messages."""
     shape, mark = log.shape, subscription.cursor.mark
-    after = log.reader.cached_message_index_after(mark)
+    after = log.reader.find_cached_message_index_after(mark)
     if after is None:
         span = shape.find_span_of_ledger(mark[0])
         assert span is not None, "the entry after the mark is in its ledger"
@@ -156,7 +156,7 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
     """Returns the first entries that the subscription has not acknowledged: as many as contain `messages` messages, or
     PEEK_BYTES_MAX bytes. Returns at least one entry if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
-    position = shape.after(subscription.cursor.mark)
+    position = shape.position_after(subscription.cursor.mark)
     while messages > 0 and shape.has_visible_entry(
         position := subscription.cursor.next_unacked_position(shape.next_unskipped_position(position))
     ):
@@ -166,7 +166,7 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
             break
         found.append(entry)
         messages -= entry.count
-        position = shape.after(position)
+        position = shape.position_after(position)
         if turns.is_slice_used_up:
             await turns.begin_slice()
     return found
@@ -177,14 +177,14 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
     that are acknowledged in an open transaction. Each chunk counts as one message, as in the size of the backlog; if
     the last message is a chunk, acknowledges all chunks of the same message."""
     shape = log.shape
-    mark, acked = shape.last, 0
+    mark, acked = shape.last_position, 0
     if messages >= 0:
         index = shape.index_after_next_messages(
-            await log.reader.message_index_after(subscription.cursor.mark), messages
+            await log.reader.find_message_index_after(subscription.cursor.mark), messages
         )
         place = await log.reader.find_position_by_index(index)
-        mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    subscription.skip_up_to(mark, acked if shape.has_visible_entry(shape.after(mark)) else 0)
+        mark, acked = shape.position_before(place.position), max(0, index - place.first_index)
+    subscription.skip_up_to(mark, acked if shape.has_visible_entry(shape.position_after(mark)) else 0)
     subscription.skip_entries(await find_remaining_chunks(log, mark))
     await subscription.wait_durable()
     subscription.pump.wake()
@@ -234,7 +234,7 @@ async def analyze_backlog(
             left -= span.last_entry - first + 1
         else:
             acknowledged += holes
-    messages = shape.count_messages_from(await log.reader.message_index_after(mark)) - acknowledged
+    messages = shape.count_messages_from(await log.reader.find_message_index_after(mark)) - acknowledged
     unwanted = (0, 0)
     if subscription.filtering is not None:
         unwanted, left = await _count_unwanted(log, subscription, subscription.filtering, left)
@@ -249,12 +249,12 @@ async def _count_unwanted(
     cursor, shape, turns = subscription.cursor, log.shape, EventLoopSlices(log.world.clock)
     judge = filtering.make_judge(keeps_tombstones=subscription.reads_compacted)
     entries = messages = 0
-    position = shape.next_unskipped_position(shape.after(cursor.mark))
+    position = shape.next_unskipped_position(shape.position_after(cursor.mark))
     while entries_max > 0 and shape.has_visible_entry(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             entries_max -= 1
-            position = shape.next_unskipped_position(shape.after(entry.position))
-            if cursor.is_done(entry.position):
+            position = shape.next_unskipped_position(shape.position_after(entry.position))
+            if cursor.is_acked_or_pending(entry.position):
                 continue
             data = entry.frames[-1]
             if entry.redriven_to and is_of_other_subscription(entry, subscription):
@@ -279,7 +279,7 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
                 found += entry.count
             else:
                 found += len(cursor.acked_indexes(entry.position))
-            position = log.shape.next_unskipped_position(log.shape.after(entry.position))
+            position = log.shape.next_unskipped_position(log.shape.position_after(entry.position))
     return found
 
 

@@ -1,8 +1,7 @@
 """The storage of a topic's log and subscriptions: on bookies and in the metadata, or none (nonpersistent.py).
 
-A topic is constructed with its `Storage` and knows no more of the difference. `TransactionsOfDeletedTopic` checks and
-aborts the open transactions of a topic that is to be deleted.
-"""
+A topic is constructed with its `TopicStorage` and knows no more of the difference. `TransactionsOfDeletedTopic` checks
+and aborts the open transactions of a topic that is to be deleted."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.broker")
 
 
-class Storage(Protocol):
+class TopicStorage(Protocol):
     """Creates the log and the subscriptions of a topic."""
 
     def create_log(self, topic: Topic) -> Log: ...
@@ -57,7 +56,7 @@ class Storage(Protocol):
         shape of the topic's compacted form, because the mark of a subscription may be a position that only this form
         contains."""
 
-    async def create(
+    async def create_subscription(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end of the topic).
@@ -103,12 +102,12 @@ class DurableTopicStorage(msgspec.Struct, frozen=True):
             found.append(self._subscription(topic, store))
         return found
 
-    async def create(
+    async def create_subscription(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         store = self._store(topic, name)
         mark = shape.clamp_mark_to_log(mark if mark is not None else LATEST)
-        await store.create(shape, mark, properties, partial(topic.registry.commit, name))
+        await store.create(shape, mark, properties, partial(topic.registry.commit_cursor_record, name))
         return self._subscription(topic, store)
 
     def make_nondurable_subscription(
@@ -209,7 +208,7 @@ class TransactionsOfDeletedTopic:
     async def abort(self, txns: Sequence[TxnId]) -> None:
         """Aborts the open transactions among `txns`, and waits until each of them has an outcome. Raises
         TransactionsOpen if one was prepared in the meantime, because a prepared transaction is not aborted."""
-        self._refuse(await self._answers(txns, self._coordinators.abort_open))
+        self._refuse(await self._answers(txns, self._coordinators.abort_if_open))
 
     def _refuse(self, found: Sequence[ReportedTransaction]) -> None:
         if not found:

@@ -61,7 +61,7 @@ from ..log.log_shape_core import (
 from ..subscription.consumer import Consumer
 from ..subscription.core.policy import check_fair_properties
 from ..subscription.core.redelivery_backoff import check_properties
-from ..subscription.core.subscription_types import SubscriptionType
+from ..subscription.core.subscription_types import SubscriptionTypeRow
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
 from .admission_core import TopicAdmission
@@ -75,11 +75,11 @@ from .dedup_core import (
     next_epoch,
 )
 from .maintenance import TopicMaintenance
-from .producer import Producer, PublishGate
+from .producer import PublishGate, TopicProducer
 from .statistics import BrokerRateLimits, TopicStatistics
-from .storage import Storage
+from .storage import TopicStorage
 from .transactions import TopicTransactions
-from .transactions_core import Transactions, TxnEndEffect
+from .transactions_core import TopicTransactionsCore, TxnEndEffect
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
@@ -130,7 +130,7 @@ class Topic:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: AppliedPolicies,
-        storage: Storage, *, rates: BrokerRateLimits, owned: Callable[[], bool], settled: Callable[[], bool],
+        storage: TopicStorage, *, rates: BrokerRateLimits, owned: Callable[[], bool], settled: Callable[[], bool],
         on_lost: Callable[[Topic], None], coordinators: Coordinators | None = None,
     ) -> None:  # fmt: skip
         self.name = name
@@ -240,9 +240,13 @@ class Topic:
         """Called when entries were confirmed: wakes the subscriptions, which deliver them. While an open transaction
         hides the entries, wakes only the subscriptions that read uncommitted entries."""
         core = self.transactions.core
-        waits = core is not None and core.first_open_transaction_position is not None and core.stable == self._woken_at
+        waits = (
+            core is not None
+            and core.first_open_transaction_position is not None
+            and core.stable_position == self._woken_at
+        )
         if core is not None:
-            self._woken_at = core.stable
+            self._woken_at = core.stable_position
         for subscription in self.subscriptions.values():
             if subscription.consumers and (not waits or subscription.reads_uncommitted):
                 subscription.pump.wake()
@@ -332,12 +336,12 @@ class Topic:
         self.check_not_ended()
         return await self.transactions.settle(settlements, timeout_s)
 
-    def pass_sequence_ids_to_dedup(self, end: TxnEndEffect) -> None:
+    def apply_sequence_ids_to_dedup(self, end: TxnEndEffect) -> None:
         """Passes the sequence ids of a transaction that has ended to deduplication. `end`: how the topic has changed by
         the end of the transaction."""
         self.dedup.on_transaction_ended(end.numbers, end.sent, end.back)
 
-    def hide_uncommitted_entries(self, core: Transactions) -> None:
+    def hide_uncommitted_entries(self, core: TopicTransactionsCore) -> None:
         """Hides uncommitted entries from consumers, except from those that read uncommitted entries. Called with the
         topic's first transaction."""
         self.shown = CommittedLogView(self.log, core)
@@ -349,17 +353,17 @@ class Topic:
         """Called when transactions have ended, so that the last stable position has moved or entries are aborted: wakes
         the subscriptions, which deliver the entries that consumers may get now."""
         if self.transactions.core is not None:
-            self._woken_at = self.transactions.core.stable
+            self._woken_at = self.transactions.core.stable_position
         for each in self.subscriptions.values():
             each.on_transaction_outcomes_known()
 
-    async def truncate(self) -> None:
+    async def truncate_topic(self) -> None:
         """Acknowledges all messages for each durable subscription, and deletes all ledgers except the one that is being
         written."""
-        await self.log.roll()
+        await self.log.roll_ledger()
         for subscription in self.registry.durable_subscriptions():
             await backlog.skip_messages(self.shown, subscription, -1)
-        await self.trim(retained=False)
+        await self.trim_ledgers(retained=False)
 
     @property
     def connected_client_count(self) -> int:
@@ -380,7 +384,7 @@ class Topic:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
-    async def trim(self, *, retained: bool = True) -> list[int]:
+    async def trim_ledgers(self, *, retained: bool = True) -> list[int]:
         """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns the ids of the deleted
         ledgers. If `retained` is False, also deletes ledgers that are kept only by the retention, or only because the
         topic has no subscription."""
@@ -393,7 +397,7 @@ class Topic:
     async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
         now_ms = self.world.clock.wall_ms()
         before = {span.ledger_id: span for span in self.log.shape.spans}
-        gone = await self.log.trim(
+        gone = await self.log.trim_ledgers(
             lambda: find_trimmable_ledgers(self.log.shape, self.trim_limits(), retention, now_ms, unread)
         )
         for ledger_id in gone:
@@ -572,16 +576,16 @@ class ProducerRegistry:
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self._table = ProducerTable()
-        self._here: dict[int, Producer] = {}
+        self._here: dict[int, TopicProducer] = {}
         self._epochs: asyncio.Lock | None = None  # one change at a time; None: there was none
 
     def __len__(self) -> int:
         return len(self._here)
 
-    def __iter__(self) -> Iterator[Producer]:
+    def __iter__(self) -> Iterator[TopicProducer]:
         return iter(self._here.values())
 
-    async def join(self, producer: Producer) -> None:
+    async def join(self, producer: TopicProducer) -> None:
         """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Raises
         ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
         publishes; NotOwner if the topic has ended at this broker."""
@@ -614,7 +618,7 @@ class ProducerRegistry:
         await topic.transactions.wait_idle(producer.name)
         topic.check_not_ended()
 
-    def _register(self, producer: Producer) -> bool:
+    def _register(self, producer: TopicProducer) -> bool:
         """Registers a producer, and closes the producers that it replaces or fences. Returns False if the producer has
         to wait for exclusive access. Raises ProducerBusy or ProducerFenced if the producer may not join."""
         name = self._topic.name
@@ -639,7 +643,7 @@ class ProducerRegistry:
             self._topic.dedup.on_producer_left(producer.name)
             producer.close(error)
 
-    def leave(self, producer: Producer) -> None:
+    def leave(self, producer: TopicProducer) -> None:
         """Removes a producer whose stream has ended. Idempotent."""
         if self._here.pop(producer.id, None) is not None:
             self._topic.dedup.on_producer_left(producer.name)
@@ -667,7 +671,7 @@ class SubscriptionRegistry:
 
     __slots__ = ("_by_name", "_storage", "_topic", "_unnamed", "changing")
 
-    def __init__(self, topic: Topic, storage: Storage) -> None:
+    def __init__(self, topic: Topic, storage: TopicStorage) -> None:
         self._topic = topic
         self._storage = storage
         self._by_name = topic.subscriptions
@@ -682,9 +686,9 @@ class SubscriptionRegistry:
         """Opens the stored subscriptions. The log must be taken over before."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
-            self.add(subscription)
+            self.add_subscription(subscription)
             mark = subscription.cursor.mark
-            if topic.compaction.shape.after(mark) != topic.log.shape.after(mark):
+            if topic.compaction.shape.position_after(mark) != topic.log.shape.position_after(mark):
                 # it has not read all that is left of trimmed ledgers
                 subscription.restart_with_log(topic.compaction.view)
         await self._make_lost_ones()
@@ -704,10 +708,12 @@ class SubscriptionRegistry:
             )  # fmt: skip
             properties = {RECORD_LOST: str(self._topic.world.clock.wall_ms())}
             shape = self._topic.shape(compacted=False)
-            making = self._storage.create(self._topic, name, self._topic.log.shape.start, properties, shape)
-            self.add(await run_to_end(making))
+            making = self._storage.create_subscription(
+                self._topic, name, self._topic.log.shape.start_position, properties, shape
+            )
+            self.add_subscription(await run_to_end(making))
 
-    async def commit(self, name: str, record: NodeUpdate) -> None:
+    async def commit_cursor_record(self, name: str, record: NodeUpdate) -> None:
         """Stores the record of a new subscription, and in the same commit adds its name to the topic's record. The
         topic's record keeps the names of lost subscriptions that are not created again yet. The caller must not be
         cancelled during this call."""
@@ -734,7 +740,7 @@ class SubscriptionRegistry:
         )
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
-    def add(self, subscription: Subscription) -> Subscription:
+    def add_subscription(self, subscription: Subscription) -> Subscription:
         """Adds a subscription to the topic, and applies the topic's policies to it. Returns the subscription."""
         self._by_name[subscription.name], topic = subscription, self._topic
         # made before the first transaction, perhaps
@@ -773,16 +779,16 @@ class SubscriptionRegistry:
     async def _make(
         self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        subscription = await self._storage.create(self._topic, name, mark, properties, shape)
+        subscription = await self._storage.create_subscription(self._topic, name, mark, properties, shape)
         self._topic.check_not_ended()
-        return self.add(subscription)
+        return self.add_subscription(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
         """Raises NotAllowed or SubscriptionNotFound if the subscription `name` may not be created
         (admission_core.py)."""
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
-    def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
+    def check_consumer(self, subscription: Subscription, type_: SubscriptionTypeRow, consumer: Consumer) -> None:
         """Raises NotAllowed or ConsumerBusy if the consumer may not join (admission_core.py)."""
         everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
@@ -792,7 +798,7 @@ class SubscriptionRegistry:
         self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False
     ) -> Subscription:
         """Returns a new non-durable subscription, which ends with its last consumer. The arguments are explained at
-        `Storage.make_nondurable_subscription`."""
+        `TopicStorage.make_nondurable_subscription`."""
         return self._storage.make_nondurable_subscription(
             self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks
         )
@@ -816,7 +822,7 @@ class SubscriptionRegistry:
         while key in self._by_name:
             key = f"{subscription.name}-{self._topic.world.rng.randbytes(4).hex()}"
         subscription.name = key
-        self.add(subscription)
+        self.add_subscription(subscription)
 
     async def end_nondurable_subscription(self, subscription: Subscription) -> None:
         """Ends a non-durable subscription and removes it from the topic. Does nothing while it has a consumer."""

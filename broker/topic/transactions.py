@@ -51,7 +51,7 @@ from ..subscription.subscription import Subscription
 from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
 from .storage import TransactionsOfDeletedTopic
-from .transactions_core import NOT_KNOWN, OpenTxnStats, Transactions, TxnSnapshot
+from .transactions_core import NOT_KNOWN, OpenTxnStats, TopicTransactionsCore, TxnSnapshot
 from .txn_joins import SharedTransactionTasks, TransactionJoins, TransactionOutcomeResolver, get_future_error
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class _TxnWork:
 
 
 class TopicTransactions:
-    """The transactions of a loaded topic. Does what the core `Transactions` decides, and stores the core's state. A
-    StatefulTopicPart."""
+    """The transactions of a loaded topic. Does what the core `TopicTransactionsCore` decides, and stores the core's
+    state. A StatefulTopicPart."""
 
     __slots__ = (
         "_config", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_under_way", "coordinators", "core",
@@ -132,7 +132,7 @@ class TopicTransactions:
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Topic, log: Log,
         replication: Policy, coordinators: Coordinators,
     ) -> None:  # fmt: skip
-        self.core: Transactions | None = None  # None: the topic has seen no transaction
+        self.core: TopicTransactionsCore | None = None  # None: the topic has seen no transaction
         self.replayed = 0  # entries, when the topic was loaded
         self.world, self.topic, self._log, self.coordinators = world, topic, log, coordinators
         self._ledger_client, self._config, self._replication = ledgers, config, replication
@@ -156,7 +156,7 @@ class TopicTransactions:
         return self._here.joins
 
     @property
-    def questions(self) -> TransactionOutcomeResolver:
+    def outcome_resolver(self) -> TransactionOutcomeResolver:
         """Returns the object that asks coordinators for the outcomes of the topic's open transactions."""
         return self._here.questions
 
@@ -173,8 +173,8 @@ class TopicTransactions:
     def _make_ledger(self) -> OutcomesLedger:
         return OutcomesLedger(self.world, self._ledger_client, self._config, self._log, self._replication)
 
-    def _load_core(self, ledger: OutcomesLedger, snapshot: TxnSnapshot) -> Transactions:
-        core = ledger.core = Transactions(self._log.shape, snapshot)
+    def _load_core(self, ledger: OutcomesLedger, snapshot: TxnSnapshot) -> TopicTransactionsCore:
+        core = ledger.core = TopicTransactionsCore(self._log.shape, snapshot)
         self._ledger, self.core = ledger, core
         return core
 
@@ -199,7 +199,7 @@ class TopicTransactions:
     def position_before_open_transactions(self) -> Position | None:
         """Returns the position before the first entry of an open transaction; None if there is none."""
         first = self.core.first_open_transaction_position if self.core is not None else None
-        return self._log.shape.before(first) if first is not None else None
+        return self._log.shape.position_before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
         """Returns True if consumers that read only committed entries do not get this entry: its transaction is open
@@ -216,11 +216,11 @@ class TopicTransactions:
         only, and the coordinators of open transactions are asked for the outcomes."""
         if self.core is None:
             return
-        self.questions.register_pending_acknowledgements(self.core)
+        self.outcome_resolver.register_pending_acknowledgements(self.core)
         self.topic.hide_uncommitted_entries(self.core)
         now = self.world.clock.monotonic()
         self.joins.since = dict.fromkeys(self.core.open_transaction_ids, now)
-        self.questions.start_resolver_task()
+        self.outcome_resolver.start_resolver_task()
 
     # ------------------------------------------------------------------ joining
     def is_open(self, txn: TxnId) -> bool:
@@ -245,7 +245,7 @@ class TopicTransactions:
             lambda done: then(get_future_error(done))
         )
 
-    async def store_has_transactions(self) -> Transactions:
+    async def store_has_transactions(self) -> TopicTransactionsCore:
         """Stores in the topic's record that the topic has transactions. Must be called before its first transaction.
         Returns the state of the topic's transactions."""
         async with self._here.seeing:
@@ -336,9 +336,10 @@ class TopicTransactions:
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
         """Applies the settlements, except those that are being stored already. Returns a future for each settlement,
-        which is done when the outcome is stored durably. Settlements that wait for the same writes share one task."""
+        which is done when the outcome is durable. Settlements that wait for the same writes share one task. If the
+        topic has ended at this broker, applies nothing: all futures have failed with NotOwner."""
         if self.ended:
-            return [self._here.runs.make_not_owner_future()] * len(settlements)
+            return [self._here.runs.make_failed_not_owner_future()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
         for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
@@ -360,7 +361,7 @@ class TopicTransactions:
                 self.topic.name, txn, end.missing,
             )  # fmt: skip
         if end.numbers or end.back:
-            self.topic.pass_sequence_ids_to_dedup(end)
+            self.topic.apply_sequence_ids_to_dedup(end)
         for each in touched:
             each.settle(txn, settlement.committed)
         if end.shown:
@@ -386,7 +387,7 @@ class TopicTransactions:
 
     def _on_ended(self, txn: TxnId) -> None:
         self.joins.discard(txn)
-        self.questions.discard(txn)
+        self.outcome_resolver.discard(txn)
         for then in self._here.ends.pop(txn, ()):
             self._loop.call_soon(then, None)
 
@@ -408,7 +409,7 @@ class TopicTransactions:
             return None
         first, stored = self.core.first_open_transaction_position, self._ledger.position
         if first is not None and first <= stored:
-            return TrimLimit(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
+            return TrimLimit(self._log.shape.position_before(first), why=LedgerStays.TRANSACTION_OPEN)
         return TrimLimit(stored, why=LedgerStays.NOT_IN_OUTCOMES)
 
     def on_ledger_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
@@ -452,7 +453,7 @@ class TopicTransactions:
         now = self.world.clock.monotonic()
         age_s = now - self.joins.since.get(oldest, now) if oldest is not None else 0.0
         return TransactionStats(
-            core.stable, core.stable_index, len(opened), oldest, int(age_s * 1000), core.aborted_entries,
+            core.stable_position, core.stable_index, len(opened), oldest, int(age_s * 1000), core.aborted_entries,
             core.aborted_bytes, core.commits, core.aborts,
         )
 

@@ -14,8 +14,8 @@ coordinator, and learned here by `settle`.
 | ENDED | an entry that was on its way is confirmed | it is aborted, whatever the outcome: it had no receipt |
 
 Rules
-- `stable` is before the smallest first entry of a transaction that is not ended, at most the last confirmed entry; in
-  one owner it never goes back. Everything at or before it is plain, committed or in `aborted`.
+- `stable_position` is before the smallest first entry of a transaction that is not ended, at most the last confirmed
+  entry; in one owner it never goes back. Everything at or before it is plain, committed or in `aborted`.
 - `aborted` are positions and not ids: one transaction may have entries that are shown and entries that are not. A
   ledger that is trimmed takes its bitmap along.
 - **Numbers.** Entries of a transaction are always deduplicated inside it: by (transaction, producer), against what of
@@ -100,7 +100,7 @@ class TopicTxn:
         self.numbers: dict[str, EntriesOfTxnProducer] = {}
         self.in_flight = 0
 
-    def add(self, position: Position, first_index: int, count: int, size: int) -> None:
+    def add_entry(self, position: Position, first_index: int, count: int, size: int) -> None:
         entries = self.entries.get(position[0])
         if entries is None:
             entries = self.entries[position[0]] = BitMap()
@@ -207,9 +207,9 @@ class OpenTxnStats(NamedTuple):
     waiting: int
 
 
-class Transactions:
-    """Decides which entries of one topic's transactions consumers receive. The `TxnOutcomes` of the topic's
-    CommittedShape (broker/log/log_shape_core.py)."""
+class TopicTransactionsCore:
+    """Decides which entries of one topic's transactions consumers receive. Implements `TxnOutcomes`, which the topic's
+    CommittedShape (broker/log/log_shape_core.py) asks."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
@@ -294,7 +294,7 @@ class Transactions:
             own = found.numbers[name] = EntriesOfTxnProducer()
         answer = judge_sequence_range(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
-            own.pushed = own.pushed.after(numbers)
+            own.pushed = own.pushed.extended_by(numbers)
             numbers.add_sequence_ids_to(own.sent)
             self._sends(txn, name, numbers.last)
             own.in_flight += 1
@@ -391,14 +391,14 @@ class Transactions:
         self, txn: TxnId, found: TopicTxn, name: str, numbers: SequenceRange, position: Position, first_index: int,
         count: int, size: int,
     ) -> None:  # fmt: skip
-        found.add(position, first_index, count, size)
+        found.add_entry(position, first_index, count, size)
         if not self._hidden:
             self._stable = None
         self._hidden.setdefault(txn, found)
         own = found.numbers.get(name)
         if own is None:
             own = found.numbers[name] = EntriesOfTxnProducer()
-        own.progress, own.last = own.progress.after(numbers), position
+        own.progress, own.last = own.progress.extended_by(numbers), position
         numbers.add_sequence_ids_to(own.sent)
         self._sends(txn, name, numbers.last)
         if not own.in_flight:
@@ -479,14 +479,14 @@ class Transactions:
 
     # ------------------------------------------------------------------ questions
     @property
-    def stable(self) -> Position:
+    def stable_position(self) -> Position:
         """Returns the last stable position: all transactions with entries up to this position have ended. Returns the
         position before the first entry of the log if there is no such position."""
         first = self.first_open_transaction_position
         if first is None:
             return self._shape.last_confirmed
         if self._stable is None:
-            self._stable = self._shape.before(first)
+            self._stable = self._shape.position_before(first)
         return self._stable
 
     @property
@@ -608,7 +608,9 @@ class Transactions:
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"
-        assert self.stable <= self._shape.last_confirmed, "the last stable position is after the last confirmed entry"
+        assert self.stable_position <= self._shape.last_confirmed, (
+            "the last stable position is after the last confirmed entry"
+        )
         assert self.stable_index <= self._shape.end_index, "an index that no message has is stable"
         assert self.aborted.keys() == self.sizes.keys(), "a ledger is not weighed"
         assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"

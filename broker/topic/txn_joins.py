@@ -23,7 +23,7 @@ from ...proto.names import TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
 from ..common.transactions import JoinAnswer, Settlement, convert_join_answer_to_state
-from .transactions_core import OPEN_MAX, Transactions, TxnPhaseAtTopic
+from .transactions_core import OPEN_MAX, TopicTransactionsCore, TxnPhaseAtTopic
 
 if TYPE_CHECKING:
     from .transactions import TopicTransactions
@@ -56,7 +56,7 @@ class SharedTransactionTasks:
         """Starts a run of the async function `work`, and returns a future for its outcome. Until the run has ended,
         `runs` maps each transaction in `txns` to this future."""
         if self.is_over:
-            return self.make_not_owner_future()
+            return self.make_failed_not_owner_future()
         future: asyncio.Future[None] = self._loop.create_future()
         runs.update(dict.fromkeys(txns, future))
         self.tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
@@ -86,7 +86,7 @@ class SharedTransactionTasks:
             future.set_exception(error)
             future.exception()  # who waits gets it
 
-    def make_not_owner_future(self) -> asyncio.Future[None]:
+    def make_failed_not_owner_future(self) -> asyncio.Future[None]:
         """Returns a future that has failed with NotOwner, in place of the future of a run."""
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.make_not_owner_error())
@@ -153,7 +153,7 @@ class TransactionOutcomeResolver:
         core = self._of.core
         if core is None or not core.is_known(txn):
             return None
-        joined = await self._of.coordinators.join(txn, self._of.topic.name)
+        joined = await self._of.coordinators.join_transaction(txn, self._of.topic.name)
         state = convert_join_answer_to_state(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return None
@@ -169,7 +169,7 @@ class TransactionOutcomeResolver:
             await over
         return state
 
-    def register_pending_acknowledgements(self, core: Transactions) -> None:
+    def register_pending_acknowledgements(self, core: TopicTransactionsCore) -> None:
         """Registers the transactions of all pending acknowledgements in `core`, so that their coordinators are asked
         for their outcomes, too."""
         for each in self._of.topic.registry.durable_subscriptions():
@@ -226,7 +226,7 @@ class TransactionOutcomeResolver:
         """Asks the coordinator once about an open transaction, and applies the answer."""
         assert self._of.core is not None, "something is open"
         try:
-            joined = await self._of.coordinators.join(txn, self._of.topic.name)
+            joined = await self._of.coordinators.join_transaction(txn, self._of.topic.name)
         except MagnetarError as error:
             _LOG.info("%s: transaction %s: %s", self._of.topic.name, txn, error)
             return
@@ -309,7 +309,7 @@ class TransactionJoins:
             return True
         if self.is_leaving or not core.may_join(txn):
             return False
-        if not self._of.coordinators.join_nowait(txn, self._of.topic.name.full, owner):
+        if not self._of.coordinators.join_transaction_nowait(txn, self._of.topic.name.full, owner):
             return False
         core.register_unresolved_transaction(txn)
         return self._is_in(core, txn, owner)
@@ -372,13 +372,13 @@ class TransactionJoins:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
-    def _join_refused(self, core: Transactions, txn: TxnId) -> None:
+    def _join_refused(self, core: TopicTransactionsCore, txn: TxnId) -> None:
         """Records that the join was refused, unless another join of the same transaction is in progress for another
         role."""
         if self._asked[txn] == 1:
             core.on_join_refused(txn)
 
-    def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
+    def _is_in(self, core: TopicTransactionsCore, txn: TxnId, owner: str | None) -> bool:
         """Records that the coordinator has made the topic a participant. Returns False if the transaction has ended
         meanwhile."""
         if not core.on_transaction_joined(txn):
@@ -400,7 +400,7 @@ class TransactionJoins:
         end = self._of.world.clock.monotonic() + JOIN_S
         while True:
             try:
-                return await self._of.coordinators.join(txn, self._of.topic.name, owner)
+                return await self._of.coordinators.join_transaction(txn, self._of.topic.name, owner)
             except MagnetarError as error:
                 if not error.retryable:
                     raise

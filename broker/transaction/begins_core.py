@@ -37,8 +37,8 @@ from .intents_core import (
     AbortReason,
     BeginAnswer,
     BeginTransactions,
-    CommitBatch,
-    End,
+    CommitSinkBatch,
+    EndTransaction,
     Intent,
     JoinTransaction,
     RemoveParticipant,
@@ -65,7 +65,7 @@ from .state_core import (
     IN_DOUBT,
     Key,
     LiveTransaction,
-    Phase,
+    TransactionPhase,
     TransactionTable,
     UnsettledTransaction,
     txn_state_of_table_entry,
@@ -95,7 +95,7 @@ class TransactionEndDecider:
         self._outcomes = outcomes
 
     # ------------------------------------------------------------------ join
-    def join(self, intent: JoinTransaction, now: float) -> TxnState:
+    def join_transaction(self, intent: JoinTransaction, now: float) -> TxnState:
         """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
         transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
         transaction is prepared; InvalidRequest if it has its maximum of topics; IntentQueuedUntilDurable while it is in
@@ -108,20 +108,20 @@ class TransactionEndDecider:
     def _add_participant(self, live: LiveTransaction, topic: str) -> None:
         if topic in live.participants:
             return
-        if live.phase is Phase.PREPARED:
-            raise TransactionEnded(f"{self._table.txn_id(live.txn)} is prepared: nothing may be added")
+        if live.phase is TransactionPhase.PREPARED:
+            raise TransactionEnded(f"{self._table.make_txn_id(live.txn)} is prepared: nothing may be added")
         if (count := len(live.participants)) >= self._table.limits.participants_max:
-            raise InvalidRequest(f"{self._table.txn_id(live.txn)} has {count} topics: no more may join")
+            raise InvalidRequest(f"{self._table.make_txn_id(live.txn)} has {count} topics: no more may join")
         live.participants[topic] = Participant(topic)
 
-    def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
+    def join_transaction_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant of the transaction, and returns True. Returns False if that is not possible
         now: then the caller must send the intent Join, which waits while the transaction is in doubt, or is refused
         with a reason."""
         if self._decisions.has_ended:
             return False
         try:
-            found = self._outcomes.find(txn, now, owner)
+            found = self._outcomes.find_transaction(txn, now, owner)
             if not isinstance(found, LiveTransaction) or found.phase in IN_DOUBT:
                 return False
             self._add_participant(found, topic)
@@ -130,7 +130,7 @@ class TransactionEndDecider:
         return True
 
     # ------------------------------------------------------------------ ends
-    def end(self, intent: End, now: float) -> None:
+    def end_transaction(self, intent: EndTransaction, now: float) -> None:
         """Commits, prepares or aborts the transaction that `intent` names. The intent is answered when the outcome is
         durable."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
@@ -139,9 +139,9 @@ class TransactionEndDecider:
         elif isinstance(found, UnsettledTransaction) and _is_to_wait(found, intent):
             found.waiting_requests.append(intent.request)
         else:
-            self._decisions.answer(intent, self._answer_ended(intent, txn_state_of_table_entry(found)))
+            self._decisions.answer_intent(intent, self._answer_ended(intent, txn_state_of_table_entry(found)))
 
-    def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
+    def _answer_ended(self, intent: EndTransaction, state: TxnState) -> TxnState:
         """Returns the answer to an intent to end a transaction that has ended already: its state, if the transaction is
         committed, or if `intent` is an abort. Otherwise raises the reason of the abort; TransactionForgotten if the
         outcome was discarded."""
@@ -150,32 +150,32 @@ class TransactionEndDecider:
             return state
         raise self._table.make_abort_error(intent.txn)
 
-    def _end_live(self, live: LiveTransaction, intent: End, now: float) -> None:
+    def _end_live(self, live: LiveTransaction, intent: EndTransaction, now: float) -> None:
         if intent.verb is TransactionEndVerb.ABORT:
-            self._outcomes.abort(live, AbortReason.CLIENT, now)
-            if live.phase is Phase.ABORTING:
+            self._outcomes.abort_transaction(live, AbortReason.CLIENT, now)
+            if live.phase is TransactionPhase.ABORTING:
                 live.waiting_intents.append(intent)
             else:
                 self._outcomes.handle_intents([intent], now)
             return
         if intent.verb is TransactionEndVerb.COMMIT and live.owned.tag is not None:
-            raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
-        if intent.verb is TransactionEndVerb.PREPARE and live.phase is Phase.PREPARED:
-            self._decisions.answer(intent, TxnState.PREPARED)
+            raise InvalidRequest(f"{self._table.make_txn_id(live.txn)} is of a sink: it commits with its batch")
+        if intent.verb is TransactionEndVerb.PREPARE and live.phase is TransactionPhase.PREPARED:
+            self._decisions.answer_intent(intent, TxnState.PREPARED)
             return
         self._table.check_name_holder(live.owned.owner, live.owned.name, live.owned.holder)
         listed = self.match_reported_participants(live, intent.participants, now)
         if intent.verb is TransactionEndVerb.PREPARE:
-            live.phase = Phase.PREPARING
+            live.phase = TransactionPhase.PREPARING
             left_s = min(intent.prepared_s or self._table.limits.prepared_s_max, self._table.limits.prepared_s_max)
-            self._decisions.decide(TransactionPrepared(live.txn, live.owned, listed, left_s))
-        elif not listed and live.phase is Phase.OPEN:
+            self._decisions.append_decision(TransactionPrepared(live.txn, live.owned, listed, left_s))
+        elif not listed and live.phase is TransactionPhase.OPEN:
             self._outcomes.commit_without_participants(live, now)
             self._outcomes.handle_intents([intent], now)
             return
         else:
-            live.phase = Phase.COMMITTING
-            self._decisions.decide(make_commit_record({live.txn: listed}, owner=live.owned.owner))
+            live.phase = TransactionPhase.COMMITTING
+            self._decisions.append_decision(make_commit_record({live.txn: listed}, owner=live.owned.owner))
         live.participants = {each.topic: each for each in listed}
         live.waiting_intents.append(intent)
 
@@ -190,9 +190,9 @@ class TransactionEndDecider:
         said = {each.topic: each for each in listed}
         strange = [each.topic for each in listed if each.entries and each.topic not in live.participants]
         if strange:
-            self._outcomes.abort(live, AbortReason.FAILED, now)
+            self._outcomes.abort_transaction(live, AbortReason.FAILED, now)
             raise TransactionAborted(
-                f"{self._table.txn_id(live.txn)} is aborted: topic {strange[0]} has not joined it",
+                f"{self._table.make_txn_id(live.txn)} is aborted: topic {strange[0]} has not joined it",
                 reason=AbortReason.FAILED.value,
             )
         found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
@@ -209,39 +209,39 @@ class TransactionEndDecider:
             self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction):
-            self._outcomes.abort(found, AbortReason.ADMIN, now)
-            if found.phase is Phase.ABORTING:
+            self._outcomes.abort_transaction(found, AbortReason.ADMIN, now)
+            if found.phase is TransactionPhase.ABORTING:
                 found.waiting_intents.append(intent)
                 return
             found = TxnState.ABORTED
         if found is TxnState.ABORTED and intent.txn < self._table.state.forgotten_below:
             raise self._table.make_transaction_forgotten_error(intent.txn)
-        self._decisions.answer(intent, txn_state_of_table_entry(found))
+        self._decisions.answer_intent(intent, txn_state_of_table_entry(found))
 
-    def abort_open(self, intent: AbortIfOpen, now: float) -> None:
+    def abort_if_open(self, intent: AbortIfOpen, now: float) -> None:
         """Aborts the transaction that `intent` names, if it is open. Answers the intent with a TransactionRow that
         describes the transaction afterwards."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
-        if isinstance(found, LiveTransaction) and found.phase is Phase.OPEN:
-            self._outcomes.abort(found, AbortReason.DELETED, now)
+        if isinstance(found, LiveTransaction) and found.phase is TransactionPhase.OPEN:
+            self._outcomes.abort_transaction(found, AbortReason.DELETED, now)
         row = self._table.transaction_row(intent.txn, now)
         assert row is not None, "it is none of those that were never used"
-        self._decisions.answer(intent, row)
+        self._decisions.answer_intent(intent, row)
 
-    def detach(self, intent: RemoveParticipant) -> None:
+    def remove_participant(self, intent: RemoveParticipant) -> None:
         """Removes a topic from an ended transaction whose outcome the topic cannot store. Raises NotFound if the
         transaction does not wait for this topic."""
         ending = self._table.ending.get(intent.txn)
         if ending is None or intent.topic not in ending.waiting:
-            raise NotFound(f"{self._table.txn_id(intent.txn)} does not wait for {intent.topic}")
+            raise NotFound(f"{self._table.make_txn_id(intent.txn)} does not wait for {intent.topic}")
         if ending.is_durable:
-            self._decisions.decide(ParticipantDetached(intent.txn, intent.topic), intent)
+            self._decisions.append_decision(ParticipantDetached(intent.txn, intent.topic), intent)
         else:
             self._outcomes.on_outcome_stored(intent.txn, intent.topic)
-            self._decisions.answer(intent, None)
+            self._decisions.answer_intent(intent, None)
 
 
-def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
+def _is_to_wait(ending: UnsettledTransaction, intent: EndTransaction) -> bool:
     return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is TransactionEndVerb.COMMIT)
 
 
@@ -271,7 +271,7 @@ class SinkBatchDecider:
         self.in_doubt: dict[Key, list[Intent]] = {}  # by sink: what waits for the batch that is being committed
         self.last_used_times = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
-    def has_committed_batch(self, intent: BeginTransactions | CommitBatch, tag: SinkTag, now: float) -> bool:
+    def has_committed_batch(self, intent: BeginTransactions | CommitSinkBatch, tag: SinkTag, now: float) -> bool:
         """Returns True if the sink has committed the batch `tag` already. Raises InvalidRequest if the number of the
         batch is negative; BackPressure if there are too many sinks; SinkFenced if another query writes the sink;
         IntentQueuedUntilDurable while another batch of the sink is being committed."""
@@ -290,7 +290,7 @@ class SinkBatchDecider:
         stored = sinks.find(owner, tag.sink_id)
         if stored is None:
             return False
-        self.last_used_times[sinks.key(owner, tag.sink_id)] = now
+        self.last_used_times[sinks.make_key(owner, tag.sink_id)] = now
         if stored.query_id != tag.query_id:
             if not intent.adopt:
                 raise SinkFenced(
@@ -300,7 +300,7 @@ class SinkBatchDecider:
             return False
         return tag.batch <= stored.batch
 
-    def commit(self, intent: CommitBatch, now: float) -> None:
+    def commit_batch(self, intent: CommitSinkBatch, now: float) -> None:
         """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
         batch of this sink. Answers the intent with True if the sink had committed the batch before."""
         sink = None
@@ -309,7 +309,7 @@ class SinkBatchDecider:
             if max(len(tag.sink_id), len(tag.query_id)) > NAME_MAX:
                 raise InvalidRequest(f"names of sinks and queries have at most {NAME_MAX} characters")
             if self.has_committed_batch(intent, tag, now):
-                self._decisions.answer(intent, True)
+                self._decisions.answer_intent(intent, True)
                 return
             sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch, intent.owner)
         found = {
@@ -317,10 +317,10 @@ class SinkBatchDecider:
         }
         done = [txn for txn, each in found.items() if txn_state_of_table_entry(each) is TxnState.COMMITTED]
         if done and sink is None and len(done) == len(found):
-            self._decisions.answer(intent, False)
+            self._decisions.answer_intent(intent, False)
             return
         if done:
-            raise TransactionEnded(f"{self._table.txn_id(done[0])} is committed already, without the others")
+            raise TransactionEnded(f"{self._table.make_txn_id(done[0])} is committed already, without the others")
         live = [each for each in found.values() if isinstance(each, LiveTransaction)]
         for txn in found:
             if txn not in self._table.live:
@@ -330,18 +330,18 @@ class SinkBatchDecider:
         if sum(len(each) for each in shares.values()) * 40 > RECORD_BYTES_MAX:
             raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
         for each in live:
-            each.phase = Phase.COMMITTING
+            each.phase = TransactionPhase.COMMITTING
             each.participants = {share.topic: share for share in shares[each.txn]}
         if sink is not None:
             self.in_doubt[sink.owner, sink.sink_id] = []
-        self._decisions.decide(make_commit_record(shares, sink, owner=intent.owner), intent)
+        self._decisions.append_decision(make_commit_record(shares, sink, owner=intent.owner), intent)
 
-    def _check_batch(self, intent: CommitBatch, live: list[LiveTransaction]) -> None:
+    def _check_batch(self, intent: CommitSinkBatch, live: list[LiveTransaction]) -> None:
         for each in live:
             tag = each.owned.tag
             wanted = (intent.sink_id, intent.query_id, intent.batch) if intent.sink_id else None
             if (tag and (tag.sink_id, tag.query_id, tag.batch)) != wanted:
-                raise InvalidRequest(f"{self._table.txn_id(each.txn)} was begun for another batch, or for none")
+                raise InvalidRequest(f"{self._table.make_txn_id(each.txn)} was begun for another batch, or for none")
             self._table.check_name_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
     def on_committed(self, sink: SinkBatch, now: float) -> None:
@@ -388,7 +388,7 @@ class TransactionBeginDecider:
         self._holders = table.state.last_holder
         self._idle_looked_at = self._idle_noted_at = now
 
-    def begin(self, intent: BeginTransactions, now: float) -> None:
+    def begin_transactions(self, intent: BeginTransactions, now: float) -> None:
         """Answers the intent with new transaction ids, which are leased to the client. If the intent gives a name but
         no holder, the client becomes the new holder of the name; this is stored durably before the answer."""
         limits = self._table.limits
@@ -401,7 +401,7 @@ class TransactionBeginDecider:
         if max(map(len, texts)) > NAME_MAX:
             raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
         if tag is not None and self._batches.has_committed_batch(intent, tag, now):
-            self._decisions.answer(intent, BeginAnswer(0, 0, 0.0, already=True))
+            self._decisions.answer_intent(intent, BeginAnswer(0, 0, 0.0, already=True))
             return
         count = self._room(intent)
         if intent.name and not intent.holder:
@@ -428,7 +428,7 @@ class TransactionBeginDecider:
         self._holders += 1
         for txn in list(self._table.by_name.get((owner, intent.name), ())):
             self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)
-        self._decisions.decide(NameHolderChanged(intent.name, self._holders, owner=owner), intent)
+        self._decisions.append_decision(NameHolderChanged(intent.name, self._holders, owner=owner), intent)
 
     def on_name_holder_changed(self, record: NameHolderChanged, intent: BeginTransactions, now: float) -> None:
         """Called when the new holder of a name is stored durably. Aborts the transactions of earlier holders, and
@@ -439,16 +439,16 @@ class TransactionBeginDecider:
         try:
             self._lease_ids(intent, self._room(intent), record.holder, now)
         except MagnetarError as error:
-            self._decisions.answer(intent, error)
+            self._decisions.answer_intent(intent, error)
 
     def _lease_ids(self, intent: BeginTransactions, count: int, holder: int, now: float) -> None:
         first = self.reserve_transaction_ids(count)
         if intent.name:
-            self._used_names[self._table.state.names.key(intent.owner, intent.name)] = now
+            self._used_names[self._table.state.names.make_key(intent.owner, intent.name)] = now
         timeout_s = intent.timeout_s or self._table.limits.timeout_s
         owned = TransactionOwner(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
         self._table.add_lease(range(first, first + count), owned, now)
-        self._decisions.answer(intent, BeginAnswer(first, count, self._table.limits.lease_s, holder))
+        self._decisions.answer_intent(intent, BeginAnswer(first, count, self._table.limits.lease_s, holder))
 
     def reserve_transaction_ids(self, count: int) -> int:
         """Reserves `count` consecutive transaction ids, and returns the first one. If this epoch has too few ids left,
@@ -487,10 +487,12 @@ class TransactionBeginDecider:
             and key not in self._table.by_sink and key not in self._batches.in_doubt
         ]  # fmt: skip
         if names:
-            self._decisions.decide(IdleNamesRemoved([name for _, name in names], [owner for owner, _ in names]))
+            self._decisions.append_decision(
+                IdleNamesRemoved([name for _, name in names], [owner for owner, _ in names])
+            )
         for sink in sinks:
             last = SinkBatch(sink.sink_id, sink.query_id, DISCARDED_BATCH, sink.owner)
-            self._decisions.decide(SinkBatchRecorded(last))
+            self._decisions.append_decision(SinkBatchRecorded(last))
         for key in names:
             self._used_names.pop(key, None)
         for sink in sinks:
@@ -499,7 +501,7 @@ class TransactionBeginDecider:
             self._idle_noted_at = now
             changing = {*taken, *self._batches.in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
             for note in list(self.make_idle_time_records(now, changing)):
-                self._decisions.decide(note)
+                self._decisions.append_decision(note)
 
     def make_idle_time_records(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
         """Yields records that store for how long names and sinks have been idle, except for those in `changing`. Only

@@ -1,7 +1,7 @@
 """A transaction coordinator that runs at this broker: the driver of one core, in one epoch.
 
     running = await RunningCoordinator.load(…)      take-over, then it serves, and settles what was decided before
-    state = await running.end(…)                    and the other questions; each has its deadline
+    state = await running.end_transaction(…)        and the other questions; each has its deadline
     await running.close()                           in order: what is decided is written, what is open handed over
     await running.abandon_epoch(error)              at once; the next epoch reads the ledger
 
@@ -45,18 +45,18 @@ from .intents_core import (
     AbortByAdmin,
     AbortIfOpen,
     AbortReason,
-    Answer,
+    AnswerRequest,
     AppendRecords,
     AskAboutHalfMessage,
     BeginAnswer,
     BeginTransactions,
     ChangeHalf,
-    CommitBatch,
+    CommitSinkBatch,
     CoordinatorLimits,
     Effect,
-    End,
     EndHalf,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     HalfMessageChangeVerb,
     HalfMessageEndVerb,
     HalfMessageRow,
@@ -245,7 +245,7 @@ class RunningCoordinator:
         return running
 
     # ------------------------------------------------------------------ questions
-    async def begin(
+    async def begin_transactions(
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: SinkTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
@@ -258,7 +258,7 @@ class RunningCoordinator:
         assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
 
-    async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> JoinAnswer:
+    async def join_transaction(self, txn: TxnId, topic: str, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns the state of the transaction; or, if it is committed
         and the topic has not stored that yet, the Settlement that the topic must store. If `topic` is empty, only
         starts the timeout of the transaction. `owner`: the role that writes in the transaction; None: the topic itself
@@ -267,10 +267,11 @@ class RunningCoordinator:
         owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
-    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Makes the topic a participant, as `join` does, but without waiting, and returns True. Returns False if that
-        is not possible now: then the caller must call `join`, which waits or raises the reason."""
-        return self.core.ends.join_nowait(txn[1], topic, owner, self._clock.monotonic())
+    def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+        """Makes the topic a participant, as `join_transaction` does, but without waiting, and returns True. Returns
+        False if that is not possible now: then the caller must call `join_transaction`, which waits or raises the
+        reason."""
+        return self.core.ends.join_transaction_nowait(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
@@ -282,18 +283,20 @@ class RunningCoordinator:
         *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
-        """Ends a transaction, as `end` does, but does not wait: the answer (a TxnState or an error) is passed to the
-        object `to` later."""
-        intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
+        """Ends a transaction, as `end_transaction` does, but does not wait: the answer (a TxnState or an error) is
+        passed to the object `to` later."""
+        intent = EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
-    async def end(
+    async def end_transaction(
         self, txn: TxnId, verb: TransactionEndVerb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> TxnState:  # fmt: skip
         """Commits, prepares or aborts a transaction, as `verb` says, and waits until its outcome is durable. Returns
         the state of the transaction."""
-        return await self._state(lambda to: End(to, txn.least, verb, owner, participants, prepared_s, visible))
+        return await self._state(
+            lambda to: EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
+        )
 
     async def commit_batch(
         self,
@@ -307,19 +310,19 @@ class RunningCoordinator:
         sink has committed this batch before; then this call commits nothing."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
-        found = await self._ask(lambda to: CommitBatch(to, owner, least, *sink, adopt))
+        found = await self._ask(lambda to: CommitSinkBatch(to, owner, least, *sink, adopt))
         assert isinstance(found, bool), "a batch is answered by whether it was there"
         return found
 
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
         """Returns the state of a transaction. `owner`: the role that asks; None: an operator asks. Raises
         InvalidRequest if another role began the transaction."""
-        return await self._state(lambda to: GetStatus(to, txn.least, owner))
+        return await self._state(lambda to: GetTransactionStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
-    async def abort_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
+    async def abort_if_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
         """Aborts the transaction if it is open, and returns a TransactionRow that describes it afterwards. `only_tell`:
         aborts nothing, only returns the row. Raises InvalidRequest if the id was never given to a client."""
         if only_tell:
@@ -435,10 +438,10 @@ class RunningCoordinator:
     def _do(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Answer(request, result):
+                case AnswerRequest(request, result):
                     _answer(request, result)
                 case SendOutcomeToParticipant(txn, committed, participant):
-                    self._settler.add(participant.topic, self._settlement(txn, committed, participant))
+                    self._settler.add_settlement(participant.topic, self._settlement(txn, committed, participant))
                 case AbandonEpoch(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._start_ending(self._close())

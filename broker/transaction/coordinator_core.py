@@ -19,7 +19,8 @@ Rules (docs/transactions.md)
   answers them without an outcome, and the next epoch reads the ledger.
 - **One decision.** Ids are unique, a decision moves the transaction out of the phases in which it may be decided, and
   all happens in one event loop: two commits make one record.
-- **Settling.** A durable outcome is kept until each participant has stored it (`Done`), and for `retention_s` after
+- **Settling.** A durable outcome is kept until each participant has stored it (`TransactionsSettled`), and for
+`retention_s` after
   that: `tick` remembers the lowest id that is not done, and discards the outcomes below it when that time has passed. A
   participant that asks then is answered ABORTED: if it does not know the outcome, there was no commit, for a commit is
   done only after each participant has stored it (invariant 87).
@@ -46,15 +47,15 @@ from .intents_core import (
     AbortByAdmin,
     AbortIfOpen,
     AbortReason,
-    Answer,
+    AnswerRequest,
     BeginTransactions,
     ChangeHalf,
-    CommitBatch,
+    CommitSinkBatch,
     CoordinatorLimits,
     Effect,
-    End,
     EndHalf,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     Intent,
     JoinTransaction,
     PrepareHalf,
@@ -62,10 +63,9 @@ from .intents_core import (
     Result,
     WatchHalves,
 )
-from .outcomes_core import Decision, OutcomeDecider, PendingDecisions
+from .outcomes_core import OutcomeDecider, PendingDecision, PendingDecisions
 from .records_core import (
     AnyRecord,
-    Done,
     EpochHandedOver,
     HalfMessageAgeRecorded,
     HalfMessageRolledBack,
@@ -80,6 +80,7 @@ from .records_core import (
     TransactionOwner,
     TransactionPrepared,
     TransactionsCommitted,
+    TransactionsSettled,
     decode_participants,
     make_commit_record,
 )
@@ -87,8 +88,8 @@ from .state_core import (
     IN_DOUBT,
     CoordinatorState,
     LiveTransaction,
-    Phase,
     TransactionIdLease,
+    TransactionPhase,
     TransactionTable,
     txn_state_of_table_entry,
 )
@@ -135,9 +136,9 @@ class TransactionCoordinatorCore:
                 self._take_handed(handed, now)
         self.state.handed.clear()
         for txn, prepared in self.state.prepared.items():
-            live = LiveTransaction(txn, prepared.owned, now, now + prepared.left_s, Phase.PREPARED)
+            live = LiveTransaction(txn, prepared.owned, now, now + prepared.left_s, TransactionPhase.PREPARED)
             live.participants = {each.topic: each for each in prepared.participants}
-            self.table.add(live)
+            self.table.add_transaction(live)
         for txn, outcome in self.state.unsettled.items():
             self.outcomes.send_outcome(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
         self.halves.start(now)
@@ -147,7 +148,7 @@ class TransactionCoordinatorCore:
         for txn, owned, topics in handed.opened:
             live = LiveTransaction(txn, owned, now, now + owned.timeout_s)
             live.participants = {topic: Participant(topic) for topic in topics}
-            self.table.add(live)
+            self.table.add_transaction(live)
         for txns, owned in handed.leases:
             self.table.add_lease(txns, owned, now)
 
@@ -155,7 +156,9 @@ class TransactionCoordinatorCore:
         """Decides about the intent, and returns the effects. The answer to the intent is among these effects, or among
         the effects of a later call."""
         if self.decisions.has_ended:
-            return [Answer(intent.request, NotOwner(f"coordinator {self.table.number} is moving; look it up again"))]
+            return [
+                AnswerRequest(intent.request, NotOwner(f"coordinator {self.table.number} is moving; look it up again"))
+            ]
         self._receive(intent, now)
         return self.decisions.take_effects()
 
@@ -163,21 +166,21 @@ class TransactionCoordinatorCore:
         try:
             match intent:
                 case BeginTransactions():
-                    self.begins.begin(intent, now)
+                    self.begins.begin_transactions(intent, now)
                 case JoinTransaction():
-                    self.decisions.answer(intent, self.ends.join(intent, now))
-                case End():
-                    self.ends.end(intent, now)
-                case CommitBatch():
-                    self.batches.commit(intent, now)
-                case GetStatus():
-                    self.decisions.answer(intent, self._status(intent, now))
+                    self.decisions.answer_intent(intent, self.ends.join_transaction(intent, now))
+                case EndTransaction():
+                    self.ends.end_transaction(intent, now)
+                case CommitSinkBatch():
+                    self.batches.commit_batch(intent, now)
+                case GetTransactionStatus():
+                    self.decisions.answer_intent(intent, self._status(intent, now))
                 case AbortByAdmin():
                     self.ends.abort_by_admin(intent, now)
                 case AbortIfOpen():
-                    self.ends.abort_open(intent, now)
+                    self.ends.abort_if_open(intent, now)
                 case RemoveParticipant():
-                    self.ends.detach(intent)
+                    self.ends.remove_participant(intent)
                 case PrepareHalf() | EndHalf() | ChangeHalf() | WatchHalves():
                     self.halves.receive(intent, now)
                 case _:
@@ -185,9 +188,9 @@ class TransactionCoordinatorCore:
         except IntentQueuedUntilDurable:
             pass
         except MagnetarError as error:
-            self.decisions.answer(intent, error)
+            self.decisions.answer_intent(intent, error)
 
-    def _status(self, intent: GetStatus, now: float) -> TxnState:
+    def _status(self, intent: GetTransactionStatus, now: float) -> TxnState:
         self.table.check_owner(intent.txn, intent.owner)
         if intent.txn in self.table.unused:
             return TxnState.OPEN
@@ -219,23 +222,23 @@ class TransactionCoordinatorCore:
 
     def begin_transaction_for_half_message(self, owner: str, timeout_s: float, now: float) -> int:
         txn = self.begins.reserve_transaction_ids(1)
-        self.table.add(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
+        self.table.add_transaction(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
 
     def commit_transaction_for_half_message(
         self, txn: int, listed: Sequence[Participant], half: int, now: float
     ) -> None:
         live = self.table.live.get(txn)
-        if live is None or live.phase is not Phase.OPEN:
+        if live is None or live.phase is not TransactionPhase.OPEN:
             raise self.table.make_abort_error(txn)
         found = self.ends.match_reported_participants(live, listed, now)
-        live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self.decisions.decide(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
+        live.phase, live.participants = TransactionPhase.COMMITTING, {each.topic: each for each in found}
+        self.decisions.append_decision(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
     def abort_transaction_for_half_message(self, txn: int, now: float) -> None:
         live = self.table.live.get(txn)
-        if live is not None and live.phase is Phase.OPEN:
-            self.outcomes.abort(live, AbortReason.FAILED, now)
+        if live is not None and live.phase is TransactionPhase.OPEN:
+            self.outcomes.abort_transaction(live, AbortReason.FAILED, now)
 
     # ------------------------------------------------------------------ what is durable
     def on_appended(self, number: int, now: float) -> list[Effect]:
@@ -253,7 +256,7 @@ class TransactionCoordinatorCore:
         self.outcomes.on_outcome_stored(txn, topic)
         return self.decisions.take_effects()
 
-    def _on_durable(self, decision: Decision, now: float) -> None:
+    def _on_durable(self, decision: PendingDecision, now: float) -> None:
         record, intent = decision
         self.state.apply(record)
         match record:
@@ -261,13 +264,13 @@ class TransactionCoordinatorCore:
                 self._durable_commit(record, intent, now)
             case TransactionPrepared():
                 live = self.table.live[record.txn]
-                live.phase, live.deadline = Phase.PREPARED, now + record.left_s
+                live.phase, live.deadline = TransactionPhase.PREPARED, now + record.left_s
                 heapq.heappush(self.table.deadlines, (live.deadline, live.txn))
                 self.outcomes.abort_if_superseded(live, now)
                 self.outcomes.handle_queued_intents(live, now)
             case PreparedTransactionAborted():
                 live = self.table.live[record.txn]
-                self.table.remove(live)
+                self.table.remove_transaction(live)
                 self.outcomes.record_aborted_end(live, now, is_durable=True)
                 self.outcomes.handle_queued_intents(live, now)
             case NameHolderChanged() if intent is not None:
@@ -276,8 +279,8 @@ class TransactionCoordinatorCore:
             case ParticipantDetached():
                 assert intent is not None, "a participant is detached by an administrator"
                 self.outcomes.on_outcome_stored(record.txn, record.topic)
-                self.decisions.answer(intent, None)
-            case Done():
+                self.decisions.answer_intent(intent, None)
+            case TransactionsSettled():
                 for txn in record.txns:
                     self.table.ending.pop(txn, None)
             case HalfMessageStored() | HalfMessageAgeRecorded() | HalfMessageRolledBack():
@@ -289,14 +292,14 @@ class TransactionCoordinatorCore:
             live = self.table.live.get(txn)
             if live is None:
                 continue  # it was empty, and is counted
-            self.table.remove(live)
+            self.table.remove_transaction(live)
             waiting = decode_participants(record, shares)
             self.outcomes.send_outcome(txn, True, waiting, live.owned, live.began, is_durable=True)
             self.table.counters.committed += 1
             self.table.counters.count_ended_transaction(now - live.began)
             ended.append(live)
         if intent is not None:
-            self.decisions.answer(intent, False)
+            self.decisions.answer_intent(intent, False)
         for live in ended:
             self.outcomes.handle_queued_intents(live, now)
         if record.sink is not None:
@@ -326,7 +329,7 @@ class TransactionCoordinatorCore:
         if lease is not None and lease.until <= now:
             self.outcomes.abort_or_void_id(txn, AbortReason.LEASE, now)
         elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
-            self.outcomes.abort(live, AbortReason.TIMEOUT, now)
+            self.outcomes.abort_transaction(live, AbortReason.TIMEOUT, now)
 
     def _expire_outcomes(self, now: float) -> None:
         limits = self.table.limits
@@ -353,11 +356,13 @@ class TransactionCoordinatorCore:
         unknown = OutcomeUnknown(f"coordinator {self.table.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.table.number} is moving; look it up again")
         answers: dict[object, Result] = {
-            intent.request: nothing if isinstance(intent, JoinTransaction | GetStatus | AbortIfOpen) else unknown
+            intent.request: nothing
+            if isinstance(intent, JoinTransaction | GetTransactionStatus | AbortIfOpen)
+            else unknown
             for intent in waiting
         }
         answers |= {request: unknown for ending in self.table.ending.values() for request in ending.waiting_requests}
-        self.decisions.effects += [Answer(request, result) for request, result in answers.items()]
+        self.decisions.effects += [AnswerRequest(request, result) for request, result in answers.items()]
         for live in self.table.live.values():
             live.waiting_intents = []
         for ending in self.table.ending.values():
@@ -372,7 +377,7 @@ class TransactionCoordinatorCore:
         assert not [*self.decisions.writing, *self.decisions.gathered], "nothing is in doubt at a hand-over"
         opened = [
             HandedOverTransaction(txn, live.owned, list(live.participants))
-            for txn, live in self.table.live.items() if live.phase is Phase.OPEN
+            for txn, live in self.table.live.items() if live.phase is TransactionPhase.OPEN
         ]  # fmt: skip
         grouped: dict[int, tuple[TransactionIdLease, list[int]]] = {}
         for txn, lease in self.table.unused.items():
@@ -398,7 +403,7 @@ class TransactionCoordinatorCore:
         return not open_ and self.state.halves.is_idle
 
     def statistics(self) -> dict[str, int]:
-        prepared = sum(live.phase is Phase.PREPARED for live in self.table.live.values())
+        prepared = sum(live.phase is TransactionPhase.PREPARED for live in self.table.live.values())
         return {
             "open": len(self.table.live) - prepared,
             "leased": len(self.table.unused),
@@ -421,8 +426,8 @@ class TransactionCoordinatorCore:
             assert not self.state.is_committed(txn), "a live transaction has no outcome"
             assert (live.phase in IN_DOUBT) or not live.waiting_intents, "only what is in doubt waits"
             assert (txn in self.state.prepared) is (
-                live.phase in (Phase.PREPARED, Phase.ABORTING)
-                or (live.phase is Phase.COMMITTING and txn in self.state.prepared)
+                live.phase in (TransactionPhase.PREPARED, TransactionPhase.ABORTING)
+                or (live.phase is TransactionPhase.COMMITTING and txn in self.state.prepared)
             ), "prepared is durable"
         written = [each.record for each in (*self.decisions.gathered, *self.decisions.writing)]
         doubt = {txn for record in written if isinstance(record, TransactionsCommitted) for txn, _ in record.txns}

@@ -2,7 +2,7 @@
 
     await coordinators.find_owner(number)           its owner; this broker takes one that no broker owns
     await coordinators.load_owned_coordinator(n)    the running one; NotOwner if another broker owns it
-    await coordinators.join(txn, topic)             and ask_transaction_state, abort_open: `Coordinators` of
+    await coordinators.join_transaction(txn, topic) and ask_transaction_state, abort_if_open: `Coordinators` of
                                                     broker/common/transactions.py, here or over the network
     await coordinators.load_unowned_coordinators()  loads those that no broker owns and that have something to do
     await coordinators.close() | abandon_all(error) closes them, or drops them at once
@@ -218,26 +218,26 @@ class TransactionCoordinators:
             del self._loaded[running.number]
 
     # ------------------------------------------------------------------ `Coordinators` of topics
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
+    async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         return await self._ask_owner(
-            txn.coordinator, lambda running: running.join(txn, topic.full, owner),
-            lambda endpoint: self.peers.join(endpoint, txn, topic, owner),
+            txn.coordinator, lambda running: running.join_transaction(txn, topic.full, owner),
+            lambda endpoint: self.peers.join_transaction(endpoint, txn, topic, owner),
         )  # fmt: skip
 
     async def ask_transaction_state(self, txn: TxnId) -> ReportedTransaction:
         return await self._facts(txn, only_tell=True)
 
-    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
+    async def abort_if_open(self, txn: TxnId) -> ReportedTransaction:
         return await self._facts(txn, only_tell=False)
 
     async def _facts(self, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
         async def here(running: RunningCoordinator) -> ReportedTransaction:
-            row = await running.abort_open(txn, only_tell=only_tell)
+            row = await running.abort_if_open(txn, only_tell=only_tell)
             sink = row.tag.sink_id if row.tag is not None else ""
             return ReportedTransaction(txn, row.state, row.owner, row.name, row.address, sink, row.age_s, row.left_s)
 
         return await self._ask_owner(
-            txn.coordinator, here, lambda endpoint: self.peers.abort_open(endpoint, txn, only_tell=only_tell)
+            txn.coordinator, here, lambda endpoint: self.peers.abort_if_open(endpoint, txn, only_tell=only_tell)
         )
 
     async def _ask_owner(
@@ -265,9 +265,9 @@ class TransactionCoordinators:
         self._owners[number] = owner.endpoint
         return await there(owner.endpoint)
 
-    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         running = self._loaded.get(txn[0])
-        return running is not None and running.join_nowait(txn, topic, owner)
+        return running is not None and running.join_transaction_nowait(txn, topic, owner)
 
     # ------------------------------------------------------------------ upkeep
     async def load_unowned_coordinators(self) -> None:

@@ -57,7 +57,7 @@ from ...proto.errors import (
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from .intents_core import (
     NAME_MAX,
-    Answer,
+    AnswerRequest,
     AskAboutHalfMessage,
     ChangeHalf,
     EndHalf,
@@ -104,7 +104,7 @@ NOTES = 24
 """How often per `open_s` the age of a half is recorded: a take-over may lose that part of its age."""
 
 
-class Phase(enum.Enum):
+class UndecidedHalfPhase(enum.Enum):
     """The phases of a half message that has no outcome yet."""
 
     STORING = "storing"
@@ -118,12 +118,15 @@ class Phase(enum.Enum):
     REVIVING = "reviving"
 
 
-UNDECIDED = (Phase.WAITING, Phase.ASKED, Phase.PARKED)
-DECIDING = tuple(each for each in Phase if each not in UNDECIDED)
+UNDECIDED = (UndecidedHalfPhase.WAITING, UndecidedHalfPhase.ASKED, UndecidedHalfPhase.PARKED)
+DECIDING = tuple(each for each in UndecidedHalfPhase if each not in UNDECIDED)
 _SHOWN = {
-    Phase.WAITING: HalfMessagePhase.WAITING, Phase.ASKED: HalfMessagePhase.ASKED, Phase.PARKED: HalfMessagePhase.PARKED,
-    Phase.PUBLISHING: HalfMessagePhase.COMMITTING, Phase.COMMITTING: HalfMessagePhase.COMMITTING,
-}  # fmt: skip
+    UndecidedHalfPhase.WAITING: HalfMessagePhase.WAITING,
+    UndecidedHalfPhase.ASKED: HalfMessagePhase.ASKED,
+    UndecidedHalfPhase.PARKED: HalfMessagePhase.PARKED,
+    UndecidedHalfPhase.PUBLISHING: HalfMessagePhase.COMMITTING,
+    UndecidedHalfPhase.COMMITTING: HalfMessagePhase.COMMITTING,
+}
 
 
 class IntentQueuedUntilDurable(Exception):
@@ -136,7 +139,7 @@ class OpenHalfMessage(msgspec.Struct):
 
     record: HalfMessageStored
     age_counted_from: float  # its age is counted from here
-    phase: Phase
+    phase: UndecidedHalfPhase
     waiting_intents: list[Intent] = msgspec.field(default_factory=list)
     due: float = 0.0  # the time of its next deadline
     asks: int = 0  # checks since it was stored, loaded or revived
@@ -200,9 +203,11 @@ class HalfMessages:
     def start(self, now: float) -> None:
         """Resumes the half messages that earlier epochs stored. The time until the next check of each begins anew."""
         for record in self._state.open.values():
-            half = OpenHalfMessage(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
+            half = OpenHalfMessage(
+                record, now - record.age_s, UndecidedHalfPhase.PARKED if record.parked else UndecidedHalfPhase.WAITING
+            )
             self._add(half)
-            if half.phase is Phase.WAITING:
+            if half.phase is UndecidedHalfPhase.WAITING:
                 self._arm(half, now + record.check_after_s)
         if ended := self._state.ended_half_message_ids():
             self._ended.append((now, ended))
@@ -223,7 +228,7 @@ class HalfMessages:
                 assert_never(intent)
 
     def _answer(self, intent: Intent, result: Result) -> None:
-        self._coordinator.decisions.effects.append(Answer(intent.request, result))
+        self._coordinator.decisions.effects.append(AnswerRequest(intent.request, result))
 
     def has_other_owner(self, half: int, owner: str) -> bool:
         """Returns True if `half` is the id of a half message that another role than `owner` prepared."""
@@ -254,15 +259,15 @@ class HalfMessages:
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
         if not self._coordinator.claim_half_message_id(intent.half, now):
-            text = f"half {self._table.txn_id(intent.half)}"
+            text = f"half {self._table.make_txn_id(intent.half)}"
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
         record = HalfMessageStored(
             intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages)
         )
-        self._add(OpenHalfMessage(record, now, Phase.STORING, [intent]))
+        self._add(OpenHalfMessage(record, now, UndecidedHalfPhase.STORING, [intent]))
         self._storing_bytes += half_message_size_bytes(record)
-        self._coordinator.decisions.decide(record)
+        self._coordinator.decisions.append_decision(record)
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
         limits = self._limits
@@ -295,15 +300,15 @@ class HalfMessages:
             self._answer(intent, self._ended_as(intent, now))
             return
         if intent.verb in (HalfMessageEndVerb.UNKNOWN, HalfMessageEndVerb.FAILED):
-            if half.phase is Phase.ASKED and half.check_number == intent.check:
+            if half.phase is UndecidedHalfPhase.ASKED and half.check_number == intent.check:
                 self._undecided(half, intent, now)
             self._answer(intent, TxnState.PREPARED)
             return
         self._wait_if_deciding(half, intent)
-        if half.phase is Phase.PARKED:
+        if half.phase is UndecidedHalfPhase.PARKED:
             why = half.record.parked
             raise HalfParked(
-                f"half {self._table.txn_id(intent.half)} is parked ({why}): an operator decides, by "
+                f"half {self._table.make_txn_id(intent.half)} is parked ({why}): an operator decides, by "
                 "'magnetar transactions halves'", reason=why,
             )  # fmt: skip
         self._decided(half, intent, is_commit=intent.verb is HalfMessageEndVerb.COMMIT, now=now)
@@ -321,17 +326,17 @@ class HalfMessages:
             )
             if not taken:
                 raise TransactionForgotten(
-                    f"half {self._table.txn_id(intent.half)} is not known: it was never stored, or ended long ago"
+                    f"half {self._table.make_txn_id(intent.half)} is not known: it was never stored, or ended long ago"
                 )
             return TxnState.ABORTED  # and it is not stored later
         if intent.verb is HalfMessageEndVerb.COMMIT and outcome is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if intent.verb is HalfMessageEndVerb.ROLLBACK and outcome is TxnState.COMMITTED:
-            raise TransactionEnded(f"half {self._table.txn_id(intent.half)} is committed")
+            raise TransactionEnded(f"half {self._table.make_txn_id(intent.half)} is committed")
         return outcome
 
     def _rolled_back(self, half: int) -> MagnetarError:
-        return TransactionAborted(f"half {self._table.txn_id(half)} is rolled back", reason="rolled back")
+        return TransactionAborted(f"half {self._table.make_txn_id(half)} is rolled back", reason="rolled back")
 
     def _wait_if_deciding(self, half: OpenHalfMessage, intent: Intent) -> None:
         if half.phase in DECIDING:
@@ -344,8 +349,8 @@ class HalfMessages:
             self._publish(half, now)
             half.publish_retry_deadline, half.tries = now + PUBLISH_RETRY_S, 0
         else:
-            half.phase = Phase.ROLLING_BACK
-            self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
+            half.phase = UndecidedHalfPhase.ROLLING_BACK
+            self._coordinator.decisions.append_decision(HalfMessageRolledBack(half.record.half))
         half.waiting_intents.append(intent)
         self._ask(half.half_message_group_key, now)
 
@@ -358,23 +363,23 @@ class HalfMessages:
             }.get(intent.verb)
             outcome = self._state.find_half_message_outcome(intent.half)
             if outcome is None:
-                raise NotFound(f"half {self._table.txn_id(intent.half)} is not open")
+                raise NotFound(f"half {self._table.make_txn_id(intent.half)} is not open")
             if outcome is not wanted:
-                raise TransactionEnded(f"half {self._table.txn_id(intent.half)} is {_past(outcome)} already")
+                raise TransactionEnded(f"half {self._table.make_txn_id(intent.half)} is {_past(outcome)} already")
             self._answer(intent, None)
             return
         self._wait_if_deciding(half, intent)
         match intent.verb:
             case HalfMessageChangeVerb.COMMIT | HalfMessageChangeVerb.ROLLBACK:
                 self._decided(half, intent, is_commit=intent.verb is HalfMessageChangeVerb.COMMIT, now=now)
-            case HalfMessageChangeVerb.PARK if half.phase is not Phase.PARKED:
+            case HalfMessageChangeVerb.PARK if half.phase is not UndecidedHalfPhase.PARKED:
                 self._park(half, "by an operator", now)
                 half.waiting_intents.append(intent)
-            case HalfMessageChangeVerb.REVIVE if half.phase is Phase.PARKED:
-                half.phase, half.age_counted_from = Phase.REVIVING, now
+            case HalfMessageChangeVerb.REVIVE if half.phase is UndecidedHalfPhase.PARKED:
+                half.phase, half.age_counted_from = UndecidedHalfPhase.REVIVING, now
                 half.waiting_intents.append(intent)
-                self._coordinator.decisions.decide(HalfMessageAgeRecorded(half.record.half, 0, 0.0, ""))
-            case HalfMessageChangeVerb.REVIVE if half.phase is Phase.WAITING:
+                self._coordinator.decisions.append_decision(HalfMessageAgeRecorded(half.record.half, 0, 0.0, ""))
+            case HalfMessageChangeVerb.REVIVE if half.phase is UndecidedHalfPhase.WAITING:
                 self._make_ready(half, now)
                 self._answer(intent, None)
             case _:
@@ -385,7 +390,7 @@ class HalfMessages:
         """Publishes the half message in a new transaction. Raises NotOwner if this epoch has no transaction ids left;
         the epoch then ends."""
         half.txn = self._coordinator.begin_transaction_for_half_message(half.record.owner, PUBLISH_S, now)
-        half.phase = Phase.PUBLISHING
+        half.phase = UndecidedHalfPhase.PUBLISHING
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
@@ -393,7 +398,7 @@ class HalfMessages:
         transaction, and with it the half message. `listed`: the topics, each with the number and the last position of
         its entries."""
         found = self._halves.get(half)
-        if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
+        if found is None or found.phase is not UndecidedHalfPhase.PUBLISHING or found.txn != txn:
             self._coordinator.abort_transaction_for_half_message(txn, now)
             return
         try:
@@ -401,14 +406,14 @@ class HalfMessages:
         except MagnetarError as error:
             self._on_publish_failed(found, error, now)
             return
-        found.phase = Phase.COMMITTING
+        found.phase = UndecidedHalfPhase.COMMITTING
 
     def on_not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
         """Called when publishing the half message in the transaction `txn` has failed with `error`. Aborts this
         transaction. The half message is published again later, or is parked, so that an operator must decide."""
         self._coordinator.abort_transaction_for_half_message(txn, now)
         found = self._halves.get(half)
-        if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
+        if found is not None and found.phase is UndecidedHalfPhase.PUBLISHING and found.txn == txn:
             self._on_publish_failed(found, error, now)
 
     def _on_publish_failed(self, half: OpenHalfMessage, error: MagnetarError, now: float) -> None:
@@ -420,13 +425,13 @@ class HalfMessages:
             return
         told = error
         if not stays:
-            text = f"half {self._table.txn_id(half.record.half)}"
+            text = f"half {self._table.make_txn_id(half.record.half)}"
             told = Unavailable(f"{text}: {half.why}; nothing of it counts so far")
         self._refuse(half, told)
         if stays:
             self._park(half, half.why, now)
         elif half.record.parked:
-            half.phase = Phase.PARKED
+            half.phase = UndecidedHalfPhase.PARKED
             self._resolved(half, now)
         else:
             self._wait(half, now)
@@ -469,7 +474,7 @@ class HalfMessages:
             half = self._halves[each]
             half.disconnected_members += 1
             half.why = "a process that was asked went away"
-            half.phase = Phase.WAITING
+            half.phase = UndecidedHalfPhase.WAITING
             if half.disconnected_members == 1:
                 self._make_ready(half, now, ask=False)
             else:
@@ -491,7 +496,7 @@ class HalfMessages:
             group.members.move_to_end(member)
             group.members[member].asked.add(half.record.half)
             self._check += 1
-            half.phase, half.member, half.check_number = Phase.ASKED, member, self._check
+            half.phase, half.member, half.check_number = UndecidedHalfPhase.ASKED, member, self._check
             half.asks += 1
             self.counters["asked"] += 1
             self._arm(half, now + self._limits.answer_s)
@@ -514,7 +519,7 @@ class HalfMessages:
             # the count is this object's too, before it is durable: the next answer counts on
             noted = HalfMessageAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_counted_from, "")
             half.record = _noted(half.record, noted)
-            self._coordinator.decisions.decide(noted)
+            self._coordinator.decisions.append_decision(noted)
         self._ask(half.half_message_group_key, now)
 
     def _leave(self, half: OpenHalfMessage) -> None:
@@ -522,11 +527,11 @@ class HalfMessages:
         from those that wait for a member."""
         group = self._groups[half.half_message_group_key]
         group.ready.pop(half.record.half, None)
-        if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
+        if half.phase is UndecidedHalfPhase.ASKED and (member := group.members.get(half.member)) is not None:
             member.asked.discard(half.record.half)
 
     def _wait(self, half: OpenHalfMessage, now: float) -> None:
-        half.phase = Phase.WAITING
+        half.phase = UndecidedHalfPhase.WAITING
         self._arm(half, now + self._pause(half))
 
     def _pause(self, half: OpenHalfMessage) -> float:
@@ -543,8 +548,8 @@ class HalfMessages:
 
     def _park(self, half: OpenHalfMessage, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
-        half.phase = Phase.PARKING
-        self._coordinator.decisions.decide(
+        half.phase = UndecidedHalfPhase.PARKING
+        self._coordinator.decisions.append_decision(
             HalfMessageAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_counted_from, why)
         )
         self._ask(half.half_message_group_key, now)
@@ -557,7 +562,7 @@ class HalfMessages:
                 half = self._halves[record.half]
                 self._storing_bytes -= half_message_size_bytes(record)
                 self.counters["prepared"] += 1
-                half.phase = Phase.WAITING
+                half.phase = UndecidedHalfPhase.WAITING
                 self._arm(half, now + record.check_after_s)
                 self._resolved(half, now)
             case HalfMessageAgeRecorded():
@@ -569,17 +574,17 @@ class HalfMessages:
         half = self._halves.get(record.half)
         if half is None:
             return
-        if record.parked and half.phase is Phase.PARKING:
-            half.phase = Phase.PARKED
+        if record.parked and half.phase is UndecidedHalfPhase.PARKING:
+            half.phase = UndecidedHalfPhase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
             self._coordinator.decisions.effects.append(
                 WarnOfParkedHalfMessage(record.half, half.record.group, record.parked)
             )
             self._resolved(half, now)
-        elif half.phase is Phase.REVIVING and not record.parked:
+        elif half.phase is UndecidedHalfPhase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
-            half.asks, half.disconnected_members, half.phase = 0, 0, Phase.WAITING
+            half.asks, half.disconnected_members, half.phase = 0, 0, UndecidedHalfPhase.WAITING
             self._make_ready(half, now)
             self._resolved(half, now)
 
@@ -616,7 +621,11 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ time
     def _arm(self, half: OpenHalfMessage, due: float) -> None:
-        half.due = due if half.phase is not Phase.WAITING else min(due, half.age_counted_from + self._limits.open_s)
+        half.due = (
+            due
+            if half.phase is not UndecidedHalfPhase.WAITING
+            else min(due, half.age_counted_from + self._limits.open_s)
+        )
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
@@ -635,21 +644,21 @@ class HalfMessages:
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
             for note in self.make_half_message_age_records(now):
-                self._coordinator.decisions.decide(note)
+                self._coordinator.decisions.append_decision(note)
 
     def _passed(self, half: OpenHalfMessage, now: float) -> None:
         match half.phase:
-            case Phase.ASKED:
+            case UndecidedHalfPhase.ASKED:
                 self._leave(half)
                 half.why = f"a check was not answered within {self._limits.answer_s:g} s"
                 self._wait(half, now)
                 self._ask(half.half_message_group_key, now)
-            case Phase.WAITING if now - half.age_counted_from >= self._limits.open_s:
+            case UndecidedHalfPhase.WAITING if now - half.age_counted_from >= self._limits.open_s:
                 why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
                 self._park(half, why[:WHY_MAX], now)
-            case Phase.WAITING:
+            case UndecidedHalfPhase.WAITING:
                 self._make_ready(half, now)
-            case Phase.PUBLISHING if not half.txn:
+            case UndecidedHalfPhase.PUBLISHING if not half.txn:
                 with suppress(NotOwner):
                     self._publish(half, now)
 
@@ -664,7 +673,8 @@ class HalfMessages:
         checked."""
         return [
             HalfMessageAgeRecorded(number, half.record.unknown, now - half.age_counted_from, "")
-            for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
+            for number, half in self._halves.items()
+            if half.phase in (UndecidedHalfPhase.WAITING, UndecidedHalfPhase.ASKED)
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ the end of the epoch
@@ -677,7 +687,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ views
     def statistics(self) -> dict[str, int]:
-        parked = sum(half.phase is Phase.PARKED for half in self._halves.values())
+        parked = sum(half.phase is UndecidedHalfPhase.PARKED for half in self._halves.values())
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_message_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfMessageRow]:
@@ -700,7 +710,7 @@ class HalfMessages:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken. The messages of the assertions are the invariants."""
-        storing = {number for number, half in self._halves.items() if half.phase is Phase.STORING}
+        storing = {number for number, half in self._halves.items() if half.phase is UndecidedHalfPhase.STORING}
         assert self._halves.keys() - storing == self._state.open.keys(), "what is open is durable, or on its way"
         asked = {
             number: member for group in self._groups.values() for member, each in group.members.items()
@@ -711,11 +721,13 @@ class HalfMessages:
         )
         ready = [number for group in self._groups.values() for number in group.ready]
         for number, half in self._halves.items():
-            assert (number in asked) is (half.phase is Phase.ASKED), "who is asked has the question"
+            assert (number in asked) is (half.phase is UndecidedHalfPhase.ASKED), "who is asked has the question"
             assert half.phase in DECIDING or not half.waiting_intents, "only what is being decided waits"
-            assert half.phase is not Phase.PARKED or half.record.parked, "parked is durable"
-            assert half.phase is not Phase.WAITING or half.due < float("inf"), "what waits is looked at again"
-        assert all(self._halves[number].phase is Phase.WAITING for number in ready), "what is ready waits"
+            assert half.phase is not UndecidedHalfPhase.PARKED or half.record.parked, "parked is durable"
+            assert half.phase is not UndecidedHalfPhase.WAITING or half.due < float("inf"), (
+                "what waits is looked at again"
+            )
+        assert all(self._halves[number].phase is UndecidedHalfPhase.WAITING for number in ready), "what is ready waits"
         for key, group in self._groups.items():
             assert group.halves == sum(
                 half.half_message_group_key == key for half in self._halves.values()

@@ -69,7 +69,7 @@ class JoinTransaction(msgspec.Struct, frozen=True):
     owner: str | None = None
 
 
-class End(msgspec.Struct, frozen=True):
+class EndTransaction(msgspec.Struct, frozen=True):
     """Intent: end a transaction, by commit, abort or prepare."""
 
     request: object
@@ -81,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
     visible: bool = False
 
 
-class CommitBatch(msgspec.Struct, frozen=True):
+class CommitSinkBatch(msgspec.Struct, frozen=True):
     """Intent: commit the transactions of a batch together. `sink_id` empty: they belong to no sink."""
 
     request: object
@@ -93,7 +93,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
     adopt: bool = False
 
 
-class GetStatus(msgspec.Struct, frozen=True):
+class GetTransactionStatus(msgspec.Struct, frozen=True):
     """Intent: return the state of a transaction. `owner`: the role that asks; None: an operator asks."""
 
     request: object
@@ -188,9 +188,9 @@ HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
 Intent = (
     BeginTransactions
     | JoinTransaction
-    | End
-    | CommitBatch
-    | GetStatus
+    | EndTransaction
+    | CommitSinkBatch
+    | GetTransactionStatus
     | AbortByAdmin
     | AbortIfOpen
     | RemoveParticipant
@@ -230,7 +230,7 @@ class TransactionRow(NamedTuple):
 Result = BeginAnswer | TxnState | TransactionRow | bool | MagnetarError | None
 
 
-class Answer(NamedTuple):
+class AnswerRequest(NamedTuple):
     """Effect: answer the request with a result or an error."""
 
     request: object
@@ -284,7 +284,7 @@ class WarnOfParkedHalfMessage(NamedTuple):
 
 
 Effect = (
-    Answer
+    AnswerRequest
     | SendOutcomeToParticipant
     | AbandonEpoch
     | AskAboutHalfMessage

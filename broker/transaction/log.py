@@ -58,7 +58,7 @@ import msgspec
 
 from ...ledger import LedgerWriter
 from ...metadata import paths
-from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
+from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode_record, encode_record
 from ...metadata.store import MetadataStore, VersionedValue, get_record, update_node, update_record
 from ...proto.checksum import crc32c
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
@@ -211,7 +211,7 @@ class CoordinatorLog:
                 raise DataLost(f"the record of coordinator {self.number} is missing{_WHAT_TO_DO}")
             return
         try:
-            self._record = decode(self._found.value, CoordinatorRecord, self._path)
+            self._record = decode_record(self._found.value, CoordinatorRecord, self._path)
         except DamagedRecord as error:
             raise DataLost(f"the record of coordinator {self.number} is damaged: {error}{_WHAT_TO_DO}") from error
 
@@ -223,7 +223,7 @@ class CoordinatorLog:
             return
         where = f"coordinator {self.number}, ledger {ledger_id}"
         try:
-            reader = await self._ledgers.recover(ledger_id)
+            reader = await self._ledgers.recover_ledger(ledger_id)
         except LedgerNotFound as error:
             if await self._is_unchanged():
                 raise DataLost(f"{where} does not exist: the outcomes of its transactions are lost") from error
@@ -289,7 +289,7 @@ class CoordinatorLog:
     async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
         """Replaces the record in the metadata. Raises CoordinatorFenced if another owner has changed it. After another
         error it is unknown which record is stored."""
-        value = encode(record, self._path)
+        value = encode_record(record, self._path)
         ours = {self._stored, value}
 
         def transform(node: VersionedValue | None) -> bytes | None:
@@ -361,7 +361,7 @@ class CoordinatorLog:
     async def _roll(self, state: CoordinatorState) -> None:
         """Begins a new ledger with a snapshot of `state`, in the order of `ROLL`."""
         await self._abandon()
-        writer, unnamed = await self._ledgers.create(), True
+        writer, unnamed = await self._ledgers.create_ledger(), True
         try:
             snapshot = encode_snapshot(state.snapshot())
             for start in range(0, len(snapshot), AT_ONCE):
@@ -371,11 +371,11 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, ledger_id=writer.ledger_id))
             self._unknown = False
         except BaseException as error:
-            await self._ledgers.abandon(writer, unnamed=unnamed and isinstance(error, MagnetarError))
+            await self._ledgers.abandon_ledger(writer, unnamed=unnamed and isinstance(error, MagnetarError))
             raise
         self._writer, self._next_entry = writer, len(snapshot)
         self._snapshot_bytes = self._bytes = sum(map(len, snapshot))
-        await self._ledgers.delete(old)
+        await self._ledgers.delete_ledgers(old)
 
     async def _abandon(self) -> None:
         writer, self._writer = self._writer, None

@@ -20,18 +20,25 @@ from .halves_core import IntentQueuedUntilDurable
 from .intents_core import (
     AbandonEpoch,
     AbortReason,
-    Answer,
+    AnswerRequest,
     AppendRecords,
     Effect,
     Intent,
     Result,
     SendOutcomeToParticipant,
 )
-from .records_core import AnyRecord, Done, Participant, PreparedTransactionAborted, TransactionOwner, make_commit_record
-from .state_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, UnsettledTransaction
+from .records_core import (
+    AnyRecord,
+    Participant,
+    PreparedTransactionAborted,
+    TransactionOwner,
+    TransactionsSettled,
+    make_commit_record,
+)
+from .state_core import IN_DOUBT, LiveTransaction, TransactionPhase, TransactionTable, UnsettledTransaction
 
 
-class Decision(NamedTuple):
+class PendingDecision(NamedTuple):
     """A record that is decided and must be written, and the intent that is answered when the record is durable."""
 
     record: AnyRecord
@@ -43,21 +50,21 @@ class PendingDecisions:
 
     def __init__(self) -> None:
         self.has_ended = False  # the coordinator gave itself up, or is closing: it answers nothing new
-        self.gathered: list[Decision] = []
-        self.deferred: list[Decision] = []  # records that join the next append, or are appended at the next tick
-        self.writing: list[Decision] = []
+        self.gathered: list[PendingDecision] = []
+        self.deferred: list[PendingDecision] = []  # records that join the next append, or are appended at the next tick
+        self.writing: list[PendingDecision] = []
         self._number = 0
         self.effects: list[Effect] = []
 
     # ------------------------------------------------------------------ records
-    def decide(self, record: AnyRecord, intent: Intent | None = None) -> None:
+    def append_decision(self, record: AnyRecord, intent: Intent | None = None) -> None:
         """Adds a record to the next append. When the record is durable, `intent` is answered."""
-        self.gathered.append(Decision(record, intent))
+        self.gathered.append(PendingDecision(record, intent))
 
     def defer_record(self, record: AnyRecord) -> None:
         """Adds a record whose loss does no harm. It does not cause an append, but is part of the next append that
         another record causes."""
-        self.deferred.append(Decision(record))
+        self.deferred.append(PendingDecision(record))
 
     def append_deferred_records_next(self) -> None:
         """Makes the deferred records cause an append, because they have waited long enough for another record."""
@@ -74,7 +81,7 @@ class PendingDecisions:
         self._number += 1
         return AppendRecords(self._number, [each.record for each in self.writing])
 
-    def take_durable_decisions(self, number: int) -> list[Decision]:
+    def take_durable_decisions(self, number: int) -> list[PendingDecision]:
         """Removes and returns the decisions of append `number`, whose records are durable. From now on the next append
         may begin."""
         assert number == self._number, "one append at a time"
@@ -93,9 +100,9 @@ class PendingDecisions:
         return bool(self.deferred)
 
     # ------------------------------------------------------------------ effects
-    def answer(self, intent: Intent, result: Result) -> None:
+    def answer_intent(self, intent: Intent, result: Result) -> None:
         """Adds the effect that answers the intent with `result`."""
-        self.effects.append(Answer(intent.request, result))
+        self.effects.append(AnswerRequest(intent.request, result))
 
     def take_effects(self) -> list[Effect]:
         """Removes the collected effects and returns them. The driver must also call this method after it has called a
@@ -134,7 +141,9 @@ class OutcomeDecider:
             self._receive(intent, now)
 
     # ------------------------------------------------------------------ uses and doubt
-    def find(self, txn: int, now: float, owner: str | None = None) -> LiveTransaction | UnsettledTransaction | TxnState:
+    def find_transaction(
+        self, txn: int, now: float, owner: str | None = None
+    ) -> LiveTransaction | UnsettledTransaction | TxnState:
         """Returns the transaction with this id, if it is live or unsettled, else its state. If the id is leased and was
         not used yet, opens the transaction. Raises NotOwner if the id belongs to a later epoch; InvalidRequest if the
         id was never given to a client, or another role than `owner` began the transaction."""
@@ -167,9 +176,9 @@ class OutcomeDecider:
     def find_transaction_not_in_doubt(
         self, txn: int, intent: Intent, now: float, owner: str | None = None
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
-        """Returns the same as `find`. If a record about the transaction is being written (it is in doubt), queues
-        `intent` to be handled later, and raises IntentQueuedUntilDurable."""
-        found = self.find(txn, now, owner)
+        """Returns the same as `find_transaction`. If a record about the transaction is being written (it is in doubt),
+        queues `intent` to be handled later, and raises IntentQueuedUntilDurable."""
+        found = self.find_transaction(txn, now, owner)
         if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
             found.waiting_intents.append(intent)
             raise IntentQueuedUntilDurable
@@ -179,22 +188,24 @@ class OutcomeDecider:
     def commit_without_participants(self, live: LiveTransaction, now: float) -> None:
         """Commits a transaction that has no participants. Its record is written with the next append, because the loss
         of this record does no harm."""
-        self._table.remove(live)
+        self._table.remove_transaction(live)
         record = make_commit_record({live.txn: []}, owner=live.owned.owner)
         self._table.state.apply(record)
         self._decisions.defer_record(record)
         self._table.counters.committed += 1
         self._table.counters.count_ended_transaction(now - live.began)
 
-    def abort(self, live: LiveTransaction, reason: AbortReason, now: float) -> None:
+    def abort_transaction(self, live: LiveTransaction, reason: AbortReason, now: float) -> None:
         """Aborts the transaction `live`, which must be open or prepared."""
         live.reason = reason
-        if live.phase is Phase.PREPARED:
-            live.phase = Phase.ABORTING
-            self._decisions.decide(PreparedTransactionAborted(live.txn, list(live.participants), live.owned.owner))
+        if live.phase is TransactionPhase.PREPARED:
+            live.phase = TransactionPhase.ABORTING
+            self._decisions.append_decision(
+                PreparedTransactionAborted(live.txn, list(live.participants), live.owned.owner)
+            )
             return
-        assert live.phase is Phase.OPEN, "a transaction in doubt is not aborted"
-        self._table.remove(live)
+        assert live.phase is TransactionPhase.OPEN, "a transaction in doubt is not aborted"
+        self._table.remove_transaction(live)
         self.record_aborted_end(live, now, is_durable=False)
 
     def record_aborted_end(self, live: LiveTransaction, now: float, *, is_durable: bool) -> None:
@@ -212,19 +223,19 @@ class OutcomeDecider:
             return
         live = self._table.live[txn]
         if live.phase not in IN_DOUBT:
-            self.abort(live, reason, now)
+            self.abort_transaction(live, reason, now)
 
     def abort_if_superseded(self, live: LiveTransaction, now: float) -> None:
         """Called when the transaction is no longer in doubt: aborts it if meanwhile its name got a later holder, or its
         sink committed the batch."""
         owned = live.owned
-        if live.phase not in (Phase.OPEN, Phase.PREPARED):
+        if live.phase not in (TransactionPhase.OPEN, TransactionPhase.PREPARED):
             return
         holder = self._table.state.names.find(owned.owner, owned.name) if owned.name else None
         if holder is not None and holder.holder > owned.holder:
-            self.abort(live, AbortReason.FENCED, now)
+            self.abort_transaction(live, AbortReason.FENCED, now)
         elif self._table.is_sink_batch_committed(owned):
-            self.abort(live, AbortReason.SUPERSEDED, now)
+            self.abort_transaction(live, AbortReason.SUPERSEDED, now)
 
     # ------------------------------------------------------------------ settling
     def send_outcome(
@@ -237,7 +248,7 @@ class OutcomeDecider:
         each_waiting = {each.topic: each for each in waiting}
         if not each_waiting:
             if is_durable and txn in self._table.state.unsettled:
-                self._decisions.defer_record(Done([txn]))
+                self._decisions.defer_record(TransactionsSettled([txn]))
             return
         self._table.ending[txn] = UnsettledTransaction(is_committed, each_waiting, owned, began, is_durable)
         self._decisions.effects += [SendOutcomeToParticipant(txn, is_committed, each) for each in each_waiting.values()]
@@ -249,10 +260,10 @@ class OutcomeDecider:
             return
         self._table.counters.settled += 1
         state = TxnState.COMMITTED if ending.committed else TxnState.ABORTED
-        self._decisions.effects += [Answer(request, state) for request in ending.waiting_requests]
+        self._decisions.effects += [AnswerRequest(request, state) for request in ending.waiting_requests]
         ending.waiting_requests.clear()
         if ending.is_durable:
-            self._decisions.defer_record(Done([txn]))
+            self._decisions.defer_record(TransactionsSettled([txn]))
         else:
             del self._table.ending[txn]
 

@@ -28,7 +28,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, from_wire
 from ...proto.names import Position, TopicName
 from ...proto.states import TxnId, TxnState
-from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
+from ...runtime.network import Channel, Endpoint, Rpc, World, find_rpc
 from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
 from ..common.transactions import JoinAnswer, ReportedTransaction, Settlement
@@ -59,7 +59,9 @@ class TransactionPeerClient:
         self._queues: dict[tuple[str, str, int], _Queue] = {}
         self._tasks = Tasks()
 
-    async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
+    async def join_transaction(
+        self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None
+    ) -> JoinAnswer:
         """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. Raises the
         error that this broker answers, such as NotOwner or TransactionForgotten. After ConnectionLost and TimedOut the
         outcome is unknown."""
@@ -72,10 +74,10 @@ class TransactionPeerClient:
             return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
         return TxnState(reply.state)
 
-    async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
+    async def abort_if_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
         """Asks the broker at `endpoint`, which owns the coordinator, to abort a transaction if it is open. Returns the
         state of the transaction afterwards. `only_tell`: aborts nothing, only asks for the state. Raises the same
-        errors as `join`."""
+        errors as `join_transaction`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
         reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
         if reply.HasField("error"):
@@ -115,7 +117,7 @@ class TransactionPeerClient:
             await self._send(key[0], key[1], items[start : start + ITEMS_MAX])
 
     async def _send(self, endpoint: str, method: str, items: list[tuple[Message, asyncio.Future[Any]]]) -> None:
-        asked: Rpc[Any, Any] = rpc("Transactions", method)
+        asked: Rpc[Any, Any] = find_rpc("Transactions", method)
         try:
             found = await self._channel(endpoint).call(
                 asked, asked.request(items=[item for item, _ in items]), timeout_s=TIMEOUT_S
@@ -168,8 +170,8 @@ def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
 # ------------------------------------------------------------------------------------------------------ settling
 # Tells topics how their transactions ended, until each has stored it.
 #
-#     settler.add(topic, settlement)      from then on, for as long as this part runs
-#     await settler.close()
+#     sender.add_settlement(topic, settlement)      from then on, for as long as this part runs
+#     await sender.close()
 #
 # One worker per topic sends all settlements that wait for that topic together, and repeats those that failed after a
 # pause that grows to PAUSE_S_MAX. New ones do not wait for that pause: a transaction that a topic cannot store delays
@@ -219,7 +221,7 @@ class SettlementSender:
         self._throttle = LogThrottle(world.clock)
         self.failures = 0
 
-    def add(self, topic: str, settlement: Settlement) -> None:
+    def add_settlement(self, topic: str, settlement: Settlement) -> None:
         waiting = self._waiting.get(topic)
         if waiting is None:
             self._waiting[topic] = _Waiting([settlement], [], asyncio.Event())

@@ -82,12 +82,12 @@ class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
     idle_s: float = 0.0  # when the record was written
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class CoordinatorLogRecord(msgspec.Struct, frozen=True, array_like=True):
     """The base class of the records in a coordinator's ledger. A class whose description begins with "Record:" says
     what is true from this record on."""
 
 
-class TransactionsCommitted(Record, frozen=True, array_like=True, tag=1):
+class TransactionsCommitted(CoordinatorLogRecord, frozen=True, array_like=True, tag=1):
     """Record: these transactions are committed, all of them together."""
 
     txns: list[tuple[int, list[ParticipantWithTopicIndex]]]
@@ -97,7 +97,7 @@ class TransactionsCommitted(Record, frozen=True, array_like=True, tag=1):
     owner: str = ""  # of the transactions
 
 
-class TransactionPrepared(Record, frozen=True, array_like=True, tag=2):
+class TransactionPrepared(CoordinatorLogRecord, frozen=True, array_like=True, tag=2):
     """Record: a transaction is prepared. It stays open until its deadline, even if the coordinator moves to another
     broker."""
 
@@ -107,7 +107,7 @@ class TransactionPrepared(Record, frozen=True, array_like=True, tag=2):
     left_s: float
 
 
-class PreparedTransactionAborted(Record, frozen=True, array_like=True, tag=3):
+class PreparedTransactionAborted(CoordinatorLogRecord, frozen=True, array_like=True, tag=3):
     """Record: a prepared transaction is aborted."""
 
     txn: int
@@ -115,20 +115,20 @@ class PreparedTransactionAborted(Record, frozen=True, array_like=True, tag=3):
     owner: str = ""
 
 
-class Done(Record, frozen=True, array_like=True, tag=4):
+class TransactionsSettled(CoordinatorLogRecord, frozen=True, array_like=True, tag=4):
     """Record: all participants of these transactions have stored the outcome."""
 
     txns: list[int]
 
 
-class ParticipantDetached(Record, frozen=True, array_like=True, tag=5):
+class ParticipantDetached(CoordinatorLogRecord, frozen=True, array_like=True, tag=5):
     """Record: an administrator removed a topic from an ended transaction, which no longer waits for it."""
 
     txn: int
     topic: str
 
 
-class NameHolderChanged(Record, frozen=True, array_like=True, tag=6):
+class NameHolderChanged(CoordinatorLogRecord, frozen=True, array_like=True, tag=6):
     """Record: a name has the new holder number `holder`. Clients with a lower number may not use the name any more."""
 
     name: str
@@ -137,14 +137,14 @@ class NameHolderChanged(Record, frozen=True, array_like=True, tag=6):
     owner: str = ""
 
 
-class IdleNamesRemoved(Record, frozen=True, array_like=True, tag=7):
+class IdleNamesRemoved(CoordinatorLogRecord, frozen=True, array_like=True, tag=7):
     """Record: names that were idle for too long are removed."""
 
     names: list[str]
     owners: list[str] = []  # of each of them; fewer: of no role
 
 
-class OutcomesDiscarded(Record, frozen=True, array_like=True, tag=8):
+class OutcomesDiscarded(CoordinatorLogRecord, frozen=True, array_like=True, tag=8):
     """Record: the outcomes of all transactions with an id below `below` are discarded."""
 
     below: int
@@ -165,7 +165,7 @@ class HandedOverIdLease(NamedTuple):
     owned: TransactionOwner
 
 
-class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
+class EpochHandedOver(CoordinatorLogRecord, frozen=True, array_like=True, tag=9):
     """Record: an epoch has ended in order. The next epoch continues its open transactions and its leases."""
 
     epoch: int
@@ -173,7 +173,7 @@ class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
     leases: list[HandedOverIdLease]
 
 
-class SettledOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=10):
+class SettledOutcomesInSnapshot(CoordinatorLogRecord, frozen=True, array_like=True, tag=10):
     """Record of a snapshot: the ids of committed transactions whose outcomes all participants have stored."""
 
     high: int  # the ids' upper 31 bits
@@ -181,13 +181,13 @@ class SettledOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=10):
     owners: dict[str, bytes] = {}  # those of them that a role began
 
 
-class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
+class LargestHolderNumber(CoordinatorLogRecord, frozen=True, array_like=True, tag=11):
     """Record of a snapshot: the largest holder number that was given for any name so far."""
 
     holders: int
 
 
-class SinkBatchRecorded(Record, frozen=True, array_like=True, tag=12):
+class SinkBatchRecorded(CoordinatorLogRecord, frozen=True, array_like=True, tag=12):
     """Record: which batch a sink has committed last, and for how long the sink was idle."""
 
     sink: SinkBatch
@@ -201,7 +201,7 @@ class HalfMessage(NamedTuple):
     entry: bytes
 
 
-class HalfMessageStored(Record, frozen=True, array_like=True, tag=13):
+class HalfMessageStored(CoordinatorLogRecord, frozen=True, array_like=True, tag=13):
     """Record: a half message is stored, with its present age and state."""
 
     half: int
@@ -215,7 +215,7 @@ class HalfMessageStored(Record, frozen=True, array_like=True, tag=13):
     parked: str = ""
 
 
-class HalfMessageAgeRecorded(Record, frozen=True, array_like=True, tag=14):
+class HalfMessageAgeRecorded(CoordinatorLogRecord, frozen=True, array_like=True, tag=14):
     """Record: the present age of a half message, how many checks were answered UNKNOWN, and whether it is parked."""
 
     half: int
@@ -224,13 +224,13 @@ class HalfMessageAgeRecorded(Record, frozen=True, array_like=True, tag=14):
     parked: str  # why; empty: it is not
 
 
-class HalfMessageRolledBack(Record, frozen=True, array_like=True, tag=15):
+class HalfMessageRolledBack(CoordinatorLogRecord, frozen=True, array_like=True, tag=15):
     """Record: a half message is rolled back."""
 
     half: int
 
 
-class HalfMessageOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=16):
+class HalfMessageOutcomesInSnapshot(CoordinatorLogRecord, frozen=True, array_like=True, tag=16):
     """Record of a snapshot: the outcomes of half messages that have ended."""
 
     committed: bytes  # portable roaring bitmaps of 64 bits
@@ -238,7 +238,7 @@ class HalfMessageOutcomesInSnapshot(Record, frozen=True, array_like=True, tag=16
     owners: dict[str, bytes] = {}  # those of both that a role prepared
 
 
-class HalfMessageOutcomesDiscarded(Record, frozen=True, array_like=True, tag=17):
+class HalfMessageOutcomesDiscarded(CoordinatorLogRecord, frozen=True, array_like=True, tag=17):
     """Record: the outcomes of these half messages are discarded."""
 
     halves: bytes
@@ -249,7 +249,7 @@ HalfRecord = (
     | HalfMessageOutcomesDiscarded
 )
 AnyRecord = (
-    TransactionsCommitted | TransactionPrepared | PreparedTransactionAborted | Done | ParticipantDetached
+    TransactionsCommitted | TransactionPrepared | PreparedTransactionAborted | TransactionsSettled | ParticipantDetached
     | NameHolderChanged | IdleNamesRemoved
     | OutcomesDiscarded
     | EpochHandedOver | SettledOutcomesInSnapshot | LargestHolderNumber

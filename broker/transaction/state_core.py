@@ -37,7 +37,6 @@ from .intents_core import AbortReason, CoordinatorCounters, CoordinatorLimits, I
 from .records_core import (
     DISCARDED_BATCH,
     AnyRecord,
-    Done,
     EpochHandedOver,
     HalfMessageAgeRecorded,
     HalfMessageOutcomesDiscarded,
@@ -58,6 +57,7 @@ from .records_core import (
     TransactionOwner,
     TransactionPrepared,
     TransactionsCommitted,
+    TransactionsSettled,
     decode_participants,
     make_commit_record,
 )
@@ -65,9 +65,8 @@ from .records_core import (
 # -------------------------------------------------------------------------------------------- stored_halves_core
 # The half messages in a coordinator's ledger, and the outcomes of those that ended: a part of its state.
 #
-#     halves.apply(record) | add_committed_half_message(half) as of State: when it is durable, and when the ledger is
-# read
-#     halves.outcome(half)                       COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
+#     halves.apply(record) | add_committed_half_message(half)    when it is durable, and when the ledger is read
+#     halves.find_half_message_outcome(half)     COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
 #
 # A half is in `open` from its HalfMessageStored to the record that ends it: the COMMIT of the transaction that
 # published it (Committed.half), or HalfMessageRolledBack. Then its id is in one of two bitmaps until
@@ -173,7 +172,7 @@ def half_message_size_bytes(half: HalfMessageStored) -> int:
 #
 #     table.find(owner, name)      what the role has under the name; else what no role has
 #     kept.add(txn, owner)         it is committed
-#     kept.is_of_another(…)        it is committed, and another role began it
+#     kept.has_other_owner(…)      it is committed, and another role began it
 #
 # A name belongs to a role: two roles may use one name for two things, and neither learns of the other's. The owner ""
 # is no role: a caller in a cluster without security, or the owner in a record of an earlier version, which named none.
@@ -205,11 +204,11 @@ class ValuesByRoleAndName(Generic[Value]):
         found = self._values.get((owner, name))
         return found if found is not None or not owner else self._values.get(("", name))
 
-    def key(self, owner: str, name: str) -> Key:
+    def make_key(self, owner: str, name: str) -> Key:
         """Returns the key of the value that `find` returns: the role and the name, or "" and the name."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
-    def put(self, owner: str, name: str, value: Value) -> None:
+    def store_value(self, owner: str, name: str, value: Value) -> None:
         if (owner, name) not in self._values:
             self._counts[owner] = self._counts.get(owner, 0) + 1
         self._values[owner, name] = value
@@ -378,7 +377,7 @@ class CoordinatorState:
                 del self.prepared[record.txn]
                 waiting = {topic: Participant(topic) for topic in record.topics}
                 self.unsettled[record.txn] = UnsettledOutcome(False, waiting, record.owner)
-            case Done():
+            case TransactionsSettled():
                 for txn in record.txns:
                     self.unsettled.pop(txn, None)
             case ParticipantDetached():
@@ -386,7 +385,7 @@ class CoordinatorState:
                 if outcome is not None:
                     outcome.waiting.pop(record.topic, None)
             case NameHolderChanged():
-                self.names.put(record.owner, record.name, NameHolder(record.holder, record.idle_s))
+                self.names.store_value(record.owner, record.name, NameHolder(record.holder, record.idle_s))
                 self.last_holder = max(self.last_holder, record.holder)
             case IdleNamesRemoved():
                 for owner, name in zip_longest(record.owners, record.names, fillvalue=""):
@@ -426,7 +425,7 @@ class CoordinatorState:
         if sink.batch == DISCARDED_BATCH:
             self.sinks.remove(sink.owner, sink.sink_id)
         else:
-            self.sinks.put(sink.owner, sink.sink_id, sink)
+            self.sinks.store_value(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
         """Yields records from which the state can be restored. The records are small, so that they can be stored in
@@ -474,7 +473,7 @@ class CoordinatorState:
 COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
 
 
-class Phase(enum.Enum):
+class TransactionPhase(enum.Enum):
     """The phases of a transaction that has no durable outcome yet."""
 
     OPEN = "open"
@@ -484,7 +483,7 @@ class Phase(enum.Enum):
     ABORTING = "aborting"
 
 
-IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
+IN_DOUBT = (TransactionPhase.PREPARING, TransactionPhase.COMMITTING, TransactionPhase.ABORTING)
 """Phases in which a record of the transaction is in flight, so that its outcome is in doubt."""
 
 
@@ -503,7 +502,7 @@ class LiveTransaction(msgspec.Struct):
     owned: TransactionOwner
     began: float
     deadline: float
-    phase: Phase = Phase.OPEN
+    phase: TransactionPhase = TransactionPhase.OPEN
     participants: dict[str, Participant] = msgspec.field(default_factory=dict)
     reason: AbortReason = AbortReason.CLIENT
     waiting_intents: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
@@ -524,7 +523,7 @@ def txn_state_of_table_entry(found: LiveTransaction | UnsettledTransaction | Txn
     """Returns the state of a transaction. `found`: the result of a search in the TransactionTable, which is an object
     or the state itself."""
     if isinstance(found, LiveTransaction):
-        return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
+        return TxnState.PREPARED if found.phase is TransactionPhase.PREPARED else TxnState.OPEN
     if isinstance(found, UnsettledTransaction):
         return TxnState.COMMITTED if found.committed else TxnState.ABORTED
     return found
@@ -576,12 +575,12 @@ class TransactionTable:
             heapq.heappush(self.deadlines, (lease.until, txn))
             self._index(txn, owned)
 
-    def add(self, live: LiveTransaction) -> None:
+    def add_transaction(self, live: LiveTransaction) -> None:
         self.live[live.txn] = live
         heapq.heappush(self.deadlines, (live.deadline, live.txn))
         self._index(live.txn, live.owned)
 
-    def remove(self, live: LiveTransaction) -> None:
+    def remove_transaction(self, live: LiveTransaction) -> None:
         del self.live[live.txn]
         self.remove_from_indexes(live.txn, live.owned)
 
@@ -604,7 +603,7 @@ class TransactionTable:
                     del index[key]
 
     # ------------------------------------------------------------------ what is known of an id
-    def txn_id(self, txn: int) -> TxnId:
+    def make_txn_id(self, txn: int) -> TxnId:
         return TxnId(self.number, txn)
 
     def check_owner(self, txn: int, owner: str | None) -> None:
@@ -630,7 +629,7 @@ class TransactionTable:
         return (outcome.owner or None) if outcome is not None else None
 
     def make_unknown_id_error(self, txn: int) -> InvalidRequest:
-        return InvalidRequest(f"{self.txn_id(txn)} was never given")
+        return InvalidRequest(f"{self.make_txn_id(txn)} was never given")
 
     def is_sink_batch_committed(self, owned: TransactionOwner) -> bool:
         """Returns True if the sink of the transaction has committed the transaction's batch, or a later batch of the
@@ -658,7 +657,7 @@ class TransactionTable:
         return gone.reason if gone is not None else unknown
 
     def make_transaction_forgotten_error(self, txn: int) -> TransactionForgotten:
-        return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
+        return TransactionForgotten(f"{self.make_txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def make_abort_error(self, txn: int) -> MagnetarError:
         """Returns the error that answers a request about an aborted transaction. It contains the reason of the abort,
@@ -668,8 +667,8 @@ class TransactionTable:
         lost = txn >> COUNTER_BITS < self.epoch
         reason = self._reason_of(txn, AbortReason.LOST if lost else AbortReason.TIMEOUT)
         if reason is AbortReason.FENCED:
-            return TransactionFenced(f"{self.txn_id(txn)}: a later holder of its name took over")
-        return TransactionAborted(f"{self.txn_id(txn)} is aborted: {reason.value}", reason=reason.value)
+            return TransactionFenced(f"{self.make_txn_id(txn)}: a later holder of its name took over")
+        return TransactionAborted(f"{self.make_txn_id(txn)} is aborted: {reason.value}", reason=reason.value)
 
     # ------------------------------------------------------------------ views
     @property

@@ -34,10 +34,10 @@ from ...proto.alarms import (
     format_count,
 )
 from ...runtime.clock import SystemClock
-from ..common.exits import FAILED, NOT_FOUND, Failure
+from ..common.exits import FAILED, NOT_FOUND, CommandFailure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import escape_controls
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 from ..common.units import FiniteNumber
 from ..storage.admin_port import with_operator_and_watch_options
 
@@ -63,7 +63,7 @@ MEASURED = {"traffic": "traffic", "backlog": "a backlog", "age": "a message that
 
 @click.command()
 @with_operator_and_watch_options
-def status(session: Session) -> None:
+def status(session: CommandSession) -> None:
     """Show the cluster on one screen: brokers, bookies, repair, the largest backlogs, and the alarms.
 
     Exit code 1 if there is an alarm; each alarm names the command that shows more. While the metadata does not answer,
@@ -117,7 +117,7 @@ def status(session: Session) -> None:
         sys.exit(FAILED)
 
 
-def read_summary(session: Session) -> ClusterSummary:
+def read_summary(session: CommandSession) -> ClusterSummary:
     """Returns the summaries of all brokers. A broker of an older release does not answer for them: if it is the one
     that is asked, returns what it lists, the names and addresses of brokers and the bookies."""
     from ...proto.errors import WrongProtocol, is_unknown_operation
@@ -174,7 +174,7 @@ STEPS = 3
 REPAIR_FIELDS = ("enabled", "auditor", "underReplicated", "reasons", "stuck", "secondsToGo")
 
 
-def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesReport:
+def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> BookiesReport:
     """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
     bookies, and those that only the metadata of ledgers names. If the metadata does not answer in time, no bookie is
     asked. A bookie that does not answer the first request is not asked again."""
@@ -214,12 +214,12 @@ def ask_bookie_states(session: Session, summary: ClusterSummary) -> BookiesRepor
                     "gcRefused": None, "disk": None,
                 }  # fmt: skip
                 known.setdefault(each["id"], nowhere).update(state=each["state"], ledgers=each["ledgers"])
-        except (MagnetarError, Failure) as error:
+        except (MagnetarError, CommandFailure) as error:
             unlisted = str(error)  # what is registered is shown
         try:
             said = ask_any_bookie(session, "repair-status", answered)
             repair = {name: said[name] for name in REPAIR_FIELDS}
-        except (MagnetarError, Failure) as error:
+        except (MagnetarError, CommandFailure) as error:
             errors = [error]
     for each in known.values():
         each["freePercent"] = round(100 * each["freeBytes"] / each["totalBytes"], 1) if each["totalBytes"] else None
@@ -262,7 +262,7 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     option("--every", "every_s", type=FiniteNumber(0.5), default=2.0, show_default=True, help="Seconds."),
     option("--once", is_flag=True, help="Show it once; so it is on a pipe."),
 )
-def top(session: Session, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
+def top(session: CommandSession, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
     """Show the topics of all brokers with most traffic, the largest backlog or the oldest message, again and again
     until Ctrl-C. A backlog is that of all subscriptions together; slowest is the subscription with the largest one.
 
@@ -285,7 +285,9 @@ def top(session: Session, by: str, contains: str, limit: int, every_s: float, on
         time.sleep(every_s)
 
 
-def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[list[dict[str, Any]], Sequence[str]]:
+def _largest_now(
+    session: CommandSession, by: str, contains: str, limit: int
+) -> tuple[list[dict[str, Any]], Sequence[str]]:
     now_ms = SystemClock().wall_ms()
     if contains:
         page = session.admin.topic_page(contains=contains, sort=SORTS[by], limit=limit)
@@ -298,7 +300,7 @@ def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[
 
 
 @session_command(watched=True)
-def why(session: Session, topic: str, subscription: str = "") -> None:
+def why(session: CommandSession, topic: str, subscription: str = "") -> None:
     """Show why the subscriptions of a topic, or one of them, make no progress, and why the topic's ledgers are not
     deleted.
 
@@ -328,7 +330,7 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
             click.echo(f"  ledger {ledger['ledger_id']} ({text}): {ledger['sentence']}")
 
 
-def _idle_schedules(session: Session, topic: str) -> list[dict[str, Any]]:
+def _idle_schedules(session: CommandSession, topic: str) -> list[dict[str, Any]]:
     """Returns the schedules of a topic that are due and do not fire. A caller that may not produce sees none."""
     from ...proto.errors import NotFound, Unauthorized
 
@@ -413,7 +415,7 @@ bookies = LazyGroup(
 
 
 @session_command(name="list", watched=True)
-def list_brokers(session: Session) -> None:
+def list_brokers(session: CommandSession) -> None:
     """List the brokers: how many topics and bundles each of them owns (- if the broker does not answer), and whether it
     is being drained.
 
@@ -433,7 +435,7 @@ DRAIN_LOOK_S = 0.5
     option("--wait", is_flag=True, help="Until it owns nothing any more, and show what is left."),
     option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds."),
 )
-def drain(session: Session, broker: str, wait: bool, wait_s: float | None) -> None:
+def drain(session: CommandSession, broker: str, wait: bool, wait_s: float | None) -> None:
     """Move all topics and bundles of a broker to the other brokers of its group, and give it no new ones until it is
     undrained.
 
@@ -464,12 +466,12 @@ def drain(session: Session, broker: str, wait: bool, wait_s: float | None) -> No
             click.echo(left, err=True)
             told = left
         if end_s is not None and now() >= end_s:
-            raise Failure(f"broker {broker} has {left} after {wait_s:g} s; it goes on giving them away")
+            raise CommandFailure(f"broker {broker} has {left} after {wait_s:g} s; it goes on giving them away")
         time.sleep(DRAIN_LOOK_S)
     session.out.print_result_text(f"broker {broker} owns nothing any more", broker=broker, bundles=0, topics=0)
 
 
-def _find_broker(session: Session, name: str) -> BrokerInfo | None:
+def _find_broker(session: CommandSession, name: str) -> BrokerInfo | None:
     """Returns the broker; None if it is not registered any more."""
     return next((each for each in session.admin.brokers() if each.name == name), None)
 
@@ -481,7 +483,7 @@ def _say_left(broker: BrokerInfo) -> str:
 
 
 @session_command()
-def undrain(session: Session, broker: str) -> None:
+def undrain(session: CommandSession, broker: str) -> None:
     """Let a drained broker get bundles again. The bundles that it gave away stay at the other brokers.
 
     Example: magnetar brokers undrain broker-1
@@ -491,7 +493,7 @@ def undrain(session: Session, broker: str) -> None:
 
 
 @session_command(name="forget")
-def forget_broker(session: Session, broker: str, yes: bool) -> None:
+def forget_broker(session: CommandSession, broker: str, yes: bool) -> None:
     """Say that a broker that died is gone for good, so that status and doctor do not show it any more. Nothing else
     changes: its topics are served by others. If it starts again, it is a broker as before.
 
@@ -499,7 +501,7 @@ def forget_broker(session: Session, broker: str, yes: bool) -> None:
     """
     died = next((each for each in session.admin.broker_summaries().died if each.name == broker), None)
     if died is not None:  # else the broker that is asked says why not
-        confirm(f"Broker {broker} ({died.endpoint}) is gone for good", yes)
+        confirm_deletion(f"Broker {broker} ({died.endpoint}) is gone for good", yes)
     session.admin.forget_broker(broker)
     session.out.print_result_text(f"broker {broker} is forgotten", broker=broker)
 
@@ -511,7 +513,7 @@ SECURITY_COLUMNS = ("broker", "role", "kind", "method", "credential_id", "expire
     option("--broker", "named", default="", metavar="NAME", help="Only of this one."),
     watched=True, name="security",
 )  # fmt: skip
-def show_security(session: Session, named: str) -> None:
+def show_security(session: CommandSession, named: str) -> None:
     """The credentials with which clients are connected to the brokers, when they expire, and the callers to whom
     brokers denied something. Each broker is asked at the address that look-ups answer. If one does not answer, the exit
     code is 1.
@@ -523,7 +525,7 @@ def show_security(session: Session, named: str) -> None:
     """
     brokers = [each for each in session.admin.brokers() if named in ("", each.name)]
     if not brokers:
-        raise Failure(f"no broker {named!r} is registered; 'magnetar brokers list' shows them", NOT_FOUND)
+        raise CommandFailure(f"no broker {named!r} is registered; 'magnetar brokers list' shows them", NOT_FOUND)
     found, silent = ask_who_is_connected(session, brokers)
     _print_security(session, found)
     for name, why in silent.items():
@@ -533,14 +535,14 @@ def show_security(session: Session, named: str) -> None:
 
 
 def ask_who_is_connected(
-    session: Session, brokers: Sequence[BrokerInfo]
+    session: CommandSession, brokers: Sequence[BrokerInfo]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Asks each of the brokers who is connected. Returns the answers, and by name why others did not answer."""
     from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized
 
     found, silent = list[dict[str, Any]](), dict[str, str]()
     for broker in brokers:
-        other = session.at(broker.endpoint).brief(BROKER_ASK_S)
+        other = session.with_broker(broker.endpoint).with_timeout(BROKER_ASK_S)
         try:
             found.append(asdict(other.admin.describe_security()))
         except (Unauthenticated, Unauthorized):
@@ -552,7 +554,7 @@ def ask_who_is_connected(
     return found, silent
 
 
-def _print_security(session: Session, found: Sequence[Mapping[str, Any]]) -> None:
+def _print_security(session: CommandSession, found: Sequence[Mapping[str, Any]]) -> None:
     if session.out.is_structured:
         session.out.print_rows(found, ("broker", "roles", "refused"))
         return
@@ -568,7 +570,7 @@ CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help
 
 
 @session_command(watched=True)
-def list_dynamic_config(session: Session) -> None:
+def list_dynamic_config(session: CommandSession) -> None:
     """List the names of the settings that can be changed while brokers run.
 
     Example: magnetar brokers list-dynamic-config
@@ -578,7 +580,7 @@ def list_dynamic_config(session: Session) -> None:
 
 
 @session_command(watched=True)
-def get_all_dynamic_config(session: Session) -> None:
+def get_all_dynamic_config(session: CommandSession) -> None:
     """Show the settings that were changed for all brokers with update-dynamic-config, and their values.
 
     Example: magnetar brokers get-all-dynamic-config
@@ -592,7 +594,7 @@ def get_all_dynamic_config(session: Session) -> None:
     option("--changed", is_flag=True, help="Only those that are not the defaults."),
     watched=True,
 )
-def get_runtime_config(session: Session, changed: bool) -> None:
+def get_runtime_config(session: CommandSession, changed: bool) -> None:
     """Show the settings of the broker that answers, and the source of each value.
 
     The source is default; file (--config); environment (MAGNETAR_BROKER_…); option, which also means a value that was
@@ -613,7 +615,7 @@ def get_runtime_config(session: Session, changed: bool) -> None:
 
 
 @session_command(CONFIG, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
-def update_dynamic_config(session: Session, setting: str, value: str) -> None:
+def update_dynamic_config(session: CommandSession, setting: str, value: str) -> None:
     """Change a setting of all brokers. The value is stored in the metadata, and each broker applies it within a second
     or two. Until it is deleted, it overrides the value with which a broker was started, also for brokers that start
     later. The setting log_level is applied by bookies and by the metadata service, too.
@@ -629,7 +631,7 @@ def update_dynamic_config(session: Session, setting: str, value: str) -> None:
 
 
 @session_command(CONFIG)
-def delete_dynamic_config(session: Session, setting: str) -> None:
+def delete_dynamic_config(session: CommandSession, setting: str) -> None:
     """Undo the change of a setting for all brokers: each broker uses again the value that it was started with.
 
     Example: magnetar brokers delete-dynamic-config --config log_level
@@ -641,7 +643,7 @@ def delete_dynamic_config(session: Session, setting: str) -> None:
 @click.command("list")
 @option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
 @with_operator_and_watch_options
-def list_bookies(session: Session, registered: bool) -> None:
+def list_bookies(session: CommandSession, registered: bool) -> None:
     """List the bookies, also those that are away: their state, their disks, and how many ledgers name them.
 
     The states: writable, read-only, limbo (it lost data and looks for it), departing (it is being emptied), absent (not
@@ -654,7 +656,7 @@ def list_bookies(session: Session, registered: bool) -> None:
       magnetar bookies list -o json
     """
     from ...proto.errors import MagnetarError
-    from ..common.exits import Failure
+    from ..common.exits import CommandFailure
     from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
 
@@ -678,7 +680,7 @@ def list_bookies(session: Session, registered: bool) -> None:
             for each in ask_any_bookie(session, "bookies")["bookies"]:
                 read_only = each["state"] in ("read-only", "departing")
                 known[each["id"]] = {**each, **known.get(each["id"], {}), "state": each["state"], "readOnly": read_only}
-        except (MagnetarError, Failure) as error:
+        except (MagnetarError, CommandFailure) as error:
             click.echo(f"only what is registered, no bookie answers: {error}", err=True)
     columns = ("id", "endpoint", "state", "rack", "freeBytes", "totalBytes", "ledgers")
     session.out.print_rows(list(known.values()), columns, empty="no bookies")
@@ -704,7 +706,7 @@ spark = LazyGroup(
 
 
 @session_command(NAMESPACE, watched=True)
-def queries(session: Session, namespace: str) -> None:
+def queries(session: CommandSession, namespace: str) -> None:
     """List the Spark queries whose subscriptions keep data, and how much each of them has not committed, by topic and
     partition. The id of a query is in the file `metadata` of its checkpoint, and Spark shows it.
 
@@ -720,7 +722,7 @@ def queries(session: Session, namespace: str) -> None:
 
 
 @session_command(NAMESPACE)
-def forget(session: Session, query: str, namespace: str, yes: bool) -> None:
+def forget(session: CommandSession, query: str, namespace: str, yes: bool) -> None:
     """Delete the subscriptions of a Spark query that does not run any more, by the query's id. If the query runs again,
     it continues from its checkpoint; messages that were deleted meanwhile are lost to it.
 
@@ -728,15 +730,17 @@ def forget(session: Session, query: str, namespace: str, yes: bool) -> None:
     """
     parts = [(part, each.name) for part, id_, each in _found(session, namespace) if id_ == query]
     if not parts:
-        raise Failure(f"no query {query} holds data of {namespace}: magnetar spark queries lists them", NOT_FOUND)
-    confirm(f"Delete all subscriptions of query {query} in {namespace}", yes)
+        raise CommandFailure(
+            f"no query {query} holds data of {namespace}: magnetar spark queries lists them", NOT_FOUND
+        )
+    confirm_deletion(f"Delete all subscriptions of query {query} in {namespace}", yes)
     for part, name in parts:
         session.admin.delete_subscription(part, name)
     text = f"query {query} holds nothing any more: {len(parts)} subscriptions are deleted"
     session.out.print_result_text(text, query=query, subscriptions=len(parts))
 
 
-def _found(session: Session, namespace: str) -> Iterator[tuple[str, str, SubscriptionStats]]:
+def _found(session: CommandSession, namespace: str) -> Iterator[tuple[str, str, SubscriptionStats]]:
     for topic in session.admin.topics(namespace):
         if topic.startswith("non-persistent:"):
             continue

@@ -37,7 +37,7 @@ from ...proto.alarms import (
 )
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
-from ..common.session import Session
+from ..common.session import CommandSession
 from ..storage.admin_port import with_operator_and_watch_options
 from .cluster import ask_bookie_states, find_largest_topics, make_broker_row, read_summary
 
@@ -274,7 +274,8 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
 
 
 class RiskySetting(NamedTuple):
-    """A setting of a broker with values that are risky, and that an operator may have set by mistake."""
+    """A setting of a broker with values that are risky, and that an operator may have set by mistake. `is_risky` is
+    called with the value as text; `text` says what a risky value causes."""
 
     setting: str
     is_risky: Callable[[str], bool]
@@ -356,7 +357,7 @@ CHECKS = (
 
 
 # -------------------------------------------------------------------------------------------------------- facts
-def gather(session: Session, backup: str | None) -> ClusterFacts:
+def gather_facts(session: CommandSession, backup: str | None) -> ClusterFacts:
     """Asks the servers of the cluster for the facts that the checks need, and returns the facts. Leaves out the facts
     of a server that does not answer. `backup`: the folder or file with copies of the metadata; None if it is not given.
     """
@@ -386,13 +387,13 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
     )  # fmt: skip
 
 
-def _describe(session: Session) -> tuple[dict[str, Row], dict[str, str]]:
+def _describe(session: CommandSession) -> tuple[dict[str, Row], dict[str, str]]:
     """Asks each broker at the address that look-ups answer: what it says, and why others do not, by address."""
     from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized, is_unknown_operation
 
     described, unreachable = dict[str, Row](), dict[str, str]()
     for broker in session.admin.brokers():
-        other = session.at(broker.endpoint).brief(BROKER_S)
+        other = session.with_broker(broker.endpoint).with_timeout(BROKER_S)
         asked_ms = SystemClock().wall_ms()
         try:
             found = asdict(other.admin.describe_broker())
@@ -408,7 +409,7 @@ def _describe(session: Session) -> tuple[dict[str, Row], dict[str, str]]:
     return described, unreachable
 
 
-def _reports(session: Session) -> dict[str, Row]:
+def _reports(session: CommandSession) -> dict[str, Row]:
     from ..storage.admin_port import ask_reachable_bookies
 
     asked_ms = SystemClock().wall_ms()
@@ -418,7 +419,7 @@ def _reports(session: Session) -> dict[str, Row]:
     }
 
 
-def _read_quorums(session: Session, summary: ClusterSummary) -> list[tuple[str, int, int, int]]:
+def _read_quorums(session: CommandSession, summary: ClusterSummary) -> list[tuple[str, int, int, int]]:
     from ...proto.errors import MagnetarError
 
     names = sorted({each.name for broker in summary.brokers for each in broker.namespaces} | {"public/default"})
@@ -432,7 +433,7 @@ def _read_quorums(session: Session, summary: ClusterSummary) -> list[tuple[str, 
     return found
 
 
-def _read_unread(session: Session, summary: ClusterSummary) -> list[tuple[str, str, int, int]]:
+def _read_unread(session: CommandSession, summary: ClusterSummary) -> list[tuple[str, str, int, int]]:
     from ...proto.errors import MagnetarError
 
     found = list[tuple[str, str, int, int]]()
@@ -449,7 +450,7 @@ def _read_unread(session: Session, summary: ClusterSummary) -> list[tuple[str, s
     return found
 
 
-def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
+def _read_partitions(session: CommandSession, summary: ClusterSummary) -> list[Row]:
     busy = find_largest_topics(summary, "traffic", 50)
     bases = list(dict.fromkeys(
         row["name"].rpartition("-partition-")[0] for row in busy if "-partition-" in row["name"] and row["rate_in"]
@@ -579,7 +580,7 @@ OFFLINE = (
     help="Ask no server: look at this data directory.",
 )  # fmt: skip
 @with_operator_and_watch_options
-def doctor(session: Session, backup: str | None, offline: str | None) -> None:
+def doctor(session: CommandSession, backup: str | None, offline: str | None) -> None:
     """Run all checks of the cluster, and show what is wrong and which command helps.
 
     Exit code 1 if something is wrong. A finding that is marked with - may be intended, or can wait.
@@ -596,7 +597,7 @@ def doctor(session: Session, backup: str | None, offline: str | None) -> None:
         findings, states = check_directory(Path(offline))
         names = {check.code: check.what for check in OFFLINE}
     else:
-        findings, states = run_checks(gather(session, backup))
+        findings, states = run_checks(gather_facts(session, backup))
         names = {check.code: check.what for check in CHECKS}
     checks = [{"code": code, "state": _short(state), "check": names[code], "why": _why(state)}
               for code, state in states.items()]  # fmt: skip

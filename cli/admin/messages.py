@@ -17,7 +17,7 @@ from click import option
 
 from ...proto.alarms import format_count
 from ...proto.names import ERROR, ERROR_CONSUMER, ERROR_MESSAGE, REAL_SUBSCRIPTION, REAL_TOPIC
-from ..common.exits import INCOMPLETE, NOT_FOUND, Failure
+from ..common.exits import INCOMPLETE, NOT_FOUND, CommandFailure
 from ..common.output import (
     RAW,
     format_message_id,
@@ -25,7 +25,7 @@ from ..common.output import (
     print_consumed_message,
     show_progress,
 )
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 from ..common.units import FiniteNumber, parse_message_id
 from .topics import full_name
 
@@ -53,7 +53,7 @@ LETTER_SEARCHES_MAX = 20
     option("--dry-run", is_flag=True, help="Say only what would be read, by the key indexes."),
 )
 def find(
-    session: Session, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
+    session: CommandSession, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
     until: str | None, count: int, before: int | None, everything: bool, dry_run: bool, raw: bool,
 ) -> None:  # fmt: skip
     """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
@@ -131,11 +131,11 @@ def find(
     said += [f"not looked at: {each}" for each in left]
     if not messages and not dry_run:
         said[0] += ": none of them fits"
-        raise Failure("; ".join(said), INCOMPLETE if missed else NOT_FOUND)
+        raise CommandFailure("; ".join(said), INCOMPLETE if missed else NOT_FOUND)
     click.echo("\n".join(said), err=True)
 
 
-def _named_message(session: Session, topic: str, message_id: str) -> tuple[str, dict[str, int]]:
+def _named_message(session: CommandSession, topic: str, message_id: str) -> tuple[str, dict[str, int]]:
     """Returns the partition of a message, and the parts of its id that operations take."""
     wanted = parse_message_id(message_id)
     parts = session.admin.parts(topic)
@@ -149,7 +149,7 @@ def _named_message(session: Session, topic: str, message_id: str) -> tuple[str, 
 
 
 @session_command()
-def cancel_delayed(session: Session, topic: str, message_id: str) -> None:
+def cancel_delayed(session: CommandSession, topic: str, message_id: str) -> None:
     """Cancel a delayed message: it counts as acknowledged for every subscription, and no consumer gets it. Refused when
     its time has come, or a subscription has got it already. Who may produce to the topic may do this.
 
@@ -166,7 +166,7 @@ def cancel_delayed(session: Session, topic: str, message_id: str) -> None:
 
 
 @session_command()
-def trace(session: Session, topic: str, message_id: str) -> None:
+def trace(session: CommandSession, topic: str, message_id: str) -> None:
     """Show what has become of a message: whether the topic has it, and for each subscription whether it is
     acknowledged, delivered, delayed, held back, or waits. Its id is as other commands print it.
 
@@ -197,7 +197,7 @@ def trace(session: Session, topic: str, message_id: str) -> None:
         click.echo(f"not looked at: {each}", err=True)
 
 
-def _add_letters(session: Session, rows: Sequence[dict[str, Any]], wanted: MessageId) -> list[str]:
+def _add_letters(session: CommandSession, rows: Sequence[dict[str, Any]], wanted: MessageId) -> list[str]:
     """Looks for the letter that the message `wanted` has become for the subscription of each row, and puts it into the
     row. Returns what was not looked at, and why."""
     from ...proto.errors import InvalidName, MagnetarError, NotFound
@@ -220,7 +220,7 @@ def _add_letters(session: Session, rows: Sequence[dict[str, Any]], wanted: Messa
     return unseen
 
 
-def _add_letter(session: Session, row: dict[str, Any], state: str, part: str, where: str) -> list[str]:
+def _add_letter(session: CommandSession, row: dict[str, Any], state: str, part: str, where: str) -> list[str]:
     """Puts the newest letter in `part` that fits into the row. Returns what was not looked at."""
     found = session.admin.find_messages(part, where=where, limit=1)
     for letter in found.messages:
@@ -238,7 +238,7 @@ def _add_letter(session: Session, row: dict[str, Any], state: str, part: str, wh
     return left
 
 
-def _is_redriven(session: Session, part: str, letter: MessageId) -> bool:
+def _is_redriven(session: CommandSession, part: str, letter: MessageId) -> bool:
     """Returns whether the letter went back: `redrive` acknowledges it with its copy."""
     from ...client.redrive import SUBSCRIPTION
 
@@ -247,7 +247,7 @@ def _is_redriven(session: Session, part: str, letter: MessageId) -> bool:
     return states.get(SUBSCRIPTION) == "acknowledged"
 
 
-def _list_letter_topics(session: Session, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
+def _list_letter_topics(session: CommandSession, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
     """Yields what a message of the subscription is in which letter topic. A topic that a program chose is not known."""
     from ...proto.errors import MagnetarError
     from ...proto.names import TopicName
@@ -315,7 +315,7 @@ class _LetterGroup:
     option("--group-by", type=click.Choice(tuple(GROUPS)), default="error", show_default=True, help="What is counted."),
     option("--where", default="", help="Only those for which this filter holds."),
 )
-def letters(session: Session, topic: str, group_by: str, where: str) -> None:
+def letters(session: CommandSession, topic: str, group_by: str, where: str) -> None:
     """Count the letters of a dead-letter topic by the class of their last error: how many, since when, until when, and
     the id and text of the newest. Letters whose consumer told no error are one group. It takes none of them. The column
     "wentBack" counts those of them that 'topics redrive' has sent back already.
@@ -381,7 +381,7 @@ def _group_of(groups: dict[str | None, _LetterGroup], name: str, value: str | No
     option("--force", is_flag=True, help="Also those that went back three times already."),
 )
 def redrive(
-    session: Session, topic: str, subscription: str, where: str, count: int | None, to: str, to_all: bool,
+    session: CommandSession, topic: str, subscription: str, where: str, count: int | None, to: str, to_all: bool,
     rate: float | None, dry_run: bool, force: bool, yes: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to where they came from: the letters of a dead-letter topic, to the retry topic of their
@@ -406,7 +406,7 @@ def redrive(
         return f" ({', '.join(_describe_redrive(found, options)) or 'none'})"
 
     if not dry_run:
-        confirm(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
+        confirm_deletion(f"Send the dead letters of {full_name(topic)} back", yes, count_letters)
     result = _redrive(session, topic, options)
     of_all = {"complete": result.is_complete}  # else what comes after these letters was not looked at
     rows = [
@@ -448,7 +448,7 @@ def _list_readers(result: RedriveResult, topic: str) -> list[str] | None:
     return None if found is None else list(found)
 
 
-def _redrive(session: Session, topic: str, options: RedriveOptions) -> RedriveResult:
+def _redrive(session: CommandSession, topic: str, options: RedriveOptions) -> RedriveResult:
     import asyncio
 
     from ...client.redrive import Redrive, RedriveResult

@@ -13,7 +13,7 @@ from click import option
 
 from ...proto.policies import NAMESPACES, POLICIES
 from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 from .policies import (
     ALIASES,
     change_policies,
@@ -70,7 +70,7 @@ def _split(text: str) -> list[str]:
 
 
 @session_command(ROLE, ACTIONS, name="grant-permission")
-def grant_role_on_namespace(session: Session, namespace: str, role: str, actions: str) -> None:
+def grant_role_on_namespace(session: CommandSession, namespace: str, role: str, actions: str) -> None:
     """Let a role produce or consume in all topics of a namespace. Afterwards the role has exactly these actions there.
 
     Example: magnetar namespaces grant-permission acme/orders --role billing --actions consume
@@ -80,7 +80,7 @@ def grant_role_on_namespace(session: Session, namespace: str, role: str, actions
 
 
 @session_command(ROLE, name="revoke-permission")
-def revoke_role_on_namespace(session: Session, namespace: str, role: str) -> None:
+def revoke_role_on_namespace(session: CommandSession, namespace: str, role: str) -> None:
     """Take from a role all that was granted to it in a namespace. What was granted to it for single topics stays.
 
     Example: magnetar namespaces revoke-permission acme/orders --role billing
@@ -92,7 +92,7 @@ def revoke_role_on_namespace(session: Session, namespace: str, role: str) -> Non
 
 
 @session_command(name="permissions", watched=True)
-def of_namespace(session: Session, namespace: str) -> None:
+def of_namespace(session: CommandSession, namespace: str) -> None:
     """List the roles that were granted something in a namespace, and which actions each role has.
 
     Example: magnetar namespaces permissions acme/orders
@@ -101,7 +101,7 @@ def of_namespace(session: Session, namespace: str) -> None:
 
 
 @session_command(ROLE, ACTIONS, name="grant-permission")
-def grant_role_on_topic(session: Session, topic: str, role: str, actions: str) -> None:
+def grant_role_on_topic(session: CommandSession, topic: str, role: str, actions: str) -> None:
     """Let a role produce to a topic, or consume from it, in all partitions of the topic.
 
     Example: magnetar topics grant-permission acme/orders/eu --role web --actions produce,consume
@@ -111,7 +111,7 @@ def grant_role_on_topic(session: Session, topic: str, role: str, actions: str) -
 
 
 @session_command(ROLE, name="revoke-permission")
-def revoke_role_on_topic(session: Session, topic: str, role: str) -> None:
+def revoke_role_on_topic(session: CommandSession, topic: str, role: str) -> None:
     """Take from a role all that was granted to it for a topic. What was granted to it in the namespace stays.
 
     Example: magnetar topics revoke-permission acme/orders/eu --role web
@@ -121,7 +121,7 @@ def revoke_role_on_topic(session: Session, topic: str, role: str) -> None:
 
 
 @session_command(name="permissions")
-def of_topic(session: Session, topic: str) -> None:
+def of_topic(session: CommandSession, topic: str) -> None:
     """List the roles that were granted actions for this topic alone. Grants of the topic's namespace are not in the
     list.
 
@@ -133,7 +133,7 @@ def of_topic(session: Session, topic: str) -> None:
 @session_command(
     SUBSCRIPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission"
 )
-def grant_subscription(session: Session, namespace: str, subscription: str, roles: str) -> None:
+def grant_subscription(session: CommandSession, namespace: str, subscription: str, roles: str) -> None:
     """Let only these roles use a subscription, in all topics of the namespace. The roles also need the action
     `consume`.
 
@@ -146,7 +146,7 @@ def grant_subscription(session: Session, namespace: str, subscription: str, role
 
 
 @session_command(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
-def revoke_subscription(session: Session, namespace: str, subscription: str, role: str) -> None:
+def revoke_subscription(session: CommandSession, namespace: str, subscription: str, role: str) -> None:
     """Remove a role from the list of roles that may use a subscription. When the last role is removed, the list is
     deleted: then every role with the action `consume` may use the subscription.
 
@@ -159,7 +159,7 @@ def revoke_subscription(session: Session, namespace: str, subscription: str, rol
 
 
 @session_command(name="subscription-permission")
-def list_roles_of_subscriptions(session: Session, namespace: str) -> None:
+def list_roles_of_subscriptions(session: CommandSession, namespace: str) -> None:
     """List the subscriptions of a namespace that only certain roles may use, with these roles. A subscription that is
     not listed may be used by every role with the action `consume`.
 
@@ -174,7 +174,7 @@ def list_roles_of_subscriptions(session: Session, namespace: str) -> None:
     option("-m", "--subscription-auth-mode", "mode", required=True, type=click.Choice(["None", "Prefix"])),
     name="set-subscription-auth-mode",
 )
-def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
+def set_auth_mode(session: CommandSession, namespace: str, mode: str) -> None:
     """Set whether a subscription's name must begin with its user's role. With Prefix, the name is the role's, or begins
     with the role and `-`; with None it is free.
 
@@ -185,7 +185,7 @@ def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
 
 
 @session_command(name="get-subscription-auth-mode")
-def get_mode_of_subscription_names(session: Session, namespace: str) -> None:
+def get_mode_of_subscription_names(session: CommandSession, namespace: str) -> None:
     """Show whether the names of subscriptions must begin with the role that uses them.
 
     Example: magnetar namespaces get-subscription-auth-mode acme/orders
@@ -194,11 +194,11 @@ def get_mode_of_subscription_names(session: Session, namespace: str) -> None:
     session.out.print_record({"subscriptionAuthMode": "Prefix" if on else "None"})
 
 
-def _granted(session: Session, role: str, actions: str, place: str) -> None:
+def _granted(session: CommandSession, role: str, actions: str, place: str) -> None:
     session.out.print_result_text(f"role {role} may {actions} in {place}", role=role, place=place)
 
 
-def _roles(session: Session, roles: object, place: str) -> None:
+def _roles(session: CommandSession, roles: object, place: str) -> None:
     assert isinstance(roles, dict), "a mapping of roles to actions"
     rows = [{"role": role, "actions": ", ".join(actions)} for role, actions in sorted(roles.items())]
     session.out.print_rows(rows, ("role", "actions"), empty=f"no role was granted anything at {place}")
@@ -280,7 +280,7 @@ def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 @session_command(watched=True)
-def list_(session: Session, tenant: str = "public") -> None:
+def list_(session: CommandSession, tenant: str = "public") -> None:
     """List the namespaces of a tenant (default public).
 
     Example: magnetar namespaces list public
@@ -289,7 +289,7 @@ def list_(session: Session, tenant: str = "public") -> None:
 
 
 @session_command(with_policy_options)
-def create(session: Session, namespace: str, **given: Any) -> None:
+def create(session: CommandSession, namespace: str, **given: Any) -> None:
     """Create a namespace.
 
     Example: magnetar namespaces create public/orders --retention-time 3d
@@ -302,7 +302,7 @@ def create(session: Session, namespace: str, **given: Any) -> None:
 
 
 @session_command(with_policy_options)
-def update(session: Session, namespace: str, **given: Any) -> None:
+def update(session: CommandSession, namespace: str, **given: Any) -> None:
     """Change policies of a namespace. Policies for which no option is given stay as they are.
 
     Example: magnetar namespaces update public/default --retention-time 7d --retention-size 10G
@@ -317,7 +317,7 @@ def update(session: Session, namespace: str, **given: Any) -> None:
 
 
 @session_command(option("-ap", "--applied", is_flag=True, help="With what the broker sets."), watched=True)
-def policies(session: Session, namespace: str = "public/default", *, applied: bool) -> None:
+def policies(session: CommandSession, namespace: str = "public/default", *, applied: bool) -> None:
     """Show the policies that are set for a namespace, and how its topics are created.
 
     Example: magnetar namespaces policies public/default
@@ -337,7 +337,7 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
 
 
 @session_command(option("--sum", "sums", is_flag=True, help="And the sums, as the last row."), watched=True)
-def stats(session: Session, namespace: str = "public/default", *, sums: bool) -> None:
+def stats(session: CommandSession, namespace: str = "public/default", *, sums: bool) -> None:
     """Show the messages, storage, backlog and rates (messages and bytes a second) of each topic of a namespace.
 
     \b
@@ -364,12 +364,12 @@ def stats(session: Session, namespace: str = "public/default", *, sums: bool) ->
 
 
 @session_command(option("-f", "--force", is_flag=True, help="Delete its topics too."))
-def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
+def delete(session: CommandSession, namespace: str, force: bool, yes: bool) -> None:
     """Delete a namespace. Refused while the namespace has topics, unless --force is given.
 
     Example: magnetar namespaces delete public/orders
     """
-    confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
+    confirm_deletion(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
     session.admin.delete_namespace(namespace, force=force)
     session.out.print_result_text(f"namespace {namespace} deleted", namespace=namespace)
 
@@ -378,7 +378,7 @@ BUNDLE_COLUMNS = ("bundle", "broker", "topics", "in", "out", "bytesIn", "bytesOu
 
 
 @session_command(watched=True)
-def bundles(session: Session, namespace: str = "public/default") -> None:
+def bundles(session: CommandSession, namespace: str = "public/default") -> None:
     """List the bundles of a namespace: the ranges of the hashes of topic names that brokers own. For a super user with
     the owner of each, its loaded topics, and what flows there a second; - where it has no owner.
 
@@ -417,7 +417,7 @@ def _make_bundle_row(name: str, found: BundleRow | None) -> dict[str, Any]:
     option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."),
     option("--to", "destination", default="", metavar="BROKER", help="The broker that gets it: its name or address."),
 )
-def unload(session: Session, namespace: str, bundle: str, destination: str) -> None:
+def unload(session: CommandSession, namespace: str, bundle: str, destination: str) -> None:
     """Let every broker close its topics of a namespace and give them up. A topic gets a new owner when a client next
     looks it up; with --to it moves to that broker, and its clients are told so.
 
@@ -436,7 +436,7 @@ def unload(session: Session, namespace: str, bundle: str, destination: str) -> N
     option("-s", "--sub", "--subscription", "subscription", default="", help="Only this one; else each."),
     option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask."),
 )
-def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool) -> None:
+def clear_backlog(session: CommandSession, namespace: str, subscription: str, yes: bool) -> None:
     """Acknowledge all messages that were not delivered yet, for one subscription or for each, in all topics of a
     namespace.
 
@@ -444,7 +444,7 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     """
     session.admin.namespace(namespace)
     whose = f"subscription {subscription}" if subscription else "every subscription"
-    confirm(f"Acknowledge all messages of {whose} in {namespace}", yes)
+    confirm_deletion(f"Acknowledge all messages of {whose} in {namespace}", yes)
     topics = session.admin.clear_namespace_backlog(namespace, subscription)
     text = f"the backlog of {whose} is cleared in {topics} topics of {namespace}"
     session.out.print_result_text(text, namespace=namespace, subscription=subscription, topics=topics)
@@ -454,14 +454,14 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     option("-s", "--sub", "--subscription", "subscription", required=True, help="Name of the subscription."),
     option("-f", "--force", is_flag=True, help="Although consumers are connected."),
 )
-def unsubscribe(session: Session, namespace: str, subscription: str, force: bool, yes: bool) -> None:
+def unsubscribe(session: CommandSession, namespace: str, subscription: str, force: bool, yes: bool) -> None:
     """Delete a subscription from every topic of a namespace that has it. Messages are not kept for this subscription
     any more.
 
     Example: magnetar namespaces unsubscribe public/default -s billing
     """
     session.admin.namespace(namespace)
-    confirm(f"Delete subscription {subscription} of all topics of {namespace}", yes)
+    confirm_deletion(f"Delete subscription {subscription} of all topics of {namespace}", yes)
     topics = session.admin.unsubscribe_namespace(namespace, subscription, force=force)
     text = f"subscription {subscription} is deleted of {topics} topics of {namespace}"
     session.out.print_result_text(text, namespace=namespace, subscription=subscription, topics=topics)
@@ -473,7 +473,9 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones."),
     name="set-auto-topic-creation",
 )
-def set_topic_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
+def set_topic_creation(
+    session: CommandSession, namespace: str, enabled: bool, kind: str, partitions: int | None
+) -> None:
     """Set whether the topics of a namespace are created at their first use, and with how many partitions.
 
     Example: magnetar namespaces set-auto-topic-creation public/default --enable -t partitioned -n 4
@@ -484,7 +486,7 @@ def set_topic_creation(session: Session, namespace: str, enabled: bool, kind: st
 
 
 @session_command(name="remove-auto-topic-creation")
-def remove_topic_creation(session: Session, namespace: str) -> None:
+def remove_topic_creation(session: CommandSession, namespace: str) -> None:
     """Remove the namespace's own setting: its topics are created at their first use, without partitions, if the broker
     allows that.
 
@@ -494,7 +496,7 @@ def remove_topic_creation(session: Session, namespace: str) -> None:
 
 
 def _change_creation(
-    session: Session, namespace: str, enabled: bool, partitions: int, *, is_set: bool = True
+    session: CommandSession, namespace: str, enabled: bool, partitions: int, *, is_set: bool = True
 ) -> None:  # fmt: skip
     session.admin.update_namespace(
         namespace, auto_topic_creation=enabled, default_partitions=partitions, is_creation_set=is_set
@@ -505,7 +507,7 @@ def _change_creation(
 
 
 @session_command(name="get-auto-topic-creation")
-def get_topic_creation(session: Session, namespace: str) -> None:
+def get_topic_creation(session: CommandSession, namespace: str) -> None:
     """Show whether topics of a namespace are created at their first use, and with how many partitions (0: not
     partitioned).
 
@@ -537,7 +539,7 @@ CLUSTERS = option(
 
 
 @session_command(ROLES, CLUSTERS)
-def create_tenant(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
+def create_tenant(session: CommandSession, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Make a tenant.
 
     Examples:
@@ -550,7 +552,7 @@ def create_tenant(session: Session, tenant: str, admin_roles: str, allowed_clust
 
 
 @session_command()
-def get_tenant(session: Session, tenant: str) -> None:
+def get_tenant(session: CommandSession, tenant: str) -> None:
     """Show the settings of a tenant.
 
     Example: magnetar tenants get public
@@ -560,7 +562,7 @@ def get_tenant(session: Session, tenant: str) -> None:
 
 
 @session_command(ROLES, CLUSTERS)
-def update_tenant(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
+def update_tenant(session: CommandSession, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Change the settings of a tenant. A setting that is not given becomes empty.
 
     Example: magnetar tenants update acme --admin-roles acme-admin,root
@@ -571,7 +573,7 @@ def update_tenant(session: Session, tenant: str, admin_roles: str, allowed_clust
 
 
 @session_command(option("--sum", "sums", is_flag=True, help="And the sums, as the last row."), watched=True)
-def tenant_stats(session: Session, tenant: str, *, sums: bool) -> None:
+def tenant_stats(session: CommandSession, tenant: str, *, sums: bool) -> None:
     """Show how many topics the namespaces of a tenant have, and their rates (messages and bytes a second). Only a super
     user is told the rates.
 
@@ -598,7 +600,7 @@ def _sum_column(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None if None in known else sum(known)
 
 
-def _rates_of_namespaces(session: Session) -> Callable[[str], list[float | None]]:
+def _rates_of_namespaces(session: CommandSession) -> Callable[[str], list[float | None]]:
     """Returns a function that returns the RATES of a namespace: of its loaded topics, for others have no traffic. They
     are None if the caller may not ask for them."""
     from ...proto.errors import Unauthorized
@@ -619,12 +621,12 @@ def _rates_of_namespaces(session: Session) -> Callable[[str], list[float | None]
 
 
 @session_command(option("-f", "--force", is_flag=True, help="Delete its namespaces and their topics too."))
-def delete_tenant(session: Session, tenant: str, force: bool, yes: bool) -> None:
+def delete_tenant(session: CommandSession, tenant: str, force: bool, yes: bool) -> None:
     """Delete a tenant. Refused while the tenant has namespaces, unless --force is given.
 
     Example: magnetar tenants delete acme
     """
-    confirm(f"Delete tenant {tenant}" + (", all its namespaces and all their topics" if force else ""), yes)
+    confirm_deletion(f"Delete tenant {tenant}" + (", all its namespaces and all their topics" if force else ""), yes)
     if force:
         for each in session.admin.namespaces(tenant):
             session.admin.delete_namespace(each, force=True)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.policies import NAMESPACES, POLICIES, Field, Policy
+from ...proto.policies import NAMESPACES, POLICIES, Field, PolicyDefinition
 from ..common import units
 from ..common.lazy import LazyCommand
-from ..common.session import Session, session_command, with_session
+from ..common.session import CommandSession, session_command, with_session
 from ..common.units import NUMBER, parse_duration, parse_mebibytes
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ PROPERTIES = option("-p", "--property", "--properties", "pairs", multiple=True, 
 KEYS = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
 
 
-def _show(session: Session, place: str, found: dict[str, str]) -> None:
+def _show(session: CommandSession, place: str, found: dict[str, str]) -> None:
     rows = [{"property": key, "value": value} for key, value in sorted(found.items())]
     session.out.print_rows(rows, ("property", "value"), empty=f"{place} has no properties")
 
@@ -54,18 +54,18 @@ def _given(pairs: tuple[str, ...]) -> dict[str, str]:
     return units.parse_properties(pairs)
 
 
-def _noted(session: Session, place: str, given: dict[str, str]) -> None:
+def _noted(session: CommandSession, place: str, given: dict[str, str]) -> None:
     session.out.print_result_text(
         f"{place} has {', '.join(f'{key}={value}' for key, value in given.items())}", place=place
     )
 
 
-def _gone(session: Session, place: str, keys: tuple[str, ...]) -> None:
+def _gone(session: CommandSession, place: str, keys: tuple[str, ...]) -> None:
     session.out.print_result_text(f"{place} has no property {', '.join(keys)}", place=place)
 
 
 @session_command(name="get-properties")
-def of_namespace(session: Session, namespace: str) -> None:
+def of_namespace(session: CommandSession, namespace: str) -> None:
     """Show the properties (texts by key) of a namespace. Its topics do not inherit them.
 
     Example: magnetar namespaces get-properties acme/orders
@@ -74,7 +74,7 @@ def of_namespace(session: Session, namespace: str) -> None:
 
 
 @session_command(PROPERTIES, name="set-properties")
-def set_properties_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -> None:
+def set_properties_of_namespace(session: CommandSession, namespace: str, pairs: tuple[str, ...]) -> None:
     """Set properties (texts by key) of a namespace. Its other properties stay.
 
     Example: magnetar namespaces set-properties acme/orders -p owner=ada -p tier=1
@@ -85,7 +85,7 @@ def set_properties_of_namespace(session: Session, namespace: str, pairs: tuple[s
 
 
 @session_command(KEYS, name="remove-property")
-def remove_properties_of_namespace(session: Session, namespace: str, keys: tuple[str, ...]) -> None:
+def remove_properties_of_namespace(session: CommandSession, namespace: str, keys: tuple[str, ...]) -> None:
     """Remove the properties with these keys from a namespace. A key that is missing is no error.
 
     Example: magnetar namespaces remove-property acme/orders -k owner
@@ -95,7 +95,7 @@ def remove_properties_of_namespace(session: Session, namespace: str, keys: tuple
 
 
 @session_command(name="clear-properties")
-def clear_properties_of_namespace(session: Session, namespace: str) -> None:
+def clear_properties_of_namespace(session: CommandSession, namespace: str) -> None:
     """Remove all properties of a namespace.
 
     Example: magnetar namespaces clear-properties acme/orders
@@ -105,7 +105,7 @@ def clear_properties_of_namespace(session: Session, namespace: str) -> None:
 
 
 @session_command(name="get-properties")
-def of_topic(session: Session, topic: str) -> None:
+def of_topic(session: CommandSession, topic: str) -> None:
     """Show the properties (texts by key) of a topic. A partition has the properties of its topic.
 
     Example: magnetar topics get-properties orders
@@ -114,7 +114,7 @@ def of_topic(session: Session, topic: str) -> None:
 
 
 @session_command(PROPERTIES, name="update-properties")
-def set_properties_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
+def set_properties_of_topic(session: CommandSession, topic: str, pairs: tuple[str, ...]) -> None:
     """Set properties (texts by key) of a topic. Its other properties stay.
 
     Example: magnetar topics update-properties orders -p owner=ada
@@ -125,7 +125,7 @@ def set_properties_of_topic(session: Session, topic: str, pairs: tuple[str, ...]
 
 
 @session_command(KEYS, name="remove-properties")
-def remove_properties_of_topic(session: Session, topic: str, keys: tuple[str, ...]) -> None:
+def remove_properties_of_topic(session: CommandSession, topic: str, keys: tuple[str, ...]) -> None:
     """Remove the properties with these keys from a topic. A key that is missing is no error.
 
     Example: magnetar topics remove-properties orders -k owner
@@ -243,15 +243,15 @@ def __getattr__(name: str) -> click.Command:
     raise AttributeError(f"no command {name!r}")
 
 
-def _command(level: str, act: str, verb: Policy, text: str, function: Callable[..., None]) -> click.Command:
+def _command(level: str, act: str, verb: PolicyDefinition, text: str, function: Callable[..., None]) -> click.Command:
     target, sample = ("namespace", "public/default") if level == NAMESPACES else ("topic", "orders")
     options = f" {verb.example}" if act == "set" else ""
     function.__doc__ = f"{text}\n\n    Example: magnetar {level} {act}-{verb.name_at(level)} {sample}{options}\n    "
     return click.command(f"{act}-{verb.name_at(level)}")(click.argument("target", metavar=target.upper())(function))
 
 
-def _set(level: str, verb: Policy) -> click.Command:
-    def command(session: Session, target: str, **options: Any) -> None:
+def _set(level: str, verb: PolicyDefinition) -> click.Command:
+    def command(session: CommandSession, target: str, **options: Any) -> None:
         given = collect_given_policies(options)
         if not given:
             raise click.UsageError(f"nothing to set; for instance: {verb.example}")
@@ -267,8 +267,8 @@ def _set(level: str, verb: Policy) -> click.Command:
     )
 
 
-def _get(level: str, verb: Policy) -> click.Command:
-    def command(session: Session, target: str, applied: bool) -> None:
+def _get(level: str, verb: PolicyDefinition) -> click.Command:
+    def command(session: CommandSession, target: str, applied: bool) -> None:
         found = read_policies(session, level, target, applied=applied)
         session.out.print_record({field.name: getattr(found, field.name) for field in verb.fields})
 
@@ -276,8 +276,8 @@ def _get(level: str, verb: Policy) -> click.Command:
     return _command(level, "get", verb, f"Show: {verb.help}", applied(with_session(command)))
 
 
-def _remove(level: str, verb: Policy) -> click.Command:
-    def command(session: Session, target: str) -> None:
+def _remove(level: str, verb: PolicyDefinition) -> click.Command:
+    def command(session: CommandSession, target: str) -> None:
         admin = session.admin
         remove = admin.remove_namespace_policies if level == NAMESPACES else admin.remove_topic_policies
         remove(target, *(field.name for field in verb.fields))
@@ -286,12 +286,12 @@ def _remove(level: str, verb: Policy) -> click.Command:
     return _command(level, "remove", verb, f"Inherit again: {verb.help}", with_session(command))
 
 
-def read_policies(session: Session, level: str, target: str, *, applied: bool = False) -> Policies:
+def read_policies(session: CommandSession, level: str, target: str, *, applied: bool = False) -> Policies:
     admin = session.admin
     return (admin.namespace_policies if level == NAMESPACES else admin.topic_policies)(target, applied=applied)
 
 
-def change_policies(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
+def change_policies(session: CommandSession, level: str, target: str, given: dict[str, Any]) -> Policies:
     """Sets the policies `given` at the namespace or topic `target`. Returns all policies that are set there afterwards.
     Raises UsageError if a value is invalid."""
     import msgspec
@@ -307,7 +307,7 @@ def change_policies(session: Session, level: str, target: str, given: dict[str, 
     return read_policies(session, level, target)
 
 
-def _warn_of_risks(session: Session, policies: Policies) -> None:
+def _warn_of_risks(session: CommandSession, policies: Policies) -> None:
     from ...broker.log.log_shape_core import describe_quorum_risks
 
     bookies = sum(not each.read_only for each in session.admin.bookies())

@@ -15,7 +15,7 @@ import click
 
 from ...proto.operations import OPERATIONS, AnsweringBroker, CliVerb, Operation, PermissionScope
 from ..common.lazy import LazyCommand
-from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, confirm, with_session
+from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, CommandSession, confirm_deletion, with_session
 
 
 def make_operation_commands(group: str) -> dict[str, LazyCommand]:
@@ -38,13 +38,13 @@ def __getattr__(words: str) -> click.Command:
 def _command(row: Operation[Any], cli: CliVerb) -> click.Command:
     place = row.rule.on.value if row.rule.on is not PermissionScope.NOTHING else ""
 
-    def run(session: Session, **given: Any) -> None:
+    def run(session: CommandSession, **given: Any) -> None:
         yes, named = given.pop("yes", True), given.pop(place, "")
         of = {place: _full(named) if row.rule.on is PermissionScope.TOPIC else named} if place else {}
         of |= {"subscription": given.pop("subscription")} if "subscription" in given else {}
         texts = {"place": of.get(place, ""), **of, **given}
         if cli.confirm:
-            confirm(cli.confirm.format(**texts), yes)
+            confirm_deletion(cli.confirm.format(**texts), yes)
         parts = session.admin.parts(named) if row.asked_of is AnsweringBroker.OWNER else [named] if place else [""]
         method, others = getattr(session.admin, row.method), [of["subscription"]] if "subscription" in of else []
         found = {part: method(*([part] if place else []), *others, **given) for part in parts}
@@ -75,7 +75,7 @@ def _full(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) -> None:
+def _show(session: CommandSession, found: Mapping[str, Any], place: str, empty: str) -> None:
     from dataclasses import asdict, is_dataclass
 
     if all(isinstance(each, str) for names in found.values() for each in (names if isinstance(names, list) else [0])):

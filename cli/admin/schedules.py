@@ -8,7 +8,7 @@ import click
 from click import option
 
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 from ..common.units import parse_duration, parse_moment_ms, parse_properties
 from .topics import full_name
 
@@ -44,8 +44,8 @@ schedules = LazyGroup(
            help="What no broker could publish in time: drop it, make up for the latest, or for up to 100."),
 )  # fmt: skip
 def create(
-    session: Session, topic: str, name: str, cron: str, every: str | None, moment: str | None, zone: str, message: str,
-    key: str, properties: tuple[str, ...], missed: str,
+    session: CommandSession, topic: str, name: str, cron: str, every: str | None, moment: str | None, zone: str,
+    message: str, key: str, properties: tuple[str, ...], missed: str,
 ) -> None:  # fmt: skip
     """Create a schedule: the cluster publishes a message to a topic at set times, no time twice, whatever brokers
     fail. A local time that the zone skips fires at the next valid instant, one that comes twice fires once.
@@ -68,7 +68,7 @@ def create(
 
 
 @session_command(watched=True)
-def list_(session: Session, topic: str) -> None:
+def list_(session: CommandSession, topic: str) -> None:
     """List the schedules of a topic: when each fires next, what it has fired, and, if it cannot fire, why.
 
     Example: magnetar schedules list orders
@@ -79,7 +79,7 @@ def list_(session: Session, topic: str) -> None:
 
 
 @session_command()
-def show(session: Session, topic: str, name: str) -> None:
+def show(session: CommandSession, topic: str, name: str) -> None:
     """Show a schedule of a topic, with the message that it publishes.
 
     Example: magnetar schedules show orders nightly
@@ -94,18 +94,18 @@ def show(session: Session, topic: str, name: str) -> None:
 
 
 @session_command()
-def delete(session: Session, topic: str, name: str, yes: bool) -> None:
+def delete(session: CommandSession, topic: str, name: str, yes: bool) -> None:
     """Delete a schedule. What it has published stays.
 
     Example: magnetar schedules delete orders nightly
     """
-    confirm(f"Delete the schedule {name} of {full_name(topic)}", yes)
+    confirm_deletion(f"Delete the schedule {name} of {full_name(topic)}", yes)
     session.admin.delete_schedule(full_name(topic), name=name)
     session.out.print_result_text(f"schedule {name} of {full_name(topic)} deleted", topic=full_name(topic), name=name)
 
 
 @session_command()
-def pause(session: Session, topic: str, name: str) -> None:
+def pause(session: CommandSession, topic: str, name: str) -> None:
     """Pause a schedule: it does not fire until it is resumed.
 
     Example: magnetar schedules pause orders nightly
@@ -115,7 +115,7 @@ def pause(session: Session, topic: str, name: str) -> None:
 
 
 @session_command()
-def resume(session: Session, topic: str, name: str) -> None:
+def resume(session: CommandSession, topic: str, name: str) -> None:
     """End the pause of a schedule. What was due meanwhile is not made up for.
 
     Example: magnetar schedules resume orders nightly
@@ -125,7 +125,7 @@ def resume(session: Session, topic: str, name: str) -> None:
 
 
 @session_command()
-def run_now(session: Session, topic: str, name: str) -> None:
+def run_now(session: CommandSession, topic: str, name: str) -> None:
     """Publish the message of a schedule once, now, paused or not. Its times stay as they are.
 
     Example: magnetar schedules run-now orders nightly

@@ -12,7 +12,7 @@ import click
 from click import option
 
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 from .topics import full_name
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ schemas = LazyGroup(
     option("-v", "--version", type=click.IntRange(0), help="That one, also when it is deleted."),
     option("-a", "--all-version", "all_", is_flag=True, help="All that are not deleted."),
 )
-def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
+def get(session: CommandSession, topic: str, version: int | None, all_: bool) -> None:
     """Show the newest schema of a topic, or the version that is given.
 
     Example: magnetar schemas get orders -v 0
@@ -56,7 +56,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
 
 
 @session_command(watched=True)
-def list_(session: Session, topic: str) -> None:
+def list_(session: CommandSession, topic: str) -> None:
     """List all versions of a topic's schema that are not deleted, the oldest first.
 
     Example: magnetar schemas list orders
@@ -78,7 +78,7 @@ def _row(found: TopicSchema) -> dict[str, Any]:
 
 
 @session_command(FILE)
-def upload(session: Session, topic: str, file: str) -> None:
+def upload(session: CommandSession, topic: str, file: str) -> None:
     """Register a schema, also where producers may not. A schema that is registered already keeps its version.
 
     Example: magnetar schemas upload orders -f order.json
@@ -91,7 +91,7 @@ def upload(session: Session, topic: str, file: str) -> None:
     option("-t", "--type", "type_", type=click.Choice(["avro", "json"]), default="avro", show_default=True),
     option("-n", "--dry-run", is_flag=True, help="Print the schema and register nothing."),
 )
-def extract(session: Session, topic: str, classname: str, type_: str, dry_run: bool) -> None:
+def extract(session: CommandSession, topic: str, classname: str, type_: str, dry_run: bool) -> None:
     """Register the schema of a Python class, which must be importable from the current directory.
 
     Example: magnetar schemas extract orders -c shop.records:Order
@@ -122,7 +122,7 @@ def _class(named: str) -> Any:
 
 
 @session_command(FILE)
-def compatibility(session: Session, topic: str, file: str) -> None:
+def compatibility(session: CommandSession, topic: str, file: str) -> None:
     """Show whether a schema could be registered at a topic, and by which compatibility rule. Nothing is registered.
 
     Example: magnetar schemas compatibility orders -f order.json
@@ -136,20 +136,20 @@ def compatibility(session: Session, topic: str, file: str) -> None:
 @session_command(
     option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes.")
 )
-def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
+def delete(session: CommandSession, topic: str, force: bool, yes: bool) -> None:
     """Delete the schemas of a topic: new schemas are not compared with them any more. Messages that were written with
     them can still be decoded, unless --force is given, which asks first.
 
     Example: magnetar schemas delete orders
     """
     if force:
-        confirm(f"Delete the definitions of all schemas of {full_name(topic)}", yes)
+        confirm_deletion(f"Delete the definitions of all schemas of {full_name(topic)}", yes)
     version = session.admin.delete_schemas(topic, force=force)
     what = "has no schema" if version is None else f"has no schema any more, up to version {version}"
     session.out.print_result_text(f"topic {full_name(topic)} {what}", topic=full_name(topic), version=version)
 
 
-def _register(session: Session, topic: str, info: SchemaInfo) -> None:
+def _register(session: CommandSession, topic: str, info: SchemaInfo) -> None:
     version = session.admin.put_schema(topic, info)
     session.out.print_result_text(
         f"topic {full_name(topic)} has it as version {version}", topic=full_name(topic), version=version

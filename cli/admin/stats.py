@@ -16,7 +16,7 @@ from ...proto.pulsar_json import (
     PRODUCER,
     SUBSCRIPTION,
     TOPIC,
-    pick,
+    pick_fields,
     time_to_json,
     waited_transaction_to_json,
 )
@@ -24,7 +24,7 @@ from ...proto.pulsar_json import (
 if TYPE_CHECKING:
     from ...client import admin as values
     from ...proto.states import TxnId
-    from ..common.session import Session
+    from ..common.session import CommandSession
 
 RATES = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut")
 _OF_ROW = ("msgInCounter", "msgOutCounter", "storageSize", *RATES)
@@ -59,23 +59,23 @@ _CAUGHT_UP = "everything was delivered"
 _WAITED = "waitsForTransaction"
 
 
-def ask_partition_stats(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
+def ask_partition_stats(session: CommandSession, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
     """Asks the owner of each partition for its statistics, and returns them. For a topic without partitions, returns
     the statistics of the topic."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
-def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
+def get_topic_stats(session: CommandSession, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """Returns the statistics of a topic as one record; numbers are summed over its partitions."""
     return make_topic_record(session, topic, ask_partition_stats(session, topic, precise=precise))
 
 
-def make_topic_record(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
+def make_topic_record(session: CommandSession, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name in _SUMMED.split():
         record[name] = sum(map(TOPIC[name], found))
-    record["publishers"] = [pick(PRODUCER, each, OF_PRODUCER) for reply in found for each in reply.producers]
-    record["subscriptions"] = subscriptions(found)
+    record["publishers"] = [pick_fields(PRODUCER, each, OF_PRODUCER) for reply in found for each in reply.producers]
+    record["subscriptions"] = merge_subscriptions(found)
     record["msgBacklog"] = max((s["msgBacklog"] for s in record["subscriptions"].values()), default=0)
     record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
     record["terminated"] = any(reply.terminated for reply in found)
@@ -111,7 +111,7 @@ def sum_topic_records(whose: str, records: list[dict[str, Any]], names: Sequence
     return found
 
 
-def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[str, Any]:
+def _transactions(session: CommandSession, found: Iterable[values.TopicStats]) -> dict[str, Any]:
     """Returns the joint figures of transactions of all partitions; empty if none has seen a transaction. `waiting`:
     messages that readers do not get before an open transaction ends."""
     known = [(reply, reply.transactions) for reply in found if reply.transactions is not None]
@@ -136,7 +136,7 @@ def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[
     }
 
 
-def _owner(session: Session, txn: TxnId) -> tuple[str, str]:
+def _owner(session: CommandSession, txn: TxnId) -> tuple[str, str]:
     """Returns the role and the address of the client that began the transaction; empty if its coordinator does not
     say, or not to this caller."""
     from ...proto.errors import MagnetarError
@@ -187,13 +187,16 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
 """How the partitions of a subscription come together; others are added."""
 
 
-def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
+def merge_subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
     """Returns the statistics of a topic's subscriptions, by the name of the subscription. `found`: the statistics of
     the topic, or of each of its partitions; counts are summed over the partitions."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for reply in found:
         for each in reply.subscriptions:
-            record = {**pick(SUBSCRIPTION, each, _OF_SUBSCRIPTION), _WAITED: waited_transaction_to_json(each, reply)}
+            record = {
+                **pick_fields(SUBSCRIPTION, each, _OF_SUBSCRIPTION),
+                _WAITED: waited_transaction_to_json(each, reply),
+            }
             parts.setdefault(each.name, []).append(record)
     return {
         name: {key: reduce(_JOINED.get(key, add), (each[key] for each in of)) for key in of[0]}
@@ -202,7 +205,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
 
 
 def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of the table of subscriptions. `found`: the result of the function `subscriptions`."""
+    """Returns the rows of the table of subscriptions. `found`: the result of the function `merge_subscriptions`."""
     return [
         {
             **record,
@@ -234,8 +237,8 @@ def make_producer_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def make_consumer_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of the table of consumers. `found`: the result of the function `subscriptions`. `lastAcked` is
-    None for a consumer that has acknowledged nothing since it connected."""
+    """Returns the rows of the table of consumers. `found`: the result of the function `merge_subscriptions`.
+    `lastAcked` is None for a consumer that has acknowledged nothing since it connected."""
     return [
         {
             "consumer": each["consumerName"],

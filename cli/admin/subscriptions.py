@@ -18,7 +18,7 @@ from ...proto.alarms import format_count
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import RAW, format_message_id
-from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, session_command
+from ..common.session import COMPLETED, SUBSCRIPTION, CommandSession, confirm_deletion, session_command
 from ..common.units import parse_duration, parse_message_id
 from .policies import PROPERTIES
 from .topics import full_name
@@ -60,7 +60,7 @@ filter_ = LazyGroup(
 )  # fmt: skip
 
 
-def _done(session: Session, text: str, topic: str, subscription: str) -> None:
+def _done(session: CommandSession, text: str, topic: str, subscription: str) -> None:
     session.out.print_result_text(text, topic=full_name(topic), subscription=subscription)
 
 
@@ -71,7 +71,7 @@ def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     PROPERTIES,
 )
 def create(
-    session: Session, topic: str, subscription: str, position: str, wanted: str, pairs: tuple[str, ...]
+    session: CommandSession, topic: str, subscription: str, position: str, wanted: str, pairs: tuple[str, ...]
 ) -> None:
     """Create a subscription before its first consumer connects.
 
@@ -86,7 +86,7 @@ def create(
 
 
 @session_command(SUBSCRIPTION, name="get-subscription-properties")
-def properties(session: Session, topic: str, subscription: str) -> None:
+def properties(session: CommandSession, topic: str, subscription: str) -> None:
     """Show the properties of a subscription, for each partition.
 
     Example: magnetar topics get-subscription-properties orders -s billing
@@ -105,7 +105,7 @@ def properties(session: Session, topic: str, subscription: str) -> None:
     option("-c", "--clear", is_flag=True, help="None at all."),
     name="update-subscription-properties",
 )
-def set_properties(session: Session, topic: str, subscription: str, pairs: tuple[str, ...], clear: bool) -> None:
+def set_properties(session: CommandSession, topic: str, subscription: str, pairs: tuple[str, ...], clear: bool) -> None:
     """Replace all properties of a subscription. Some properties set the dead-letter policy of this subscription:
     dead-letter.max-redeliver-count, dead-letter.topic, dead-letter.backoff-s.
 
@@ -124,7 +124,7 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     option("-s", "--subscription", default=None, help="Only this one.", shell_complete=COMPLETED["subscription"]),
     watched=True,
 )
-def stats(session: Session, topic: str, subscription: str | None) -> None:
+def stats(session: CommandSession, topic: str, subscription: str | None) -> None:
     """Show the backlog, the holes (acknowledged ranges after the mark-delete position) and the consumers of a
     subscription, and why its next message is not delivered. With `-o wide` also each consumer: its role, its address,
     since when it is connected, and when it acknowledged last.
@@ -134,7 +134,7 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     from ...proto.errors import SubscriptionNotFound
     from . import stats as tables
 
-    found = tables.subscriptions(tables.ask_partition_stats(session, full_name(topic)))
+    found = tables.merge_subscriptions(tables.ask_partition_stats(session, full_name(topic)))
     if subscription is not None:
         if subscription not in found:
             raise SubscriptionNotFound(f"{full_name(topic)} has no subscription {subscription!r}")
@@ -153,7 +153,7 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition."),
     RAW, watched=True,
 )  # fmt: skip
-def peek(session: Session, topic: str, subscription: str, count: int, raw: bool) -> None:
+def peek(session: CommandSession, topic: str, subscription: str, count: int, raw: bool) -> None:
     """Show the next messages of a subscription without consuming them.
 
     Example: magnetar topics peek-messages orders -s billing -n 5
@@ -170,7 +170,9 @@ def peek(session: Session, topic: str, subscription: str, count: int, raw: bool)
     option("-n", "--count", type=click.IntRange(1), default=None, help="Of each partition."),
     option("-a", "--all", "everything", is_flag=True, help="All there are."),
 )
-def skip(session: Session, topic: str, subscription: str, count: int | None, everything: bool, yes: bool) -> None:
+def skip(
+    session: CommandSession, topic: str, subscription: str, count: int | None, everything: bool, yes: bool
+) -> None:
     """Acknowledge the next messages of a subscription without delivering them.
 
     Example: magnetar topics skip orders -s billing -n 10
@@ -181,7 +183,7 @@ def skip(session: Session, topic: str, subscription: str, count: int | None, eve
 
 
 @session_command(SUBSCRIPTION, name="clear-backlog")
-def clear(session: Session, topic: str, subscription: str, yes: bool) -> None:
+def clear(session: CommandSession, topic: str, subscription: str, yes: bool) -> None:
     """Acknowledge all messages of a subscription without delivering them.
 
     Example: magnetar topics clear-backlog orders -s billing
@@ -189,17 +191,17 @@ def clear(session: Session, topic: str, subscription: str, yes: bool) -> None:
     _skip(session, topic, subscription, -1, yes)
 
 
-def _skip(session: Session, topic: str, subscription: str, count: int, yes: bool) -> None:
+def _skip(session: CommandSession, topic: str, subscription: str, count: int, yes: bool) -> None:
     which = "all messages" if count < 0 else f"the next {format_count(count, 'message')}"
     question = f"Acknowledge {which} of subscription {subscription} of {full_name(topic)}"
-    confirm(question, yes, partial(_count_backlog, session, topic, subscription))
+    confirm_deletion(question, yes, partial(_count_backlog, session, topic, subscription))
     for part in session.admin.parts(topic):
         session.admin.skip_messages(part, subscription, count)
     what = "the backlog" if count < 0 else f"{count} messages"
     _done(session, f"{what} of {subscription} skipped", topic, subscription)
 
 
-def _count_backlog(session: Session, topic: str, subscription: str = "") -> str:
+def _count_backlog(session: CommandSession, topic: str, subscription: str = "") -> str:
     """Returns what a question says about the backlog of a subscription, or of all durable subscriptions: how many
     messages it has, in all partitions. Empty if the caller may not know."""
     from ...proto.errors import Unauthorized
@@ -224,7 +226,7 @@ class ResetPreview(NamedTuple):
     exact: bool  # False: the two numbers are maxima, because single messages after mark-delete are acknowledged
 
 
-def _preview_reset(session: Session, part: str, name: str, to: MessageId | int, exclude: bool) -> ResetPreview:
+def _preview_reset(session: CommandSession, part: str, name: str, to: MessageId | int, exclude: bool) -> ResetPreview:
     """Asks what a reset of the subscription `name` would do in one partition; changes nothing. `to`: a message id, or
     ms since the epoch. Raises SubscriptionNotFound."""
     from ...client.model.message_id import MessageId
@@ -269,7 +271,7 @@ def _is_all_delivered(found: SubscriptionStats, to: MessageId, exclude: bool) ->
     option("--dry-run", is_flag=True, help="Change nothing: show what would be delivered again, and passed over."),
 )
 def reset(
-    session: Session,
+    session: CommandSession,
     topic: str,
     subscription: str,
     moment: str | None,
@@ -304,7 +306,7 @@ def reset(
     if not yes and target != "earliest":
         found = [_preview_reset(session, part, subscription, to, exclude) for part in parts]
         if over := _describe_passed_over(found):
-            confirm(f"Move subscription {subscription} of {full_name(topic)} to {target}, past {over}", yes)
+            confirm_deletion(f"Move subscription {subscription} of {full_name(topic)} to {target}, past {over}", yes)
     for part in parts:
         session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
     _done(session, f"subscription {subscription} moved to {target}", topic, subscription)
@@ -331,7 +333,7 @@ def _describe_passed_over(found: list[ResetPreview]) -> str:
 OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
 
 
-def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None, yes: bool) -> None:
+def _expire(session: CommandSession, topic: str, name: str, older: str | None, position: str | None, yes: bool) -> None:
     if (older is None) == (position is None):
         raise click.UsageError("either -t TIME or -m POSITION")
     limit = parse_duration(older, 1) or 0 if older is not None else parse_message_id(position or "")
@@ -340,7 +342,7 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     whose = f"subscription {name}" if name else "every subscription"
     which = f"older than {older}" if older is not None else f"up to {position}"
     question = f"Acknowledge the messages {which} of {whose} of {full_name(topic)}"
-    confirm(question, yes, partial(_count_backlog, session, topic, name))
+    confirm_deletion(question, yes, partial(_count_backlog, session, topic, name))
     admin = session.admin
     entries = sum(admin.expire_messages(part, name, limit) for part in admin.parts(topic))
     whose = name or "all subscriptions"
@@ -356,7 +358,7 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     name="expire-messages",
 )
 def expire(
-    session: Session, topic: str, subscription: str, older: str | None, position: str | None, yes: bool
+    session: CommandSession, topic: str, subscription: str, older: str | None, position: str | None, yes: bool
 ) -> None:
     """Acknowledge all messages of a subscription that are older than a time, or all messages up to a given one, without
     delivering them.
@@ -367,7 +369,7 @@ def expire(
 
 
 @session_command(OLDER, name="expire-messages-all-subscriptions")
-def expire_all(session: Session, topic: str, older: str | None, yes: bool) -> None:
+def expire_all(session: CommandSession, topic: str, older: str | None, yes: bool) -> None:
     """Acknowledge the messages that are older than a time, for every subscription of a topic, without delivering them.
 
     Example: magnetar topics expire-messages-all-subscriptions orders -t 3d
@@ -382,7 +384,7 @@ def expire_all(session: Session, topic: str, older: str | None, yes: bool) -> No
     option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True),
     RAW, name="examine-messages",
 )  # fmt: skip
-def examine(session: Session, topic: str, end: str, number: int, raw: bool) -> None:
+def examine(session: CommandSession, topic: str, end: str, number: int, raw: bool) -> None:
     """Show the n-th message of a topic (of each partition), counted from the oldest or from the newest.
 
     Example: magnetar topics examine-messages orders -i latest -m 1
@@ -408,7 +410,7 @@ def examine(session: Session, topic: str, end: str, number: int, raw: bool) -> N
     option("-e", "--entryId", "entry", type=int, required=True),
     RAW, name="get-message-by-id",
 )  # fmt: skip
-def get_message(session: Session, topic: str, ledger: int, entry: int, raw: bool) -> None:
+def get_message(session: CommandSession, topic: str, ledger: int, entry: int, raw: bool) -> None:
     """Show the messages of one stored entry, by its ledger and entry id. For a partitioned topic, give the name of the
     partition.
 
@@ -423,7 +425,7 @@ def get_message(session: Session, topic: str, ledger: int, entry: int, raw: bool
 @session_command(
     option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds.")
 )
-def get_message_id(session: Session, topic: str, moment: str) -> None:
+def get_message_id(session: CommandSession, topic: str, moment: str) -> None:
     """Show the id of the first message that arrived at a time or later. If there is no such message, show the id of the
     next message that will arrive.
 
@@ -445,7 +447,7 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
     name="get-backlog-size",
     watched=True,
 )
-def backlog_size(session: Session, topic: str, position: str) -> None:
+def backlog_size(session: CommandSession, topic: str, position: str) -> None:
     """Show about how many bytes a topic (each of its partitions) has after a message.
 
     Example: magnetar topics get-backlog-size orders -m 17:3
@@ -456,7 +458,7 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
 
 
 @session_command(watched=True)
-def last_message_id(session: Session, topic: str) -> None:
+def last_message_id(session: CommandSession, topic: str) -> None:
     """Show the id of the newest message of a topic (of each partition); -1:-1 if the topic has no message.
 
     Example: magnetar topics last-message-id orders
@@ -475,7 +477,7 @@ def last_message_id(session: Session, topic: str) -> None:
         help="Also what a replica that does not answer may have: when it comes back, its messages stay lost.",
     ),
 )  # fmt: skip
-def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
+def skip_lost(session: CommandSession, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
     """Skip entries of which every copy is lost, for all consumers and readers of a topic.
 
     If the last ledger of the topic is lost, the topic opens again and continues in a new ledger. Only entries that are
@@ -484,7 +486,7 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
 
     Example: magnetar topics skip-lost orders --yes
     """
-    confirm(
+    confirm_deletion(
         f"Pass over what {full_name(topic)} lost, for ever" + (", and what it may not have lost" if force else ""), yes
     )
     admin, rows, missed = session.admin, [], []
@@ -505,14 +507,14 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
     option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour."),
     option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record."),
 )
-def orphans(session: Session, remove: bool, unexplained: bool, yes: bool) -> None:
+def orphans(session: CommandSession, remove: bool, unexplained: bool, yes: bool) -> None:
     """List the ledgers to which no record refers, and the deleted ledgers that a topic still lists. Asks before it
     deletes ledgers whose owner has no record, because they may be all that is left of a topic.
 
     Example: magnetar ledgers orphans
     """
     if remove and unexplained:
-        confirm("Delete also the ledgers whose owner has no record, and their messages", yes)
+        confirm_deletion("Delete also the ledgers whose owner has no record, and their messages", yes)
     found = session.admin.find_orphans(remove=remove, unexplained=unexplained)
     rows = [
         {

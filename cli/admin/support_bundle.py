@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import click
 
 from ...runtime.clock import SystemClock
-from ..common.exits import Failure
-from ..common.session import Session
+from ..common.exits import CommandFailure
+from ..common.session import CommandSession
 from ..common.units import FiniteNumber
 from ..storage.admin_port import ask_reachable_bookies, with_operator_options
 from . import doctor
@@ -67,7 +67,7 @@ SECRET_TEXTS = (
 """What secrets look like; the first group stays."""
 
 
-class File(NamedTuple):
+class BundledFile(NamedTuple):
     """The description of one kind of file in the bundle: its name and its content."""
 
     name: str
@@ -75,19 +75,21 @@ class File(NamedTuple):
 
 
 FILES = (
-    File("README.txt", "when, by which version, and what could not be had"),
-    File("status.json", "brokers, bookies and repair, as `magnetar status` shows them"),
-    File("doctor.json", "the checks of `magnetar doctor` and what they found"),
-    File("topics.json", f"names and numbers of the {STATS_TOPICS} topics with the largest backlogs and most traffic"),
-    File("BROKER/settings.json", "settings in force and their sources; secrets are blanked"),
-    File("BROKER/tasks.txt", "where each task waits: files, lines, functions"),
-    File("BROKER/metrics-1.txt", "a page of metrics"),
-    File("BROKER/metrics-2.txt", "… and another one, --apart seconds later"),
-    File("bookies/BOOKIE.json", "its state and report, as `magnetar bookies state` and doctor ask them"),
-    File("repair.json", "the state of each bookie that is known, and of repair"),
-    File("metadata.json", "what the metadata has at its root, and the records of the cluster and of ledger ids"),
-    File("config/NAME.json", "each --config FILE; secrets are blanked"),
-    File("logs/NAME", f"the last {LOG_BYTES >> 20} MiB of each --log FILE; what looks like a secret is blanked"),
+    BundledFile("README.txt", "when, by which version, and what could not be had"),
+    BundledFile("status.json", "brokers, bookies and repair, as `magnetar status` shows them"),
+    BundledFile("doctor.json", "the checks of `magnetar doctor` and what they found"),
+    BundledFile(
+        "topics.json", f"names and numbers of the {STATS_TOPICS} topics with the largest backlogs and most traffic"
+    ),
+    BundledFile("BROKER/settings.json", "settings in force and their sources; secrets are blanked"),
+    BundledFile("BROKER/tasks.txt", "where each task waits: files, lines, functions"),
+    BundledFile("BROKER/metrics-1.txt", "a page of metrics"),
+    BundledFile("BROKER/metrics-2.txt", "… and another one, --apart seconds later"),
+    BundledFile("bookies/BOOKIE.json", "its state and report, as `magnetar bookies state` and doctor ask them"),
+    BundledFile("repair.json", "the state of each bookie that is known, and of repair"),
+    BundledFile("metadata.json", "what the metadata has at its root, and the records of the cluster and of ledger ids"),
+    BundledFile("config/NAME.json", "each --config FILE; secrets are blanked"),
+    BundledFile("logs/NAME", f"the last {LOG_BYTES >> 20} MiB of each --log FILE; what looks like a secret is blanked"),
 )
 """What is in a bundle. BROKER: for each broker; BOOKIE: for each bookie that answers this command."""
 METADATA_NODES = "", "/cluster", "/ids/ledger"
@@ -130,14 +132,14 @@ class SupportBundle:
     def add_document(self, name: str, value: Any) -> None:
         self.add_text(name, json.dumps(redact_values(value), indent=1, default=str))
 
-    def attempt(self, what: str, act: Callable[[], None]) -> None:
+    def run_step(self, what: str, act: Callable[[], None]) -> None:
         """Calls `act`, which adds the part `what` to the bundle. If `act` fails, adds the error to the list of missing
         parts, and continues."""
         from ...proto.errors import MagnetarError
 
         try:
             act()
-        except (MagnetarError, Failure, OSError, ValueError) as error:
+        except (MagnetarError, CommandFailure, OSError, ValueError) as error:
             self.missing.append(f"{what}: {redact_text(str(error))}")
 
     def write(self, path: Path, now_ms: int) -> None:
@@ -155,13 +157,15 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> SupportBundle:
+def collect_bundle(
+    session: CommandSession, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float
+) -> SupportBundle:
     """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. A part that cannot be
     collected is listed as missing; only if no broker can be reached, raises the error of the first request."""
     bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)
-    facts = doctor.gather(session, None)
+    facts = doctor.gather_facts(session, None)
     findings, states = doctor.run_checks(facts)
     status = {
         "brokers": facts.brokers, "silent": facts.silent, "bookies": facts.bookies, "repair": facts.repair,
@@ -174,30 +178,30 @@ def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], a
     )
     stats = list[Any]()
     for name in names:
-        bundle.attempt(f"statistics of {name}", partial(_add_statistics, stats, session, name))
+        bundle.run_step(f"statistics of {name}", partial(_add_statistics, stats, session, name))
     bundle.add_document("topics.json", stats)
     endpoints = [each.endpoint for each in session.admin.brokers()]
     for number in (1, 2):
         for endpoint in endpoints:
-            bundle.attempt(f"broker {endpoint}", partial(_add_broker, bundle, session, endpoint, number))
+            bundle.run_step(f"broker {endpoint}", partial(_add_broker, bundle, session, endpoint, number))
         if number == 1:
             click.echo(f"all but the second pages of metrics is there; they are asked for in {apart_s:g} s", err=True)
             time.sleep(apart_s)
-    bundle.attempt("metadata", partial(_add_metadata, bundle, session))
-    bundle.attempt("bookies", partial(_add_bookies, bundle, session))
+    bundle.run_step("metadata", partial(_add_metadata, bundle, session))
+    bundle.run_step("bookies", partial(_add_bookies, bundle, session))
     for path in map(Path, configs):
-        bundle.attempt(str(path), partial(_add_config, bundle, path))
+        bundle.run_step(str(path), partial(_add_config, bundle, path))
     for path in map(Path, logs):
-        bundle.attempt(str(path), partial(_add_log, bundle, path))
+        bundle.run_step(str(path), partial(_add_log, bundle, path))
     return bundle
 
 
-def _add_statistics(stats: list[Any], session: Session, name: str) -> None:
+def _add_statistics(stats: list[Any], session: CommandSession, name: str) -> None:
     stats.append(asdict(session.admin.topic_stats(name)))
 
 
-def _add_broker(bundle: SupportBundle, session: Session, endpoint: str, number: int) -> None:
-    other = session.at(endpoint)
+def _add_broker(bundle: SupportBundle, session: CommandSession, endpoint: str, number: int) -> None:
+    other = session.with_broker(endpoint)
     try:
         found = other.admin.describe_broker(tasks=number == 1, metrics=True)
     finally:
@@ -210,7 +214,7 @@ def _add_broker(bundle: SupportBundle, session: Session, endpoint: str, number: 
         bundle.add_text(f"{folder}/tasks.txt", found.tasks)
 
 
-def _add_bookies(bundle: SupportBundle, session: Session) -> None:
+def _add_bookies(bundle: SupportBundle, session: CommandSession) -> None:
     """Adds what bookies answer to this command, and names those that do not. In a secured cluster they answer an
     operator."""
     from ..storage.ledgers import ask_any_bookie
@@ -227,7 +231,7 @@ def _add_bookies(bundle: SupportBundle, session: Session) -> None:
         bundle.add_document("repair.json", {verb: ask_any_bookie(session, verb) for verb in verbs})
 
 
-def _add_metadata(bundle: SupportBundle, session: Session) -> None:
+def _add_metadata(bundle: SupportBundle, session: CommandSession) -> None:
     found = [asdict(session.admin.describe_metadata(node=node)) for node in METADATA_NODES]
     bundle.add_document("metadata.json", found)
 
@@ -270,7 +274,7 @@ def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
 )  # fmt: skip
 @with_operator_options
 def support_bundle(
-    session: Session, file: str, dry_run: bool, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float
+    session: CommandSession, file: str, dry_run: bool, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float
 ) -> None:
     """Collect into one file what support asks for: status, doctor, settings, metrics, statistics, tasks, logs.
 
@@ -289,8 +293,8 @@ def support_bundle(
     now = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime(now_ms / 1000))
     path = Path(file or f"magnetar-support-{now}.tar.gz")
     if path.exists():
-        raise Failure(f"{path} exists already; give another name")
-    bundle = collect(session, logs, configs, apart_s)
+        raise CommandFailure(f"{path} exists already; give another name")
+    bundle = collect_bundle(session, logs, configs, apart_s)
     bundle.add_text("README.txt", "\n".join(_readme(bundle, now)) + "\n")
     bundle.write(path, now_ms)
     for each in bundle.missing:

@@ -10,7 +10,7 @@ from click import option
 
 from ...proto.policies import TOPICS
 from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 from .namespaces import OF_TOPICS
 from .policies import ALIASES, make_policy_commands
 from .policies import OF_TOPICS as PROPERTIES_OF_TOPICS
@@ -106,7 +106,7 @@ def full_name(topic: str) -> str:
 
 
 @session_command(option("--partitions", is_flag=True, help="Each partition by its own name."), watched=True)
-def list_(session: Session, namespace: str = "public/default", *, partitions: bool) -> None:
+def list_(session: CommandSession, namespace: str = "public/default", *, partitions: bool) -> None:
     """List the topics of a namespace (default public/default).
 
     Example: magnetar topics list public/default
@@ -118,7 +118,7 @@ def list_(session: Session, namespace: str = "public/default", *, partitions: bo
 @session_command(
     option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default).")
 )
-def create(session: Session, topic: str, partitions: int) -> None:
+def create(session: CommandSession, topic: str, partitions: int) -> None:
     """Create a topic.
 
     Example: magnetar topics create orders -p 4
@@ -133,7 +133,7 @@ def create(session: Session, topic: str, partitions: int) -> None:
 @session_command(
     option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer.")
 )
-def update(session: Session, topic: str, partitions: int) -> None:
+def update(session: CommandSession, topic: str, partitions: int) -> None:
     """Increase the number of partitions of a topic. Messages of a key may go to another partition from then on.
 
     Example: magnetar topics update orders -p 8
@@ -151,7 +151,7 @@ def update(session: Session, topic: str, partitions: int) -> None:
     ),
     watched=True,
 )
-def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
+def stats(session: CommandSession, topic: str, per_partition: bool, precise: bool) -> None:
     """Show the messages, storage, producers and subscriptions of a topic. The backlog is a number of messages. With
     `-o wide` also each producer and consumer: its role, its address, since when it is connected, and when a consumer
     acknowledged last.
@@ -164,7 +164,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
     from . import stats as tables
 
     parts = session.admin.parts(topic) if per_partition else [full_name(topic)]
-    records = [tables.topic_stats(session, part, precise=precise) for part in parts]
+    records = [tables.get_topic_stats(session, part, precise=precise) for part in parts]
     if session.out.is_structured:
         session.out.print_document(records if per_partition else records[0])
         return
@@ -186,16 +186,16 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
 
 @session_command(watched=True)
-def stats_internal(session: Session, topic: str) -> None:
+def stats_internal(session: CommandSession, topic: str) -> None:
     """Show the ledgers of a topic: their state, their bookies, and the reason why each of them is not deleted yet.
 
     Example: magnetar topics stats-internal orders
     """
-    from ...proto.pulsar_json import LOG, pick
+    from ...proto.pulsar_json import LOG, pick_fields
     from .stats import LEDGER_COLUMNS
 
     admin = session.admin
-    found = {part: pick(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
+    found = {part: pick_fields(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
     if session.out.is_structured:
         session.out.print_document(found if len(found) > 1 else next(iter(found.values())))
         return
@@ -205,7 +205,7 @@ def stats_internal(session: Session, topic: str) -> None:
 
 
 @session_command(watched=True)
-def lookup(session: Session, topic: str) -> None:
+def lookup(session: CommandSession, topic: str) -> None:
     """Show which broker owns a topic (each of its partitions).
 
     Example: magnetar topics lookup orders
@@ -215,7 +215,7 @@ def lookup(session: Session, topic: str) -> None:
 
 
 @session_command(name="get-partitioned-topic-metadata", watched=True)
-def metadata(session: Session, topic: str) -> None:
+def metadata(session: CommandSession, topic: str) -> None:
     """Show how many partitions a topic has (0: the topic is not partitioned).
 
     Example: magnetar topics get-partitioned-topic-metadata orders
@@ -224,7 +224,7 @@ def metadata(session: Session, topic: str) -> None:
 
 
 @session_command()
-def bundle_range(session: Session, topic: str) -> None:
+def bundle_range(session: CommandSession, topic: str) -> None:
     """Show to which bundle (hash range) of its namespace a topic, or each of its partitions, belongs.
 
     Example: magnetar topics bundle-range orders
@@ -239,7 +239,7 @@ def bundle_range(session: Session, topic: str) -> None:
 
 
 @session_command(watched=True)
-def offsets(session: Session, topic: str) -> None:
+def offsets(session: CommandSession, topic: str) -> None:
     """Show the index of the oldest stored message and the index that the next message will get, for each partition.
 
     Example: magnetar topics offsets orders
@@ -252,12 +252,12 @@ def offsets(session: Session, topic: str) -> None:
 
 
 @session_command()
-def terminate(session: Session, topic: str, yes: bool) -> None:
+def terminate(session: CommandSession, topic: str, yes: bool) -> None:
     """Seal a topic for good: producers are refused, and consumers can read up to the topic's end.
 
     Example: magnetar topics terminate orders
     """
-    confirm(f"Seal {full_name(topic)} for ever", yes)
+    confirm_deletion(f"Seal {full_name(topic)} for ever", yes)
     last = {part: str(session.admin.terminate_topic(part).position()) for part in session.admin.parts(topic)}
     session.out.print_result_text(
         f"topic {full_name(topic)} terminated at {', '.join(last.values())}", topic=full_name(topic), last=last
@@ -267,20 +267,20 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
 @session_command(
     option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there.")
 )
-def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
+def delete(session: CommandSession, topic: str, force: bool, yes: bool) -> None:
     """Delete a topic with all its partitions and messages.
 
     With --force, the open transactions in the topic are aborted first. A prepared transaction must be ended before.
 
     Example: magnetar topics delete orders -f
     """
-    confirm(f"Delete {full_name(topic)} and all its messages", yes)
+    confirm_deletion(f"Delete {full_name(topic)} and all its messages", yes)
     session.admin.delete_topic(topic, force=force)
     session.out.print_result_text(f"topic {full_name(topic)} deleted", topic=full_name(topic))
 
 
 @session_command(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."), watched=True)
-def compaction_status(session: Session, topic: str, wait_complete: bool) -> None:
+def compaction_status(session: CommandSession, topic: str, wait_complete: bool) -> None:
     """Show the last compaction of a topic (of each partition), and up to where the topic is compacted.
 
     Example: magnetar topics compaction-status prices -w
@@ -292,7 +292,7 @@ def compaction_status(session: Session, topic: str, wait_complete: bool) -> None
     session.out.print_rows(rows, COMPACTION)
 
 
-def _compactions(session: Session, topic: str) -> list[dict[str, Any]]:
+def _compactions(session: CommandSession, topic: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for part in session.admin.parts(topic):
         found = session.admin.compaction_status(part)

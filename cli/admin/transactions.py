@@ -15,7 +15,7 @@ from ...proto.pulsar_json import (
     transaction_to_json,
 )
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, confirm, session_command
+from ..common.session import CommandSession, confirm_deletion, session_command
 
 if TYPE_CHECKING:
     from ...proto.statistics import TransactionStats
@@ -62,7 +62,7 @@ halves = LazyGroup(
     option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
     watched=True,
 )
-def list_(session: Session, coordinator: int | None, limit: int) -> None:
+def list_(session: CommandSession, coordinator: int | None, limit: int) -> None:
     """List the transactions that are open or prepared, or whose outcome is not stored at each of their topics yet; the
     oldest first. `owner` and `address`: the role and the client that began the transaction. `topics`: the topics that
     take part in it; of an ended transaction, those that have not stored the outcome yet.
@@ -78,7 +78,7 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
 
 
 @session_command(watched=True)
-def show(session: Session, txn: str) -> None:
+def show(session: CommandSession, txn: str) -> None:
     """Show one transaction by its id: who began it, and for each of its topics what it has written there and what waits
     for its end. Of a transaction that has ended everywhere, only the outcome is known.
 
@@ -99,7 +99,7 @@ def show(session: Session, txn: str) -> None:
 
 
 @session_command(watched=True)
-def status(session: Session) -> None:
+def status(session: CommandSession) -> None:
     """Show the transaction coordinators: the epoch of each, how many of its transactions are open, prepared or
     unsettled, and how many were committed or aborted since the last take-over. Epoch 0: the coordinator has not run
     yet.
@@ -111,27 +111,27 @@ def status(session: Session) -> None:
 
 
 @session_command()
-def abort(session: Session, txn: str, yes: bool) -> None:
+def abort(session: CommandSession, txn: str, yes: bool) -> None:
     """Abort a transaction that is open or prepared. A transaction that has ended does not change.
 
     Example: magnetar transactions abort "(3,1099511627781)"
     """
-    confirm(f"Abort transaction {txn}, and drop what it published", yes)
+    confirm_deletion(f"Abort transaction {txn}, and drop what it published", yes)
     session.out.print_record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
 
 
 @session_command()
-def detach(session: Session, txn: str, topic: str, yes: bool) -> None:
+def detach(session: CommandSession, txn: str, topic: str, yes: bool) -> None:
     """Stop waiting for a topic that can no longer store the outcome of an ended transaction. If the transaction was
     committed, its changes in that topic are lost.
 
     Example: magnetar transactions detach "(3,1099511627781)" orders
     """
-    confirm(f"Lose what transaction {txn} changes in {topic}", yes)
+    confirm_deletion(f"Lose what transaction {txn} changes in {topic}", yes)
     session.admin.detach_transaction(txn, topic)
 
 
-def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]:
+def _at(session: CommandSession, found: TransactionStats, topic: str) -> dict[str, Any]:
     """Returns what one topic has of the transaction. For a topic that does not answer, returns why: the transaction
     may be waiting for it."""
     from ...proto.errors import MagnetarError
@@ -157,7 +157,7 @@ def _pending(found: dict[str, dict[str, Any]]) -> str:
     name="list",
     watched=True,
 )
-def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
+def list_halves(session: CommandSession, group: str, parked: bool, limit: int) -> None:
     """List the half messages (stored by a coordinator, not published before their commit) without an outcome: who
     prepared each, which group decides about it, and why it is parked, if it is.
 
@@ -170,7 +170,7 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
 
 
 @session_command(name="show", watched=True)
-def show_half_message(session: Session, half: str) -> None:
+def show_half_message(session: CommandSession, half: str) -> None:
     """Show one half message (stored by a coordinator, not published before its commit), by its id.
 
     Example: magnetar transactions halves show "(3,1099511627781)"
@@ -179,7 +179,7 @@ def show_half_message(session: Session, half: str) -> None:
 
 
 @session_command()
-def park(session: Session, half: str) -> None:
+def park(session: CommandSession, half: str) -> None:
     """Stop asking the group of a half message for its outcome: the message stays until an operator commits it, rolls it
     back or revives it.
 
@@ -189,7 +189,7 @@ def park(session: Session, half: str) -> None:
 
 
 @session_command()
-def revive(session: Session, half: str) -> None:
+def revive(session: CommandSession, half: str) -> None:
     """Ask the group of a parked half message for its outcome again, at once, and as often as for a new message. The
     group of a message that is not parked is asked now.
 
@@ -199,7 +199,7 @@ def revive(session: Session, half: str) -> None:
 
 
 @session_command()
-def commit(session: Session, half: str) -> None:
+def commit(session: CommandSession, half: str) -> None:
     """Publish a half message, parked or not, whatever outcome its group answers.
 
     Example: magnetar transactions halves commit "(3,1099511627781)"
@@ -208,10 +208,10 @@ def commit(session: Session, half: str) -> None:
 
 
 @session_command()
-def rollback(session: Session, half: str, yes: bool) -> None:
+def rollback(session: CommandSession, half: str, yes: bool) -> None:
     """Drop a half message, parked or not, whatever outcome its group answers. The content of the message is lost.
 
     Example: magnetar transactions halves rollback "(3,1099511627781)"
     """
-    confirm(f"Drop half message {half} and its content", yes)
+    confirm_deletion(f"Drop half message {half} and its content", yes)
     session.admin.rollback_half(half)

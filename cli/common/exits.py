@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """Raised when a command fails for a known reason. `code`: the exit code of the command, one of the codes at the
     head of this module."""
 
@@ -53,7 +53,7 @@ def run_reporting_errors(work: Callable[[], int]) -> int:
             error.show()
         return USAGE
     except click.ClickException as error:
-        code = error.code if isinstance(error, Failure) else error.exit_code
+        code = error.code if isinstance(error, CommandFailure) else error.exit_code
         _print_error(error, error.format_message(), code, error)
         return code
     except (KeyboardInterrupt, click.Abort, EOFError):
@@ -124,7 +124,7 @@ def _unexpected(error: Exception) -> int:
         _print_error(error, text, FAILED, None)
         return FAILED
     code = find_exit_code(found)
-    _print_error(error, describe(found), code, None, found)
+    _print_error(error, describe_error(found), code, None, found)
     return code
 
 
@@ -181,7 +181,7 @@ def find_exit_code(error: MagnetarError) -> int:
             return SDK_CODES.get(type(error).__name__, FAILED)
 
 
-def describe(error: MagnetarError) -> str:
+def describe_error(error: MagnetarError) -> str:
     """Returns the text about an error for the user: what was wrong, whether the operation may have happened
     nevertheless, and what to do next, if that is known."""
     from ...proto.errors import (

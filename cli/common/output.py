@@ -382,6 +382,7 @@ def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterat
 
 
 def make_progress_bar() -> Progress:
+    """Returns a progress bar that is drawn on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -424,6 +425,7 @@ def make_printed_message(message: Any) -> PrintedMessage:
 
 
 def format_message_id(message_id: MessageId) -> str:
+    """Returns the id as `ledger:entry:partition:batch index`, the form that commands print and accept."""
     parts = (message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
     return ":".join(map(str, parts))
 

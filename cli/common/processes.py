@@ -123,15 +123,18 @@ class Process:
 
     @property
     def pid(self) -> int:
+        """The process id. The process must have been started."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def stderr_path(self) -> Path:
+        """The path of the file that gets the process's stderr."""
         return self.directory / f"{self.name}.stderr"
 
     @property
     def is_running(self) -> bool:
+        """True if the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:

@@ -42,6 +42,7 @@ CURRENT, PREVIOUS = "current", "previous"
 
 
 def profiles_path() -> Path:
+    """Returns the path of the file `client.toml`, below $XDG_CONFIG_HOME or ~/.config."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(folder) if folder else Path.home() / ".config") / "magnetar" / "client.toml"
 
@@ -91,6 +92,7 @@ def parse_profiles(data: bytes) -> dict[str, Any]:
 
 
 def list_profile_names(found: Mapping[str, Any]) -> list[str]:
+    """Returns the names of all profiles, in the order of the file."""
     return [name for name in found if name not in (CURRENT, PREVIOUS)]
 
 

@@ -78,7 +78,7 @@ parameters before it."""
 
 
 # ---------------------------------------------------------------------------------------------------- near names
-def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
+def add_name_suggestion(session: CommandSession, error: Exception, given: Mapping[str, Any]) -> None:
     """If `error` says that an object was not found, adds a note to the error with the most similar name that exists.
     `given`: the arguments of the command."""
     from .exits import find_magnetar_error
@@ -87,7 +87,7 @@ def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, 
     near = _NEAR.get(type(found).__name__)
     if found is None or near is None:
         return
-    brief = session.brief(SOON_S)
+    brief = session.with_timeout(SOON_S)
     try:
         name, names = near(brief.admin, given)
     except Exception:  # as the caller, who may not be allowed to list
@@ -145,7 +145,7 @@ _NEAR: Mapping[str, Callable[[Admin, Mapping[str, Any]], Near]] = {
 DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 
-class Session:
+class CommandSession:
     """The server, the credentials and the output of one command. `admin` is an admin client that connects when it is
     first used; `close` ends its connection. `context`: the name of the context from which the server and the
     credentials come; "" if there is none."""
@@ -169,6 +169,7 @@ class Session:
 
     @property
     def admin(self) -> Admin:
+        """The administration client of the session, which is made at its first use."""
         if self._admin is None:
             from ...client.admin import Admin
 
@@ -205,13 +206,13 @@ class Session:
             tls_trust_certs_file_path=self._trust,
         )  # fmt: skip
 
-    def brief(self, timeout_s: float) -> Session:
+    def with_timeout(self, timeout_s: float) -> CommandSession:
         """Returns a copy of this session whose requests wait at most `timeout_s`. The caller must close the copy."""
         found = copy(self)
         found._admin, found.timeout_s = None, timeout_s
         return found
 
-    def at(self, endpoint: str) -> Session:
+    def with_broker(self, endpoint: str) -> CommandSession:
         """Returns a session with the same credentials at another broker, `endpoint` (HOST:PORT). The caller must close
         the session."""
         found = copy(self)
@@ -219,7 +220,7 @@ class Session:
         return found
 
     @property
-    def place(self) -> str:
+    def server_name(self) -> str:
         """Returns a text for users that names the server on which the command acts: its URL and the context."""
         return f"{self.url} (context {self.context})" if self.context else self.url
 
@@ -257,7 +258,7 @@ def read_token(source: str) -> str:
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
-        return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
+        return read_secret(source).reveal_bytes()[:TOKEN_MAX].decode("ascii").strip()
     except UnicodeDecodeError:
         raise InvalidConfiguration(f"--token {describe_secret_source(source)} is no token") from None
 
@@ -298,10 +299,10 @@ SUBSCRIPTION = click.option(
     "-s", "--subscription", required=True, help="Name of the subscription.", shell_complete=COMPLETED["subscription"]
 )
 PLACE = "magnetar.place"
-"""In a click context: where the command acts, for the question of `confirm`."""
+"""In a click context: where the command acts, for the question of `confirm_deletion`."""
 
 
-def confirm(what: str, yes: bool, count: Callable[[], str] = str) -> None:
+def confirm_deletion(what: str, yes: bool, count: Callable[[], str] = str) -> None:
     """Asks the user for confirmation before the command deletes data for good. If the user answers no, the command ends
     with code 130. Without a terminal, raises UsageError (code 2). If `yes` is set, does not ask. `count`: is called
     only before a user is asked; returns what the question adds about the amount of data, such as " (5 messages)"."""
@@ -317,7 +318,7 @@ def confirm(what: str, yes: bool, count: Callable[[], str] = str) -> None:
     click.confirm(f"{what}?", abort=True, err=True)
 
 
-def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> Session:
+def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> CommandSession:
     """Returns the Session that the options of `with_session` describe, and removes these options from `options`. Raises
     InvalidConfiguration if the context is missing or invalid."""
     context = click.get_current_context()
@@ -327,9 +328,9 @@ def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) 
     if "profile" in typed:
         said = {name: value if name in typed else "" for name, value in said.items()}
     name, values = load_context(named)
-    session = Session(out=out, timeout_s=timeout_s, **_with_profile(said, values))
+    session = CommandSession(out=out, timeout_s=timeout_s, **_with_profile(said, values))
     session.context = name if session.url == values.get("url", DEFAULT_URL) else ""
-    context.meta[PLACE] = session.place
+    context.meta[PLACE] = session.server_name
     return session
 
 

@@ -1,6 +1,6 @@
 """Copies topics, partition by partition: the driver between the source and the destination.
 
-    copying = Copier(source, client, admin, wanted, clock)
+    copying = TopicCopier(source, client, admin, wanted, clock)
     await copying.prepare(topics)        creates tenants, namespaces, topics and schemas; checks the destination topics
     await copying.run()                  until all present messages are copied; with `follow` until it is cancelled
 
@@ -54,11 +54,11 @@ from ...runtime.access import CallerAccess
 from ...runtime.network import World
 from ...runtime.tasks import run_together
 from .source import (
-    Backlog,
     EndOfTopic,
     MigrationSource,
     Origin,
     PartitionReader,
+    SourceBacklog,
     SourceEntry,
     TopicToCopy,
     decode_origin,
@@ -103,7 +103,7 @@ async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: 
     return found
 
 
-async def message_index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
+async def find_message_index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
     """Returns the index of the first message in the destination topic that was copied from a position after `mark` of
     the source; `end` if there is none. Searches by bisection between `first` and `end`."""
     while first < end:
@@ -130,7 +130,7 @@ async def message_index_after(client: Client, topic: TopicName, first: int, end:
 RATE_OVER_S = 10.0
 
 
-class PartitionProgress:
+class CopyProgress:
     """The progress of the copy of one partition. `lag`: the number of messages that the source has and the destination
     lacks, by the last answer of the source; None if it is not known yet. Pulsar reports entries instead of messages, so
     for batches the lag is estimated from the size of the batches that were copied."""
@@ -161,7 +161,7 @@ class PartitionProgress:
 class CopyTotals:
     """The progress of several partitions together."""
 
-    def __init__(self, tallies: Iterable[PartitionProgress]) -> None:
+    def __init__(self, tallies: Iterable[CopyProgress]) -> None:
         self._tallies = list(tallies)
         self._samples: deque[tuple[float, int]] = deque()
 
@@ -184,7 +184,7 @@ class CopyTotals:
         return all(each.complete for each in self._tallies)
 
     @property
-    def note(self) -> str:
+    def describe_lag(self) -> str:
         return next((each.note for each in self._tallies if each.note), "")
 
     def rate(self, now: float) -> float:
@@ -246,7 +246,7 @@ class SchemaVersionCopier:
     async def copy_all(self) -> int:
         """Copies all versions of the schema that the source has. Returns the number of copied versions. Raises
         IncompatibleSchema or NotAllowed if the destination refuses a version."""
-        newest = await self._source.schema(self._topic)
+        newest = await self._source.read_schema(self._topic)
         if newest is None:
             return 0
         for number in range(int.from_bytes(newest[1]) + 1):
@@ -258,7 +258,7 @@ class SchemaVersionCopier:
         Returns b"" if the source has deleted this version."""
         found = self._known.get(version)
         if found is None:
-            schema = await self._source.schema(self._topic, version)
+            schema = await self._source.read_schema(self._topic, version)
             try:
                 found = b"" if schema is None else await self._put(schema[0])
             except NotAllowed as error:
@@ -272,13 +272,13 @@ class SchemaVersionCopier:
         return encode_version(await self._admin.put_schema(self._topic.full, schema))
 
 
-class Copier:
+class TopicCopier:
     """Copies topics with their messages from a source cluster to a destination cluster."""
 
     def __init__(
         self, source: MigrationSource, client: Client, admin: AdminClient, wanted: CopyOptions, world: World
     ) -> None:
-        self.tallies: list[PartitionProgress] = []
+        self.tallies: list[CopyProgress] = []
         self.topics: list[TopicToCopy] = []
         self._source = source
         self._client = client
@@ -312,7 +312,7 @@ class Copier:
             if schemas:
                 versions = self._schemas[topic.name] = SchemaVersionCopier(self._source, self._admin, topic.name)
                 await versions.copy_all()
-        self.tallies = [PartitionProgress(part) for topic in topics for part in topic.parts]
+        self.tallies = [CopyProgress(part) for topic in topics for part in topic.parts]
 
     async def _make(self, topic: TopicToCopy) -> None:
         name = topic.name
@@ -360,13 +360,13 @@ class Copier:
     async def run(self) -> None:
         room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else AT_ONCE)
 
-        async def one(tally: PartitionProgress) -> None:
+        async def one(tally: CopyProgress) -> None:
             async with room:
                 await self._partition(tally)
 
         await run_together([one(tally) for tally in self.tallies], "migrate")
 
-    async def _partition(self, tally: PartitionProgress) -> None:
+    async def _partition(self, tally: CopyProgress) -> None:
         now = self._world.clock.monotonic
         progress = now(), 0
         backoff = Backoff(self._world.rng)
@@ -382,9 +382,9 @@ class Copier:
                 if not may_pass or now() - progress[0] > self._wanted.patience_s:
                     raise
                 tally.note = error.message
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(backoff.next_delay_s())
 
-    async def _attempt(self, tally: PartitionProgress) -> None:
+    async def _attempt(self, tally: CopyProgress) -> None:
         topic = tally.topic
 
         def stored(entry: SentEntryDescription) -> None:
@@ -395,7 +395,7 @@ class Copier:
             await writer.open()
             newest = await self._newest(topic)
             tally.stored = newest.position if newest is not None else None
-            reader = await self._source.read(topic, tally.stored)
+            reader = await self._source.open_reader(topic, tally.stored)
             try:
                 await self._move(tally, reader, writer)
                 await writer.drain()
@@ -421,11 +421,11 @@ class Copier:
             return newest
         return await scan_newest_origin(self._client, topic, first, end, number)
 
-    async def _move(self, tally: PartitionProgress, reader: PartitionReader, writer: PreEncodedEntryWriter) -> None:
+    async def _move(self, tally: CopyProgress, reader: PartitionReader, writer: PreEncodedEntryWriter) -> None:
         """Copies until the newest entry at the time of the call is sent; with `follow` until the topic
         is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
-        tally.set_lag(await reader.backlog(), entries=self._source.is_backlog_in_entries)
+        tally.set_lag(await reader.measure_backlog(), entries=self._source.is_backlog_in_entries)
         last = None if self._wanted.follow else await reader.newest_position()
         if last is not None and (last.entry_id < 0 or (after is not None and last <= after)):
             return
@@ -452,7 +452,7 @@ class Copier:
                     )
                     if last is not None and position >= last:
                         return
-                case Backlog(left):
+                case SourceBacklog(left):
                     tally.set_lag(left, entries=self._source.is_backlog_in_entries)
                     if left == 0 and last is not None and after == tally.stored:
                         return  # what the source calls its newest entry is not for readers
@@ -511,7 +511,7 @@ class SourceRestClient:
         self._access = access
         self._timeout_s = timeout_s
 
-    async def subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
+    async def list_subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
         """Returns the durable subscriptions of one partition. Raises Unavailable if the source does not answer,
         TopicNotFound, Unauthenticated or Unauthorized."""
         stats = await asyncio.to_thread(self._get, topic, "stats")
@@ -553,9 +553,9 @@ async def copy_subscriptions(
     """Copies the durable subscriptions of one partition, with their mark-delete positions. Returns one record for each
     subscription."""
     found: list[dict[str, object]] = []
-    for each in await source.subscriptions(topic):
+    for each in await source.list_subscriptions(topic):
         offsets = await admin.offsets(topic.full)
-        index = await message_index_after(client, topic, offsets.earliest_index, offsets.end_index, each.mark)
+        index = await find_message_index_after(client, topic, offsets.earliest_index, offsets.end_index, each.mark)
         with suppress(AlreadyExists):
             await admin.create_subscription(topic.full, each.name, MessageId.earliest, each.properties)
         await admin.advance_subscription(topic.full, each.name, index)

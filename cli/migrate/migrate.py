@@ -16,8 +16,8 @@ import click
 
 from ...runtime.tasks import Tasks
 from ..common.output import make_progress_bar
-from ..common.session import Session, read_token, with_session
-from .copying import Copier, CopyTotals
+from ..common.session import CommandSession, read_token, with_session
+from .copying import CopyTotals, TopicCopier
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -45,7 +45,7 @@ RESUME = "stopped; the same command continues where this one ended"
 @click.option("--from-token", default="", metavar="FILE|env:NAME", help="Where your token for the source is.")
 @click.option("--from-tls-ca", default="", metavar="FILE", help="Who signs the source's certificate (pulsar+ssl://).")
 @with_session
-def migrate(session: Session, **options: Any) -> None:
+def migrate(session: CommandSession, **options: Any) -> None:
     """Copy topics of an Apache Pulsar cluster to this one.
 
     Messages keep their bytes, order, keys, properties, times and producers' names; topics keep their partitions and
@@ -71,7 +71,7 @@ def migrate(session: Session, **options: Any) -> None:
 class _Migration:
     """One run of the command."""
 
-    def __init__(self, session: Session, options: dict[str, Any]) -> None:
+    def __init__(self, session: CommandSession, options: dict[str, Any]) -> None:
         self._session = session
         self._options = options
 
@@ -104,12 +104,12 @@ class _Migration:
     async def _with(
         self, source: MigrationSource, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
-        from .copying import Copier, CopyOptions, SourceRestClient
+        from .copying import CopyOptions, SourceRestClient, TopicCopier
         from .source import find_matching_topics
 
         options = self._options
         wanted = CopyOptions(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
-        copying = Copier(source, client, admin, wanted, world)
+        copying = TopicCopier(source, client, admin, wanted, world)
         positions = (
             SourceRestClient(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
         )
@@ -124,7 +124,7 @@ class _Migration:
             await self._subscriptions(positions, copying, client, admin)
         await self._report(copying, admin)
 
-    async def _copy(self, copying: Copier, wanted: CopyOptions, world: World) -> None:
+    async def _copy(self, copying: TopicCopier, wanted: CopyOptions, world: World) -> None:
         """Runs the copy. With --follow a first Ctrl-C ends the copying, and the steps after it still run."""
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False
@@ -148,17 +148,17 @@ class _Migration:
             if wanted.follow:
                 loop.remove_signal_handler(signal.SIGINT)
 
-    async def _plan(self, source: MigrationSource, copying: Copier, topics: list[TopicToCopy]) -> None:
+    async def _plan(self, source: MigrationSource, copying: TopicCopier, topics: list[TopicToCopy]) -> None:
         rows: list[dict[str, object]] = []
         unit = "entries" if source.is_backlog_in_entries else "messages"
         for topic in topics:
-            newest = await source.schema(topic.name)
+            newest = await source.read_schema(topic.name)
             for part in topic.parts:
                 place = await copying.find_destination_state(part)
                 after = place.newest.position if place is not None and place.newest is not None else None
-                reader = await source.read(part, after)
+                reader = await source.open_reader(part, after)
                 try:
-                    left = await reader.backlog()
+                    left = await reader.measure_backlog()
                 finally:
                     await reader.close()
                 there = "is made" if place is None else "is empty" if not place.messages else "has other messages"
@@ -169,7 +169,7 @@ class _Migration:
         self._session.out.print_rows(rows, ["topic", unit, "schemas", "destination"])
 
     async def _subscriptions(
-        self, source: SourceRestClient, copying: Copier, client: Client, admin: AdminClient
+        self, source: SourceRestClient, copying: TopicCopier, client: Client, admin: AdminClient
     ) -> None:
         from .copying import copy_subscriptions
 
@@ -181,7 +181,7 @@ class _Migration:
                         file=sys.stderr,
                     )
 
-    async def _report(self, copying: Copier, admin: AdminClient) -> None:
+    async def _report(self, copying: TopicCopier, admin: AdminClient) -> None:
         from .copying import PRODUCER
 
         totals = make_combined_totals(copying)
@@ -209,7 +209,7 @@ Titled = list[tuple[str, CopyTotals]]
 
 
 @asynccontextmanager
-async def show_progress(copying: Copier, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
+async def show_progress(copying: TopicCopier, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
     if quiet:
         yield
         return
@@ -222,7 +222,7 @@ async def show_progress(copying: Copier, now: Callable[[], float], *, quiet: boo
         await tasks.close()
 
 
-def _titled(copying: Copier) -> Titled:
+def _titled(copying: TopicCopier) -> Titled:
     by_topic = {
         topic.name.full: CopyTotals(each for each in copying.tallies if each.topic.base == topic.name)
         for topic in copying.topics
@@ -233,7 +233,7 @@ def _titled(copying: Copier) -> Titled:
     )
 
 
-def make_combined_totals(copying: Copier) -> CopyTotals:
+def make_combined_totals(copying: TopicCopier) -> CopyTotals:
     return CopyTotals(copying.tallies)
 
 
@@ -249,8 +249,8 @@ def _rest(totals: CopyTotals, rate: float) -> str:
     parts = [f"{rate:,.0f}/s", "lag unknown" if lag is None else f"lag {lag:,}"]
     if lag and left is not None:
         parts.append(f"{_duration(left)} left")
-    if totals.note:
-        parts.append(f"waits: {totals.note}")
+    if totals.describe_lag:
+        parts.append(f"waits: {totals.describe_lag}")
     return ", ".join(parts)
 
 

@@ -1,8 +1,8 @@
 """The cluster that is copied from, by Pulsar's binary protocol: topics, schemas, and the entries of a partition.
 
     source = MigrationSource(url, access, timeout_s, world)
-    await source.topics(namespace); await source.partitions(topic); await source.schema(topic, version)
-    reader = await source.read(topic, after)     a non-durable subscription, with a connection of its own
+    await source.list_topics(namespace); source.count_partitions(topic); source.read_schema(topic, version)
+    reader = await source.open_reader(topic, after)    a non-durable subscription, with a connection of its own
     reader.grant_permits(…)                      permits the source to send entries
     event = await reader.next_event(wait_s)      an entry, an answer, or None if nothing has arrived
     reader.acknowledge(position)                 so that the source counts only the entries after `position` as backlog
@@ -79,7 +79,7 @@ class SourceEntry(NamedTuple):
     data: bytes
 
 
-class Backlog(NamedTuple):
+class SourceBacklog(NamedTuple):
     """The source's answer to a request for the backlog: the number of unacknowledged entries (if the source is Pulsar)
     or messages (if it is Magnetar)."""
 
@@ -90,7 +90,7 @@ class EndOfTopic(NamedTuple):
     """Event: the source's topic is terminated, and no further entry follows."""
 
 
-Event = SourceEntry | Backlog | EndOfTopic
+Event = SourceEntry | SourceBacklog | EndOfTopic
 
 
 def _error(number: int, text: str, of: str) -> errors.MagnetarError:
@@ -167,7 +167,7 @@ class MigrationSource:
                 return await self._asking.ask(answer, of, self.timeout_s, **command)
 
     # ------------------------------------------------------------------------------ what it has
-    async def topics(self, namespace: str) -> list[str]:
+    async def list_topics(self, namespace: str) -> list[str]:
         """Returns the full names of the persistent topics and partitions of a namespace."""
         asked = pulsar.CommandGetTopicsOfNamespace(
             request_id=1, namespace=namespace, mode=pulsar.CommandGetTopicsOfNamespace.PERSISTENT
@@ -175,7 +175,7 @@ class MigrationSource:
         found = await self._ask("get_topics_of_namespace_response", namespace, get_topics_of_namespace=asked)
         return sorted(found.topics)
 
-    async def partitions(self, topic: TopicName) -> int:
+    async def count_partitions(self, topic: TopicName) -> int:
         """Returns the number of partitions of a topic; 0 if the topic is not partitioned, or does not exist."""
         asked = pulsar.CommandPartitionedTopicMetadata(
             topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
@@ -183,7 +183,7 @@ class MigrationSource:
         found = await self._ask("partitioned_metadata_response", topic.full, partitioned_metadata=asked)
         return int(found.partitions)
 
-    async def schema(self, topic: TopicName, version: bytes | None = None) -> tuple[SchemaInfo, bytes] | None:
+    async def read_schema(self, topic: TopicName, version: bytes | None = None) -> tuple[SchemaInfo, bytes] | None:
         """Returns (schema, version) of the topic; the newest version if `version` is None. Returns None if there is no
         such schema."""
         asked = pulsar.CommandGetSchema(request_id=1, topic=topic.full)
@@ -218,7 +218,7 @@ class MigrationSource:
             await asking.close()
         raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
 
-    async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
+    async def open_reader(self, topic: TopicName, after: Position | None) -> PartitionReader:
         """Opens and returns a reader that begins after the position `after`, or at the oldest entry if `after` is None.
         The source sends no entry before `grant_permits` is called."""
         endpoint, proxied = await self._owner(topic)
@@ -361,7 +361,7 @@ class PartitionReader:
         ledger_id, entry_id = told.last_message_id.ledgerId, told.last_message_id.entryId
         return Position(_signed(ledger_id), _signed(entry_id))
 
-    async def backlog(self) -> int:
+    async def measure_backlog(self) -> int:
         """Returns the backlog of the partition, as the source counts it: entries if it is Pulsar, messages if it is
         Magnetar. Must be called before any entry is read."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
@@ -405,7 +405,7 @@ class PartitionReader:
                 self.renew_permits(count_declared_messages(entry.data))  # Magnetar begins with the entry that is named
                 return None
             case "consumer_stats_response":
-                return Backlog(command.msgBacklog)
+                return SourceBacklog(command.msgBacklog)
             case "reached_end_of_topic":
                 return EndOfTopic()
             case "error":
@@ -526,20 +526,20 @@ async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) ->
         topic = _parse(text)
         namespace = f"{topic.tenant}/{topic.namespace}"
         if namespace not in listed:
-            listed[namespace] = [TopicName.parse(each) for each in await source.topics(namespace)]
+            listed[namespace] = [TopicName.parse(each) for each in await source.list_topics(namespace)]
         found = _matching(topic, listed[namespace])
         if not found and (_is_pattern(topic) or not await _partitions(source, topic)):
             what = "no topic matches" if _is_pattern(topic) else "there is no topic"
             raise TopicNotFound(f"at the source {what} {topic}, and none is created there", topic=topic.full)
         names.update(dict.fromkeys(found or [topic]))
-    return [TopicToCopy(name, await source.partitions(name)) for name in sorted(names, key=str)]
+    return [TopicToCopy(name, await source.count_partitions(name)) for name in sorted(names, key=str)]
 
 
 async def _partitions(source: MigrationSource, topic: TopicName) -> int:
     """Returns the number of partitions; 0 also if the topic does not exist: Pulsar then answers 0, Magnetar
     TopicNotFound."""
     try:
-        return await source.partitions(topic)
+        return await source.count_partitions(topic)
     except TopicNotFound:
         return 0
 

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from ..common.exits import NOT_AVAILABLE, Failure, run_reporting_errors
+from ..common.exits import NOT_AVAILABLE, CommandFailure, run_reporting_errors
 from .metrics import ChildProcessReporter, ServerReporter, SingleProcessReporter, print_ready_line
 from .servers import (
     LISTEN_HELP,
     SECURITY,
     check_listeners,
+    close_metadata,
     connect_metadata,
-    disconnect,
     is_listener_secured,
     make_authenticating_world,
     make_member_world,
@@ -45,9 +45,9 @@ from .servers import (
     parse_metadata_address,
     parse_metrics_endpoint,
     run_server,
-    scheme,
     serve_metrics,
     serve_until_cancelled,
+    url_scheme,
     with_metadata_service_options,
     with_server_options,
 )
@@ -80,7 +80,7 @@ def with_processes_option(help: str, default: int | None = 1) -> Callable[[Calla
 
 def check_fork_is_possible() -> None:
     if not hasattr(os, "fork"):
-        raise Failure("--processes needs a system that forks processes: Linux or macOS", NOT_AVAILABLE)
+        raise CommandFailure("--processes needs a system that forks processes: Linux or macOS", NOT_AVAILABLE)
 
 
 class ReservedPorts:
@@ -245,7 +245,7 @@ async def run_broker(given: BrokerOptions, world: World, voice: ServerReporter) 
 
         async def close_sessions(first: MetadataStore) -> None:
             for each in (*reversed(later), first):
-                await disconnect(each)
+                await close_metadata(each)
 
         store = await parts.start("metadata", session(), close_sessions)
         serving = await make_registered_world(parts, world, security, "broker", session)
@@ -258,7 +258,7 @@ async def run_broker(given: BrokerOptions, world: World, voice: ServerReporter) 
         page = CachedMetricsPage(voice.combine_metrics(own), world.clock)
         running.rest.measure = running.topic_manager.measure = page
         facts = await serve_metrics(parts, given.metrics, page) | make_pulsar_ready_facts(running)
-        voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
+        voice.report_ready(f"{url_scheme(security)}://{running.endpoint}", **facts)
         await serve_until_cancelled(given.warning, make_readiness_check(broker=running))
 
 
@@ -392,14 +392,14 @@ def broker(
     warning = check_listeners(insecure, **({} if is_listener_secured(security) else doors), metrics=scraped)
 
     from ...broker.common.config import BrokerConfig
-    from ...runtime.config import load
+    from ...runtime.config import load_config
 
     given = {
         "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
         "pulsar_listen": None if pulsar is None else str(pulsar),
         "http_listen": None if http is None else str(http),
     }  # fmt: skip
-    settings = add_share_group(load(BrokerConfig, "broker", file=config, overrides=given))
+    settings = add_share_group(load_config(BrokerConfig, "broker", file=config, overrides=given))
     one = BrokerOptions(
         settings, tree, wait_s, session_s, security, scraped, parse_health_endpoint(health), metrics_compat, warning,
         config, memory_bytes,

@@ -70,16 +70,17 @@ if TYPE_CHECKING:
 
 
 def add_memory_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int]) -> None:
-    page.gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
+    page.add_gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
     for name, limit in plan.limits.items():
         text = "Process: bytes that a share of memory_bytes may take."
-        page.gauge("magnetar_process_memory_share_limit_bytes", text, limit, share=name)
+        page.add_gauge("magnetar_process_memory_share_limit_bytes", text, limit, share=name)
         if name in used:
             text = "Process: bytes that a share of memory_bytes takes."
-            page.gauge("magnetar_process_memory_share_bytes", text, used[name], share=name)
+            page.add_gauge("magnetar_process_memory_share_bytes", text, used[name], share=name)
 
 
 def measure_broker_memory(broker: Broker) -> dict[str, int]:
+    """Returns the bytes that each share of the broker's memory uses, by the name of the share."""
     owned = broker.topic_manager
     assert owned.cache.recent is not None, "a broker has both caches"
     return {
@@ -93,6 +94,7 @@ def measure_broker_memory(broker: Broker) -> dict[str, int]:
 
 
 def measure_bookies_memory(bookies: Sequence[Bookie]) -> dict[str, int]:
+    """Returns the bytes that each share of memory uses in all these bookies together, by the name of the share."""
     several = [each.statistics() for each in bookies]
     names = {
         "memtables": ("memtable_bytes",),
@@ -204,7 +206,7 @@ class BookKeeperMetricWriter:
                 if isinstance(found, Histogram):
                     self._summary(page, second.name, help, found, bookie=bookie, success="false" if i else "true")
                 elif found is not None:
-                    page.foreign(second.name, help, 1 - found if second.writable else found, bookie=bookie)
+                    page.add_foreign(second.name, help, 1 - found if second.writable else found, bookie=bookie)
 
     def _summary(self, page: MetricsPage, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         key = (name, *labels.values())
@@ -284,16 +286,16 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 
     async def __call__(self, page: MetricsPage) -> None:
         if self.metadata is not None:
-            page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
+            page.add_statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
             if (made_ms := self.metadata.last_backup_ms) > 0:
                 text = "Metadata: age of the last copy that `magnetar metadata backup` made; there is no line before."
                 age_s = max(0.0, SystemClock().wall_ms() - made_ms) / 1000
-                page.gauge("magnetar_metadata_backup_age_seconds", text, age_s)
+                page.add_gauge("magnetar_metadata_backup_age_seconds", text, age_s)
             if (disk := await self.metadata.measure_disk()) is not None:
                 text = "Metadata: size of the disk with the file."
-                page.gauge("magnetar_metadata_disk_total_bytes", text, disk[0])
+                page.add_gauge("magnetar_metadata_disk_total_bytes", text, disk[0])
                 text = "Metadata: what is free of that disk. Without room nothing is made, changed or taken over."
-                page.gauge("magnetar_metadata_disk_free_bytes", text, disk[1])
+                page.add_gauge("magnetar_metadata_disk_free_bytes", text, disk[1])
         for bookie in self.bookies:
             _bookie(page, bookie)
             if self.second is not None:
@@ -305,29 +307,29 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             used |= measure_broker_memory(self.broker) if self.broker is not None else {}
             used |= measure_metadata_memory(self.metadata) if self.metadata is not None else {}
             add_memory_shares(page, self.memory, used)
-        page.gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
+        page.add_gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
         text = "Process: by how much a turn of the event loop came too late at most, in the last minute."
-        page.gauge("magnetar_process_loop_lag_seconds", text, HEARTBEAT.lag_s)
+        page.add_gauge("magnetar_process_loop_lag_seconds", text, HEARTBEAT.lag_s)
         text = "Process: share of the last half minute in which the event loop had a processor; near 1 it is full."
-        page.gauge("magnetar_process_loop_busy_ratio", text, HEARTBEAT.busy_ratio)
+        page.add_gauge("magnetar_process_loop_busy_ratio", text, HEARTBEAT.busy_ratio)
         text = "Process: open on all ports, but for a bookie's."
-        page.gauge("magnetar_process_connections", text, PROCESS.connections)
+        page.add_gauge("magnetar_process_connections", text, PROCESS.connections)
         text = "Process: connections that all ports may have open, of the limit of open files."
-        page.gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
+        page.add_gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
         text = "Connections that were refused because the others hold all that the limit of open files allows."
-        page.counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
+        page.add_counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
         for file, end_s in CERTIFICATES.read_expiry_times().items():
             text = "Process: until the certificate of a file that it shows to others ends; below 0: it has ended."
             left_s = end_s - SystemClock().wall_ms() / 1000
-            page.gauge("magnetar_process_certificate_seconds", text, left_s, file=file)
+            page.add_gauge("magnetar_process_certificate_seconds", text, left_s, file=file)
         if self.broker is not None and (end_ms := self.broker.topic_manager.world.own_token_ends_ms()):
             text = "Process: until the token ends with which the broker calls other brokers; below 0: it has ended."
             left_s = (end_ms - SystemClock().wall_ms()) / 1000
-            page.gauge("magnetar_process_token_seconds", text, left_s)
-        page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
-        page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
+            page.add_gauge("magnetar_process_token_seconds", text, left_s)
+        page.add_statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
+        page.add_counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.count_failing_tasks().items()):
-            page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
+            page.add_gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
 
 
 class CachedMetricsPage:
@@ -352,7 +354,7 @@ class CachedMetricsPage:
                     self._pages[page.query] = self._clock.monotonic(), kept
                     if len(self._pages) > PAGES:
                         del self._pages[next(iter(self._pages))]
-            page.show(kept)
+            page.copy_from(kept)
 
 
 def make_bookkeeper_metric_names(compat: str, clock: Clock) -> BookKeeperMetricWriter | None:
@@ -366,9 +368,11 @@ def wants_pulsar_names(compat: str) -> bool:
 
 
 def _bookie(page: MetricsPage, bookie: Bookie) -> None:
-    page.statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
+    page.add_statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
     for name, histogram in bookie.histograms().items():
-        page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
+        page.add_histogram(
+            f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id
+        )
 
 
 async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter | None) -> None:
@@ -377,29 +381,29 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
 
     owned = broker.topic_manager
     cluster = owned.config.cluster if pulsar is not None else None
-    page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
+    page.add_statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
         text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."
-        page.gauge("magnetar_broker_client_memory_bytes", text, budget.held, way=way)
-    page.histogram(
+        page.add_gauge("magnetar_broker_client_memory_bytes", text, budget.held, way=way)
+    page.add_histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )
     text = "Broker: take-over of a topic, from its turn to its readiness."
-    page.histogram("magnetar_broker_load_seconds", text, owned.load_seconds)
+    page.add_histogram("magnetar_broker_load_seconds", text, owned.load_seconds)
     text = "Broker: questions for the owner of a topic."
-    page.counter("magnetar_broker_lookups_total", text, owned.lookups)
+    page.add_counter("magnetar_broker_lookups_total", text, owned.lookups)
     text = "Broker: requests of clients that were refused, by operation and reason."
     for kind in (refusals.PublishRefusal, refusals.SubscribeRefusal, refusals.AckRefusal):
         for each in kind:
             labels = {"operation": each.operation, "reason": each.name.lower()}
-            page.counter("magnetar_broker_refused_total", text, refusals.REFUSED[each], **labels)
+            page.add_counter("magnetar_broker_refused_total", text, refusals.REFUSED[each], **labels)
     _metadata_use(page, owned.metadata_use)
     for bookie, numbers in owned.bookie_statistics().items():
-        page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
+        page.add_statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinator_metrics(page, owned.coordinators, cluster)
-    survey, level = await owned.survey.take(), page.query.level or owned.metrics_topics
+    survey, level = await owned.survey.run_survey(), page.query.level or owned.metrics_topics
     if page.query.namespace:
-        survey = survey.of_namespace(page.query.namespace)
+        survey = survey.select_namespace(page.query.namespace)
     if level == "auto":
         count = survey.count_topics() if page.query.namespace else len(owned.loaded)
         level = "topic" if count <= TOPICS_SHOWN else "namespace"
@@ -436,15 +440,15 @@ async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
 
 def _metadata_use(page: MetricsPage, use: MetadataResponsiveness) -> None:
     """Adds how the metadata answers this broker."""
-    page.histogram(
+    page.add_histogram(
         "magnetar_broker_metadata_commit_seconds", "Broker: a commit of the metadata that was done.", use.commit_seconds
     )
     text = "Broker: calls of the metadata that got no answer: no session, no connection, not in time."
-    page.counter("magnetar_broker_metadata_failures_total", text, use.failures)
+    page.add_counter("magnetar_broker_metadata_failures_total", text, use.failures)
     text = "Broker: sessions with the metadata that were lost."
-    page.counter("magnetar_broker_metadata_sessions_ended_total", text, use.sessions_ended)
+    page.add_counter("magnetar_broker_metadata_sessions_ended_total", text, use.sessions_ended)
     text = "Broker: since the metadata answered last; it is asked each second."
-    page.gauge("magnetar_broker_metadata_silent_seconds", text, use.silent_s)
+    page.add_gauge("magnetar_broker_metadata_silent_seconds", text, use.silent_s)
 
 
 SUMS = {
@@ -466,11 +470,11 @@ def _sums(page: MetricsPage, survey: LoadedTopicsSurvey, loaded: int, shown: int
     """Adds the sums of the broker, and of each namespace."""
     from ...runtime.metrics import format_labels
 
-    page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", loaded)
+    page.add_gauge("magnetar_broker_topics", "Broker: topics that are loaded.", loaded)
     text = "Broker: loaded topics that are not on this page: metrics_topics says which are."
-    page.gauge("magnetar_broker_topics_not_shown", text, loaded - shown)
+    page.add_gauge("magnetar_broker_topics_not_shown", text, loaded - shown)
     text = "Broker: topics whose ledger has fewer bookies or copies than asked for."
-    page.gauge("magnetar_broker_degraded_ledgers", text, survey.total.degraded)
+    page.add_gauge("magnetar_broker_degraded_ledgers", text, survey.total.degraded)
     topics = page.add_series("magnetar_namespace_topics", "gauge", "Namespace: topics that are loaded.")
     labels = [(format_labels(namespace=name), sums) for name, sums in survey.namespaces.items() if by_namespace]
     for whose, sums in labels:
@@ -478,7 +482,7 @@ def _sums(page: MetricsPage, survey: LoadedTopicsSurvey, loaded: int, shown: int
     for name, text in SUMS.items():
         counts = name.endswith(("_in", "_out"))
         metric = f"{name}_total" if counts else f"{name}_messages" if name == "backlog" else name
-        (page.counter if counts else page.gauge)(
+        (page.add_counter if counts else page.add_gauge)(
             f"magnetar_broker_{metric}", f"Broker: {text}.", getattr(survey.total, name)
         )
         series = page.add_series(
@@ -594,7 +598,7 @@ async def _backlogs(page: MetricsPage, unread: Sequence[_Unread]) -> None:
                     missing -= 1
                 except MagnetarError as error:
                     _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
-    page.gauge("magnetar_broker_backlogs_missing", "Broker: backlogs that could not be read in time.", missing)
+    page.add_gauge("magnetar_broker_backlogs_missing", "Broker: backlogs that could not be read in time.", missing)
 
 
 # --------------------------------------------------------------------------------------------------------- voice
@@ -609,6 +613,7 @@ _said: list[str] = []
 
 
 def is_ready() -> bool:
+    """Returns whether this process has printed its ready line."""
     return bool(_said)
 
 
@@ -674,10 +679,10 @@ class ChildProcessReporter:
         page.process, page.others = self.child.name, dict(others.pages)
         for name, count in others.restarts.items():
             text = "How often a process of this server ended and was started again."
-            page.counter("magnetar_processes_restarts_total", text, count, child=name)
+            page.add_counter("magnetar_processes_restarts_total", text, count, child=name)
             shown = int(name == self.child.name or name in others.pages)
             text = "Whether a process of this server serves and said its metrics: 1, or 0."
-            page.gauge("magnetar_processes_shown", text, shown, child=name)
+            page.add_gauge("magnetar_processes_shown", text, shown, child=name)
 
     async def _page(self, page: MetricsPage) -> None:
         assert self._own is not None, "it was told what to measure"
@@ -685,10 +690,10 @@ class ChildProcessReporter:
 
     async def _text(self, query: str) -> bytes:
         from ...runtime.metrics import MetricsPage, MetricsQuery
-        from ...runtime.metrics_server import as_text
+        from ...runtime.metrics_server import format_metrics_page
 
         if self._own is None:
             return b""  # it does not serve yet
         page = MetricsPage(MetricsQuery.parse(query))
         await self._own(page)
-        return await asyncio.to_thread(lambda: b"".join(as_text(page)))
+        return await asyncio.to_thread(lambda: b"".join(format_metrics_page(page)))

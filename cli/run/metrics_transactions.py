@@ -62,18 +62,18 @@ def add_coordinator_metrics(page: MetricsPage, loaded: Sequence[RunningCoordinat
     for each in loaded:
         number, aborted, numbers = str(each.number), each.aborts_by_reason(), each.statistics()
         numbers.pop("aborted")  # by reason instead
-        page.statistics("transactions", numbers, gauges=GAUGES, coordinator=number)
+        page.add_statistics("transactions", numbers, gauges=GAUGES, coordinator=number)
         for reason, count in aborted.items():
-            page.counter(
+            page.add_counter(
                 "magnetar_transactions_aborted_total", "Transactions: aborted.", count, coordinator=number,
                 reason=reason,
             )  # fmt: skip
-        page.gauge(
+        page.add_gauge(
             "magnetar_transactions_oldest_seconds", "Transactions: how long the oldest open one is open; 0: none.",
             each.oldest_open_s, coordinator=number,
         )  # fmt: skip
         lasted = Histogram(LASTED_S, *each.duration_histogram())
-        page.histogram(
+        page.add_histogram(
             "magnetar_transactions_seconds", "Transactions: from the first use to the outcome.", lasted,
             coordinator=number,
         )  # fmt: skip
@@ -93,7 +93,7 @@ def _pulsars(
     bounds = (*(f"{round(1000 * bound)}" for bound in lasted.bounds), "overflow")
     shown |= {LATENCY + bound: count for bound, count in zip(bounds, lasted.counts, strict=True)}
     for name, value in shown.items():
-        page.foreign(name, "Pulsar's name: transactions.", value, cluster=cluster, coordinator_id=number)
+        page.add_foreign(name, "Pulsar's name: transactions.", value, cluster=cluster, coordinator_id=number)
 
 
 TOPIC_SERIES = {
@@ -137,7 +137,7 @@ class TopicTransactionSeries:
             shown = {"active": found.open, "committed": found.commits, "aborted": found.aborts}
             namespace, name = str(topic.name.namespace_name), topic.name.full
             for kind, value in shown.items():
-                self._page.foreign(
+                self._page.add_foreign(
                     f"pulsar_txn_tb_{kind}_total", "Pulsar's name: transactions of a topic.", value,
                     cluster=self._cluster, namespace=namespace, topic=name,
                 )  # fmt: skip
@@ -159,7 +159,7 @@ class TopicTransactionSeries:
         })  # fmt: skip
         if self._cluster is not None:
             for kind, value in (("committed", found.commits), ("aborted", found.aborts)):
-                self._page.foreign(
+                self._page.add_foreign(
                     f"pulsar_txn_tp_{kind}_count_total", "Pulsar's name: acknowledgements in transactions.", value,
                     namespace=str(topic.name.namespace_name), topic=topic.name.full, subscription=found.name,
                     status="succeed",

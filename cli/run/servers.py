@@ -201,10 +201,10 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
     """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper]
     contains the credentials for ZooKeeper. Raises UsageError if the value is invalid."""
-    from ...metadata.session import parse
+    from ...metadata.session import parse_address
 
     try:
-        found = parse(text)
+        found = parse_address(text)
     except ValueError as error:
         raise click.UsageError(f"--metadata: {error}") from error
     if security is None:
@@ -240,7 +240,7 @@ def _read_zookeeper_credentials(source: str) -> str:
     from ...security.settings import read_secret
 
     try:
-        found = read_secret(source).reveal().decode().strip()
+        found = read_secret(source).reveal_bytes().decode().strip()
     except UnicodeDecodeError:
         found = ""
     user, _, password = found.partition(":")
@@ -298,7 +298,7 @@ def is_listener_secured(settings: str | None) -> bool:
     return SecuritySettings.load(settings).tls is not None
 
 
-def scheme(settings: str | None) -> str:
+def url_scheme(settings: str | None) -> str:
     """Returns the scheme of the URL with which clients connect to the server."""
     return "magnetar+ssl" if is_listener_secured(settings) else "magnetar"
 
@@ -364,7 +364,7 @@ def run_server(
                 await voice.child.detach()
         return 0
 
-    code = process.run(guarded, process.STOPPING if voice is None else (signal.SIGTERM,))
+    code = process.run_process(guarded, process.STOPPING if voice is None else (signal.SIGTERM,))
     if failures:
         raise failures[0]
     return code
@@ -480,7 +480,7 @@ async def _settled(store: MetadataStore) -> MetadataStore:
     return store
 
 
-async def disconnect(store: MetadataStore) -> None:
+async def close_metadata(store: MetadataStore) -> None:
     await store.close()
 
 

@@ -35,8 +35,8 @@ from .servers import (
     STANDALONE_BYTES,
     accepts_only_members,
     check_listeners,
+    close_metadata,
     connect_metadata,
-    disconnect,
     is_listener_secured,
     make_authenticating_world,
     make_member_world,
@@ -47,9 +47,9 @@ from .servers import (
     parse_health_endpoint,
     parse_metrics_endpoint,
     run_server,
-    scheme,
     serve_metrics,
     serve_until_cancelled,
+    url_scheme,
     with_server_options,
 )
 
@@ -90,7 +90,7 @@ class StandaloneOptions(NamedTuple):
 
 def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
     from ...broker.common.config import BrokerConfig
-    from ...runtime.config import load
+    from ...runtime.config import load_config
 
     copies = min(3, bookies)
     overrides = {
@@ -98,7 +98,7 @@ def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
         "http_listen": None if given.http is None else str(given.http),
         "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
     }  # fmt: skip
-    return load(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
+    return load_config(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
 
 
 def decide_bookie_count(folder: Path, wanted: int | None) -> int:
@@ -119,11 +119,11 @@ def load_bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
     """Returns the settings of bookie `number` (from 1), with its folder. The settings do not contain its share of the
     memory yet."""
     from ...bookie.server import BookieConfig
-    from ...runtime.config import load
+    from ...runtime.config import load_config
 
     folder = given.folder / f"bookie-{number}"
     own = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
-    return load(BookieConfig, "bookie", file=given.config, overrides=own)
+    return load_config(BookieConfig, "bookie", file=given.config, overrides=own)
 
 
 async def start_bookie(
@@ -242,7 +242,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         broker.rest.measure = broker.topic_manager.measure = page = CachedMetricsPage(measured, world.clock)
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
         facts |= make_pulsar_ready_facts(broker)
-        announce_process_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
+        announce_process_ready(f"{url_scheme(security)}://{broker.endpoint}", **facts)
         await serve_until_cancelled(given.warning, make_readiness_check(started, broker))
 
 
@@ -405,7 +405,7 @@ async def _bookies(
         serving = await make_registered_world(parts, _inside(member), given.security, "bookie", session)
         started = []
         for number in numbers:
-            store = await parts.start("metadata", session(), disconnect)
+            store = await parts.start("metadata", session(), close_metadata)
             started.append(await start_bookie(parts, serving, given, number, plan, store, session))
         voice.combine_metrics(
             MeasuredParts(bookies=started, second=make_bookkeeper_metric_names(given.compat, world.clock), memory=plan)

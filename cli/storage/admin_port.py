@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from ..common.exits import Failure
+from ..common.exits import CommandFailure
 from ..common.profiles import load_context
-from ..common.session import WATCHED, Session, with_session
+from ..common.session import WATCHED, CommandSession, with_session
 from ..run.servers import METADATA_HELP, connect_metadata, parse_metadata_address
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class BookiePeer:
         if status is Status.BUSY:
             raise errors.Busy(f"bookie {self.id} answers as many questions as it can; ask again")
         if status is not Status.OK or not reply.frames:
-            raise Failure(f"bookie {self.id} did not answer {verb!r}: {status.name}; its log says why")
+            raise CommandFailure(f"bookie {self.id} did not answer {verb!r}: {status.name}; its log says why")
         answer = json.loads(bytes(reply.frames[0]))
         assert isinstance(answer, dict)
         if "error" in answer and "message" in answer and answer.keys() == {"error", "message"}:
@@ -85,7 +85,7 @@ class BookiePeer:
     def _reach(self, world: World, access: PeerClientKeys) -> Peer:
         from ...runtime.network import Endpoint
 
-        return world.network.peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes, access)
+        return world.network.connect_peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes, access)
 
     async def close(self) -> None:
         if self._peer is not None:
@@ -94,7 +94,7 @@ class BookiePeer:
             await self._members.close()
 
 
-def find_bookies(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
+def find_bookies(session: CommandSession, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
     """Returns the registered bookies; if `wanted` is not None, only the bookie whose id begins with `wanted`.
     `timeout_s`: how long to wait for their answers, if that must be longer than the session's time-out. Raises NotFound
     if there is no such bookie, Failure if `wanted` fits several."""
@@ -106,7 +106,7 @@ def find_bookies(session: Session, wanted: str | None, timeout_s: float | None =
         what = "no bookie is registered" if wanted is None else f"no registered bookie's id begins with {wanted!r}"
         raise NotFound(f"{what}; 'magnetar bookies list' shows those that are there")
     if wanted is not None and len(chosen) > 1:
-        raise Failure(f"{len(chosen)} bookies' ids begin with {wanted!r}; give more of it")
+        raise CommandFailure(f"{len(chosen)} bookies' ids begin with {wanted!r}; give more of it")
     wait_s = timeout_s or session.timeout_s
     return [BookiePeer(each.id, each.endpoint, wait_s, session.operator) for each in chosen]
 
@@ -126,7 +126,7 @@ def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[d
 
 
 def ask_reachable_bookies(
-    session: Session, verb: str, errors: list[Exception] | None = None
+    session: CommandSession, verb: str, errors: list[Exception] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Sends the request `verb` to all registered bookies, and returns the answers by bookie id. Leaves out bookies that
     do not answer within the session's time-out, or do not support the request: `errors` gets the reasons."""
@@ -136,7 +136,7 @@ def ask_reachable_bookies(
         try:
             async with asyncio.timeout(session.timeout_s):
                 return peer.id, await peer.ask(verb)
-        except (MagnetarError, Failure, TimeoutError) as error:
+        except (MagnetarError, CommandFailure, TimeoutError) as error:
             if errors is not None:
                 late = TimedOut(f"bookie {peer.id} did not answer within {session.timeout_s:g} s")
                 errors.append(late if isinstance(error, TimeoutError) else error)
@@ -222,7 +222,7 @@ def with_operator_options(function: Callable[..., None], *watched: str) -> Calla
     --metadata."""
 
     @wraps(function)
-    def command(session: Session, *args: Any, **options: Any) -> None:
+    def command(session: CommandSession, *args: Any, **options: Any) -> None:
         session.operator = OperatorOptions(options.pop("security"), options.pop("metadata_"), session.timeout_s)
         function(session, *args, **options)
 

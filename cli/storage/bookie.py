@@ -22,8 +22,8 @@ from ..run.servers import (
     SECURITY,
     accepts_only_members,
     check_listeners,
+    close_metadata,
     connect_metadata,
-    disconnect,
     make_member_world,
     make_memory_plan,
     make_readiness_check,
@@ -137,11 +137,11 @@ class BookieOptions(NamedTuple):
     @property
     def settings(self) -> BookieConfig:
         from ...bookie.server import BookieConfig
-        from ...runtime.config import load
+        from ...runtime.config import load_config
 
         given = {"data": str(self.folder), "host": self.listen.host, "port": self.listen.port}
         given |= {"advertised_host": self.advertise or None, "rack": self.rack}
-        return load(BookieConfig, "bookie", file=self.config, overrides=given)
+        return load_config(BookieConfig, "bookie", file=self.config, overrides=given)
 
 
 async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) -> None:
@@ -162,7 +162,7 @@ async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) 
         return await connect_metadata(world, given.tree, given.wait_s, given.session_s)
 
     async with ProcessParts(world.clock) as parts:
-        store = await parts.start("metadata", session(), disconnect)
+        store = await parts.start("metadata", session(), close_metadata)
         serving = await make_registered_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
         page = voice.combine_metrics(

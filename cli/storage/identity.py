@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ...proto.alarms import format_count
-from ..common.exits import FAILED, Failure
+from ..common.exits import FAILED, CommandFailure
 from ..common.output import OUTPUT, CommandOutput, Row
-from ..common.session import YES, Session, confirm
+from ..common.session import YES, CommandSession, confirm_deletion
 from ..common.units import FiniteNumber
 from ..run.servers import METADATA_HELP
 from .admin_port import ROLE, SECURITY, resolve_context_option, with_operator_and_watch_options, with_operator_options
@@ -119,7 +119,7 @@ def _change(
             return await change(store, id_)
 
     id_, place = asyncio.run(find())
-    confirm(question.format(f"{id_} at {place}"), yes)  # no session of the metadata waits for the answer
+    confirm_deletion(question.format(f"{id_} at {place}"), yes)  # no session of the metadata waits for the answer
     record = asyncio.run(run(id_))
     row = {"bookie": record.bookie, "places": list(record.directories), "starts": record.starts}
     CommandOutput(output).print_rows([row], ("bookie", "places", "starts"))
@@ -132,14 +132,16 @@ async def _find_bookie(store: MetadataStore, beginning: str) -> tuple[str, str]:
     from ...metadata.records import CookieRecord
     from ...metadata.store import get_record
     from ...proto.errors import NotFound
-    from ..common.exits import Failure
+    from ..common.exits import CommandFailure
 
     known = await store.children(paths.COOKIES)
     found = [each for each in known if each.startswith(beginning)]
     if len(beginning) < BEGINNING and beginning not in known:
-        raise Failure(f"{beginning!r} is too short for the id of a bookie: give {BEGINNING} characters of it or more")
+        raise CommandFailure(
+            f"{beginning!r} is too short for the id of a bookie: give {BEGINNING} characters of it or more"
+        )
     if len(found) > 1:
-        raise Failure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
+        raise CommandFailure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
     record = await get_record(store, paths.cookie(found[0]), CookieRecord) if found else None
     if record is None:
         text = f"the metadata knows no bookie {beginning}; `magnetar bookies list` shows them"
@@ -178,7 +180,7 @@ def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | 
     from ...bookie.store import identity
 
     def change(store: MetadataStore, id_: str) -> Awaitable[CookieRecord]:
-        return identity.change_bookie_place(store, id_, place)
+        return identity.change_bookie_directory(store, id_, place)
 
     question = "Move bookie {} to " + place.replace("{", "{{").replace("}", "}}")
     _change(metadata_, data, output, bookie, change, question, yes)
@@ -196,7 +198,7 @@ def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | N
     from ...bookie.store import identity
 
     question = "What this metadata does not know of ledgers is kept, and cannot be read. Let bookie {} start so"
-    _change(metadata_, data, output, bookie, identity.accept_metadata, question, yes)
+    _change(metadata_, data, output, bookie, identity.accept_restored_metadata, question, yes)
 
 
 # --------------------------------------------------------------------------------------------------------- racks
@@ -312,7 +314,7 @@ def finish_upgrade(metadata_: MetadataAccessOptions, data: str | None, output: s
       magnetar cluster finish-upgrade
     """
     from ...metadata.store import finish_upgrade as finish
-    from ..common.exits import Failure
+    from ..common.exits import CommandFailure
 
     async def run() -> tuple[int, int, list[str]]:
         async with open_metadata(metadata_, data) as store:
@@ -320,7 +322,7 @@ def finish_upgrade(metadata_: MetadataAccessOptions, data: str | None, output: s
 
     before, after, older = asyncio.run(run())
     if older:
-        raise Failure(f"older processes are registered, upgrade them first: {', '.join(older)}")
+        raise CommandFailure(f"older processes are registered, upgrade them first: {', '.join(older)}")
     CommandOutput(output).print_record({"before": before, "format": after})
 
 
@@ -353,7 +355,9 @@ ONE_BOOKIE = click.option(
 @ONE_BOOKIE
 @YES
 @with_operator_options
-def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
+def gc(
+    session: CommandSession, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool
+) -> None:
     """Show or start garbage collection, which frees the disk space of deleted ledgers.
 
     Bookies also collect without this command. A ledger that was just deleted is collected after its grace (gc_grace_s).
@@ -386,7 +390,9 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         session.out.print_row_stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
         return
     if force:
-        confirm("Delete all ledgers that the metadata lacks, after their grace (it must be the right metadata)", yes)
+        confirm_deletion(
+            "Delete all ledgers that the metadata lacks, after their grace (it must be the right metadata)", yes
+        )
     with show_progress_of_bookies(session.out.is_structured, peers) as hear:
         ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
@@ -459,7 +465,7 @@ def show_progress_of_bookies(json: bool, peers: list[BookiePeer]) -> Iterator[Ca
         yield hear
 
 
-def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any]]) -> None:
+def _report(session: CommandSession, peers: list[BookiePeer], ended: list[dict[str, Any]]) -> None:
     rows = [{"bookie": peer.id, **(status["last"] or {})} for peer, status in zip(peers, ended, strict=True)]
     session.out.print_row_stream(rows, DONE_COLUMNS)
     if not session.out.is_structured:
@@ -475,15 +481,15 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
             click.echo(text, err=True)
     for row in rows:
         if row.get("message"):
-            raise Failure(f"bookie {row['bookie']}: garbage collection failed: {row['message']}", FAILED)
+            raise CommandFailure(f"bookie {row['bookie']}: garbage collection failed: {row['message']}", FAILED)
         if row.get("refused"):
-            raise Failure(f"bookie {row['bookie']} deletes nothing of some ledgers: {row['refused']}.", FAILED)
+            raise CommandFailure(f"bookie {row['bookie']} deletes nothing of some ledgers: {row['refused']}.", FAILED)
 
 
 @click.command()
 @ONE_BOOKIE
 @with_operator_and_watch_options
-def state(session: Session, bookie: str | None) -> None:
+def state(session: CommandSession, bookie: str | None) -> None:
     """Show what each bookie reports about itself: disk, limbo, scrubber, garbage collection.
 
     \b
@@ -513,7 +519,7 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 @click.option("--wait", "wait_s", type=FiniteNumber(1), default=600.0, show_default=True, help="Seconds for it.")
 @YES
 @with_operator_options
-def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
+def accept_loss(session: CommandSession, bookie: str, wait_s: float, yes: bool) -> None:
     """Let a bookie leave limbo although some entries that it lost cannot be copied from any other bookie.
 
     The bookie asks all other bookies once more, and then gives up the missing entries: entries that only it had are
@@ -525,7 +531,7 @@ def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None
     from .admin_port import ask_bookies, find_bookies
 
     peers = find_bookies(session, bookie, wait_s)
-    confirm(f"Give up for good what bookie {peers[0].id} has lost and no other bookie has", yes)
+    confirm_deletion(f"Give up for good what bookie {peers[0].id} has lost and no other bookie has", yes)
     (answer,) = ask_bookies(peers, "accept-loss")
     rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
     session.out.print_row_stream(rows, ("ledger", "lacks"), empty="limbo has ended; nothing was given up")

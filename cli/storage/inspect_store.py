@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..common.exits import FAILED, Failure
+from ..common.exits import FAILED, CommandFailure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import OUTPUT, CommandOutput, Row, show_progress
 
 if TYPE_CHECKING:
     from ...bookie.inspect.logs import IndexedLedger, LedgerIndexOverview
-    from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile, StoreSnapshot
     from ...bookie.inspect.summary import EntryLogSummary, StoreSummary
     from ...bookie.store.index import ExtentLocation
 
@@ -46,14 +46,14 @@ class StoreInspection:
         from ...runtime.process import make_system_world
 
         self.out = CommandOutput(output)
-        self.snapshot: Snapshot = snapshot_directory(make_system_world().files, directory)
+        self.snapshot: StoreSnapshot = snapshot_directory(make_system_world().files, directory)
         self.limit = limit
-        self._first: Damage | None = None
+        self._first: FileDamage | None = None
         self.damages = 0
         for damage in self.snapshot.damages:
             self.count_damage(damage)
 
-    def count_damage(self, damage: Damage) -> str:
+    def count_damage(self, damage: FileDamage) -> str:
         """Counts one damaged place of the store. Returns the reason of the damage as text for the output."""
         self._first = self._first or damage
         self.damages += 1
@@ -73,7 +73,7 @@ class StoreInspection:
         if self._first is not None:
             path, offset, reason = self._first
             more = "" if self.damages == 1 else f" (the first of {self.damages} damaged places)"
-            raise Failure(f"{path}: damaged at offset {offset}: {reason}{more}", FAILED)
+            raise CommandFailure(f"{path}: damaged at offset {offset}: {reason}{more}", FAILED)
 
 
 def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
@@ -110,7 +110,7 @@ def with_filter_options() -> Callable[[Any], Any]:
     return decorate
 
 
-def make_damage_row(look: StoreInspection, kind: str, number: int, damage: Damage) -> Row:
+def make_damage_row(look: StoreInspection, kind: str, number: int, damage: FileDamage) -> Row:
     return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.count_damage(damage)}
 
 
@@ -149,12 +149,12 @@ def store(look: StoreInspection, html: str | None) -> None:
             page.write(render_html(look.snapshot, summary))
         look.out.print_result_text(f"wrote {html}", html=html)
     elif look.out.is_structured:
-        look.out.print_document(document(look, summary))
+        look.out.print_document(make_summary_document(look, summary))
     else:
         _print(look, summary)
 
 
-def document(look: StoreInspection, summary: StoreSummary) -> Row:
+def make_summary_document(look: StoreInspection, summary: StoreSummary) -> Row:
     cookie = look.snapshot.cookie
     return {
         "bookie": None if cookie is None else cookie.bookie,
@@ -181,7 +181,7 @@ def document(look: StoreInspection, summary: StoreSummary) -> Row:
 
 
 def _print(look: StoreInspection, summary: StoreSummary) -> None:
-    whole = document(look, summary)
+    whole = make_summary_document(look, summary)
     journal_bytes = sum(each.bytes for each in summary.journals)
     names = ("bookie", "directory", "ledgers", "tombstoneIntervals", "quarantinedIntervals", "limboUpto", "fencedUpto")
     sizes = {"journals": len(summary.journals), "journalBytes": journal_bytes, "spareBytes": summary.spare_bytes}
@@ -232,7 +232,7 @@ def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
     """Reads and checks all records of an entry log. Returns those columns of the log's row that result from the check.
     """
     from ...bookie.inspect import logs
-    from ...bookie.inspect.snapshot import Damage
+    from ...bookie.inspect.snapshot import FileDamage
 
     whole, damages = 0, list[str]()
     with show_progress(f"log {number}", None, shown=not sys.stdout.isatty()) as advance:
@@ -241,7 +241,7 @@ def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
                 whole += 1
                 if whole % 1000 == 0:
                     advance(whole)
-            elif isinstance(found, Damage):
+            elif isinstance(found, FileDamage):
                 damages.append(f"at {found.offset}: {look.count_damage(found)}")
     return {"wholeRecords": whole, "damaged": len(damages), "damage": damages[0] if damages else None}
 
@@ -323,12 +323,12 @@ def _row(seen: LedgerIndexOverview, ledger: int, state: IndexedLedger | None) ->
 
 def _one(look: StoreInspection, seen: LedgerIndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
     from ...bookie.inspect.logs import walk_ledger_extents, walk_ledger_records
-    from ...bookie.inspect.snapshot import Damage, RemovedFile
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile
 
     state = next(iter(walk_ledger_records(look.snapshot, seen, ledger, ledger + 1)), None)
     places: list[ExtentLocation] = []
     for found in walk_ledger_extents(look.snapshot, ledger):
-        if isinstance(found, Damage):
+        if isinstance(found, FileDamage):
             look.count_damage(found)
         elif isinstance(found, RemovedFile):
             look.warn_of_deleted_files(found)
@@ -375,18 +375,18 @@ def _copies(look: StoreInspection, ledger: int, places: list[ExtentLocation], en
     from itertools import chain
 
     from ...bookie.inspect.logs import find_journal_copies, find_log_copies
-    from ...bookie.inspect.snapshot import Damage, RemovedFile
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile
 
-    snapshot: Snapshot = look.snapshot
+    snapshot: StoreSnapshot = look.snapshot
     for found in chain(find_log_copies(snapshot, places, entry), find_journal_copies(snapshot, ledger, entry)):
         match found:
-            case Damage():
+            case FileDamage():
                 yield {"offset": found.offset, "damage": f"{found.path}: {look.count_damage(found)}"}
             case RemovedFile():
                 look.warn_of_deleted_files(found)
             case _:
                 if found.damage is not None:
-                    look.count_damage(Damage(found.path, found.offset, found.damage))
+                    look.count_damage(FileDamage(found.path, found.offset, found.damage))
                 yield {name: value for name, value in found._asdict().items() if name != "path"}
 
 
@@ -481,7 +481,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
     """Returns a row for one file; `end` is after its last whole block."""
     from ...bookie.format.journal import ALIGNMENT
     from ...bookie.inspect import journals
-    from ...bookie.inspect.snapshot import Damage, RemovedFile
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile
     from ...bookie.store.replay import journal_file_name
 
     position = look.snapshot.mark.position if look.snapshot.mark is not None else (0, 0)
@@ -493,12 +493,12 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
         match found:
             case journals.OpenedJournalFile():
                 row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": ALIGNMENT}
-            case journals.Block():
+            case journals.JournalBlock():
                 blocks, records = blocks + 1, records + len(found.records)
                 row["end"] = found.end_offset
             case journals.TornTail():
                 row["torn"] = found.offset
-            case Damage():
+            case FileDamage():
                 damaged += 1
                 row.setdefault("damage", f"at {found.offset}: {look.count_damage(found)}")
             case RemovedFile():
@@ -513,16 +513,16 @@ def _journal_records(
 ) -> Iterator[Row]:
     from ...bookie.format.journal import RecordType
     from ...bookie.inspect import journals
-    from ...bookie.inspect.snapshot import Damage, RemovedFile
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile
     from ...ledger.peer_format import ENTRY_HEADER
 
     for found in journals.walk_journal(look.snapshot, number, start):
         match found:
-            case Damage():
+            case FileDamage():
                 yield make_damage_row(look, "journal", number, found)
             case RemovedFile():
                 look.warn_of_deleted_files(found)
-            case journals.Block():
+            case journals.JournalBlock():
                 for offset, record in found.records_with_offsets():
                     if stop is not None and offset >= stop:
                         return
@@ -579,11 +579,11 @@ def _log_records(
     look: StoreInspection, number: int, ledger: int | None, entry: int | None, start: int, stop: int | None
 ) -> Iterator[Row]:
     from ...bookie.inspect import logs
-    from ...bookie.inspect.snapshot import Damage, RemovedFile
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile
 
     for found in logs.walk_entry_log(look.snapshot, number, start):
         match found:
-            case Damage():
+            case FileDamage():
                 yield make_damage_row(look, "log", number, found)
             case RemovedFile():
                 look.warn_of_deleted_files(found)
@@ -639,18 +639,18 @@ def _groups(
     stop: int | None,
 ) -> Iterator[Row]:
     from ...bookie.inspect import logs
-    from ...bookie.inspect.snapshot import Damage, RemovedFile
+    from ...bookie.inspect.snapshot import FileDamage, RemovedFile
 
     opened = logs.open_index_file(look.snapshot, number)
-    if isinstance(opened, Damage):
+    if isinstance(opened, FileDamage):
         yield make_damage_row(look, "log", number, opened)
         return
     if isinstance(opened, RemovedFile):
         look.warn_of_deleted_files(opened)
         return
     try:
-        for group in opened.groups(start):
-            if isinstance(group, Damage):
+        for group in opened.walk_groups(start):
+            if isinstance(group, FileDamage):
                 yield make_damage_row(look, "log", number, group)
             elif stop is not None and group.offset >= stop:
                 return
@@ -664,10 +664,10 @@ def _groups(
 
 
 def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None, entry: int | None) -> Iterator[Row]:
-    from ...bookie.inspect.snapshot import Damage
+    from ...bookie.inspect.snapshot import FileDamage
     from ...bookie.store.index import find_record_number
 
-    for place in opened.extents(group):
+    for place in opened.walk_extents(group):
         extent = place.extent
         if ledger not in (None, extent.ledger) or (entry is not None and not extent.first <= entry <= extent.last):
             continue
@@ -676,8 +676,8 @@ def _extents(look: StoreInspection, opened: Any, group: Any, ledger: int | None,
             "last": extent.last, "entries": extent.entries, "start": extent.start, "bytes": extent.length,
         }  # fmt: skip
         if entry is not None:
-            table = opened.table(place)
-            if isinstance(table, Damage):
+            table = opened.read_table(place)
+            if isinstance(table, FileDamage):
                 yield {**row, "damage": look.count_damage(table)}
                 continue
             at = find_record_number(place, table, entry)

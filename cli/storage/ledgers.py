@@ -15,16 +15,16 @@ import click
 
 from ...proto.alarms import format_count
 from ...runtime.clock import SystemClock
-from ..common.exits import Failure
+from ..common.exits import CommandFailure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import show_progress
-from ..common.session import YES, Session, confirm
+from ..common.session import YES, CommandSession, confirm_deletion
 from ..common.units import FiniteNumber
 from ..run.metrics import announce_process_ready
 from ..run.servers import (
     SECURITY,
+    close_metadata,
     connect_metadata,
-    disconnect,
     make_member_world,
     make_registered_world,
     parse_metadata_address,
@@ -63,13 +63,13 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 
 
 def ask_any_bookie(
-    session: Session, verb: str, among: Collection[str] | None = None, **options: object
+    session: CommandSession, verb: str, among: Collection[str] | None = None, **options: object
 ) -> dict[str, Any]:
     """Sends the request `verb` to the registered bookies, one after the other, until a bookie answers, and returns this
     answer. `among`: asks only bookies with these ids. Raises Unauthorized if no bookie permits requests from this
     machine, Failure if no bookie can be reached."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
-    from ..common.exits import Failure
+    from ..common.exits import CommandFailure
     from .admin_port import ask_bookies, find_bookies
 
     failure: Exception | None = None
@@ -86,7 +86,7 @@ def ask_any_bookie(
             refusal = error
     if refusal is not None:
         raise refusal
-    raise Failure(f"no bookie answers: {failure}; 'magnetar bookies list' shows those that are registered")
+    raise CommandFailure(f"no bookie answers: {failure}; 'magnetar bookies list' shows those that are registered")
 
 
 @click.command("list")
@@ -95,7 +95,7 @@ def ask_any_bookie(
 @click.option("--after", type=click.IntRange(0), default=None, metavar="LEDGER", help="Only those with a greater id.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
 @with_operator_and_watch_options
-def list_ledgers(session: Session, bookie: str, state: str | None, after: int | None, limit: int) -> None:
+def list_ledgers(session: CommandSession, bookie: str, state: str | None, after: int | None, limit: int) -> None:
     """List the ledgers in the metadata, by id: state, quorums, size, bookies, and owner.
 
     \b
@@ -120,7 +120,7 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
 @click.command()
 @click.argument("ledger", type=click.IntRange(0))
 @with_operator_and_watch_options
-def show(session: Session, ledger: int) -> None:
+def show(session: CommandSession, ledger: int) -> None:
     """Show one ledger: its fragments (ranges of entries) with their bookies, its last entry, and the copies that are
     missing.
 
@@ -144,7 +144,7 @@ def show(session: Session, ledger: int) -> None:
 @click.command("under-replicated")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
 @with_operator_and_watch_options
-def under_replicated(session: Session, limit: int) -> None:
+def under_replicated(session: CommandSession, limit: int) -> None:
     """List the ledgers of which copies are missing: on which bookie, since when, why, and what the attempts to make
     them led to.
 
@@ -217,7 +217,7 @@ WAIT_S = click.option("--wait-s", type=FiniteNumber(0), default=None, help="… 
 @YES
 @with_operator_options
 def decommission(
-    session: Session, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
+    session: CommandSession, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
 ) -> None:
     """Empty a bookie before it is removed: it gets no new ledgers, and every copy on it is made again on other bookies.
 
@@ -234,7 +234,7 @@ def decommission(
         ask_any_bookie(session, "depart", bookie=id_, cancel=True)
         session.out.print_result_text(f"bookie {id_} stays", bookie=id_, departing=False)
         return
-    confirm(f"Move everything off bookie {id_}", yes)
+    confirm_deletion(f"Move everything off bookie {id_}", yes)
     ask_any_bookie(session, "depart", bookie=id_, forget=forget)
     _show_progress(session, id_, wait, wait_s, "empty: stop it" + (", and it is forgotten" if forget else ""))
 
@@ -246,19 +246,19 @@ def decommission(
 @WAIT_S
 @YES
 @with_operator_options
-def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
+def recover(session: CommandSession, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
     """Make again every copy that was stored on a dead bookie, now, without waiting for the grace. The bookie must not
     be registered. Auto-recovery does the same without this command when the grace is over.
 
     Example: magnetar bookies recover 6f9619ff --forget
     """
     id_ = find_full_bookie_id(session, bookie)
-    confirm(f"Bookie {id_} is dead, and its data lost", yes)
+    confirm_deletion(f"Bookie {id_} is dead, and its data lost", yes)
     ask_any_bookie(session, "depart", bookie=id_, dead=True, forget=forget)
     _show_progress(session, id_, wait, wait_s, "nothing is left on it")
 
 
-def find_full_bookie_id(session: Session, beginning: str) -> str:
+def find_full_bookie_id(session: CommandSession, beginning: str) -> str:
     """Returns the complete id of the bookie (registered or not) whose id begins with `beginning`. Raises NotFound if
     there is no such bookie, Failure if there are several."""
     from ...proto.errors import NotFound
@@ -268,11 +268,11 @@ def find_full_bookie_id(session: Session, beginning: str) -> str:
     if not found:
         raise NotFound(f"no bookie's id begins with {beginning!r}; 'magnetar bookies list' shows them")
     if len(found) > 1 and beginning not in found:
-        raise Failure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
+        raise CommandFailure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
     return beginning if beginning in found else str(found[0])
 
 
-def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
+def _show_progress(session: CommandSession, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
     left = ask_any_bookie(session, "departure", bookie=bookie)
     if nowhere := left.get("nowhere", 0):  # an older bookie does not say it
         click.echo(
@@ -288,7 +288,7 @@ def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | No
         left = _until_empty(session, bookie, left, total, advance, deadline)
     if left["ledgers"]:
         why = ", ".join(f"{count}: {what}" for what, count in left["stuck"].items())
-        raise Failure(
+        raise CommandFailure(
             f"{left['ledgers']} of {total} ledgers still lie on bookie {bookie}{f' ({why})' if why else ''}; "
             "the moving goes on, 'magnetar ledgers under-replicated' says how"
         )
@@ -296,7 +296,7 @@ def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | No
 
 
 def _until_empty(
-    session: Session, bookie: str, left: dict[str, Any], total: int, advance: Callable[[int], None],
+    session: CommandSession, bookie: str, left: dict[str, Any], total: int, advance: Callable[[int], None],
     deadline: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Waits until the bookie is empty or the deadline has passed; returns what is left then."""
@@ -353,17 +353,17 @@ def repair(
 
         from ...bookie.maintenance.repair import RepairSupervisor
         from ...bookie.server import BookieConfig
-        from ...runtime.config import load
+        from ...runtime.config import load_config
         from ...runtime.process import ProcessParts
         from ...runtime.tasks import Supervisor
 
-        settings = load(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair
+        settings = load_config(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair
         settings = replace(settings, enabled=True)
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
         world = make_member_world(world, security, "bookie")
         async with ProcessParts(world.clock) as parts:
-            sessions = [await parts.start("metadata", connect_metadata(world, tree, wait_s, session_s), disconnect)]
+            sessions = [await parts.start("metadata", connect_metadata(world, tree, wait_s, session_s), close_metadata)]
 
             async def renew() -> None:
                 while True:
@@ -393,7 +393,7 @@ def repair(
 
 @click.command()
 @with_operator_and_watch_options
-def status(session: Session) -> None:
+def status(session: CommandSession) -> None:
     """Show the state of auto-recovery: which bookie is the auditor, how many ledgers lack copies and why, the workers,
     and the remaining time.
 
@@ -430,7 +430,7 @@ def status(session: Session) -> None:
 
 @click.command()
 @with_operator_options
-def enable(session: Session) -> None:
+def enable(session: CommandSession) -> None:
     """Let the whole cluster look for missing copies of ledgers again, and make them.
 
     Example: magnetar repair enable
@@ -441,7 +441,7 @@ def enable(session: Session) -> None:
 
 @click.command()
 @with_operator_options
-def disable(session: Session) -> None:
+def disable(session: CommandSession) -> None:
     """Stop making missing copies of ledgers, for maintenance in which bookies are away for longer than the grace. No
     ledger is marked or copied until 'magnetar repair enable'; copies in progress are dropped within seconds.
 

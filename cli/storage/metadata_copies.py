@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ..common.output import OUTPUT, CommandOutput
-from ..common.session import YES, confirm
+from ..common.session import YES, confirm_deletion
 from ..common.units import FiniteNumber
 from ..run.servers import get_members_section
 from .admin_port import METADATA, ROLE, SECURITY, OperatorOptions, resolve_context_option
@@ -123,7 +123,9 @@ def restore(
     CommandOutput(output).print_rows(rows, ("where", "highestLedger", "newer"))
     for text in _describe_lost_ledgers(before.topics if before is not None else {}):
         click.echo(text, err=True)
-    confirm(f"Put {copy} (revision {found.revision}, ledger ids up to {found.highest}) in place of {target}", yes)
+    confirm_deletion(
+        f"Put {copy} (revision {found.revision}, ledger ids up to {found.highest}) in place of {target}", yes
+    )
     least = max([found.highest, *(row["highestLedger"] for row in rows if isinstance(row["highestLedger"], int))])
     kept = copies.restore_backup(str(copy), str(target), least, secrets.token_hex(8))
     if kept:
@@ -170,11 +172,11 @@ async def _ask(found: BackupContents) -> dict[str, int | str]:
 async def _highest(peer: BookiePeer) -> int | Exception:
     """Returns the largest ledger id that a bookie has or had, or the error; closes its connection."""
     from ...proto.errors import MagnetarError
-    from ..common.exits import Failure
+    from ..common.exits import CommandFailure
 
     try:
         return int((await peer.ask("state"))["highestLedger"])
-    except (MagnetarError, Failure, ValueError, KeyError) as error:
+    except (MagnetarError, CommandFailure, ValueError, KeyError) as error:
         return error
     finally:
         await peer.close()
@@ -260,7 +262,7 @@ class RestoredBookieAsker:
             await asyncio.sleep(AGAIN_S)
 
     def _likely(self, bookie: BookieRecord) -> list[str]:
-        shown = self._members.keys_of("bookie")
+        shown = self._members.list_keys("bookie")
         return [bookie.key] if bookie.key in shown else [key for key in shown if key not in self._taken]
 
 

@@ -254,8 +254,8 @@ class Admin(ClosedAfterWith):
 
     def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
         """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
-        ledgers are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers
-        whose owner has no record; no broker deletes these by itself.
+        ledgers are fenced and deleted now, as brokers do every hour. The ledgers whose owner has no record are
+        returned too, but deleted only if `unexplained` is true as well; no broker deletes these by itself.
         """
 
     def forget_broker(self, name: str) -> None:
@@ -446,7 +446,7 @@ class Admin(ClosedAfterWith):
 
     def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
         """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
-        deleted. Raises SchemaNotFound if there is no such schema.
+        deleted. Raises SchemaNotFound if there is no such schema, InvalidRequest if `version` is negative.
         """
 
     def schema_version(self, topic: str, schema: SchemaInfo) -> int:

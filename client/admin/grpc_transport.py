@@ -50,9 +50,9 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_for_inspection, decode_properties, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
-from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionScope, answer_of
-from ...proto.translation import convert_reply, request_of
-from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
+from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionScope, find_answer_type
+from ...proto.translation import convert_reply, make_request
+from ...runtime.network import Channel, Endpoint, Rpc, World, find_rpc
 from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
 from ..connect.authentication import make_caller_access
 from ..connect.connections import Connections, make_client_world, make_unreachable_error, why_unreachable
@@ -182,7 +182,7 @@ class GrpcTransport:
                     return await self._round(ask)
                 return await ask(await self._connections.find_owner_channel(topic))
             except MagnetarError as error:
-                delay_s = backoff.next_s()
+                delay_s = backoff.next_delay_s()
                 if not error.retryable or not self._reached or now() + delay_s > end_s:
                     raise
             first = False
@@ -221,18 +221,18 @@ class GrpcTransport:
 
 # ------------------------------------------------------------------------------------ messages
 def rpc_of_operation(operation: Operation[Any]) -> Rpc[Any, Any]:
-    return rpc(operation.service, operation.name)
+    return find_rpc(operation.service, operation.name)
 
 
 def encode_request(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
     """Returns the gRPC method of an operation and the request message to send to it. Raises InvalidRequest if an
     argument does not fit its field."""
     target = rpc_of_operation(operation)
-    return target, request_of(target.request, arguments, operation.name)
+    return target, make_request(target.request, arguments, operation.name)
 
 
 def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply: Message) -> T:
-    kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=StoredMessage)
+    kind = find_answer_type(operation.name, MessageId=MessageId, StoredMessage=StoredMessage)
     if kind == tuple[StoredMessage, ...]:
         entries = cast(wire.PeekMessagesReply, reply).entries
         return cast(T, tuple(decode_stored_messages(entries, str(arguments["topic"]))))

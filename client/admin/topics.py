@@ -26,7 +26,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
-from ...proto.policies import Policies, decode, encode
+from ...proto.policies import Policies, decode_policies, encode_policies
 from ...proto.schema import SchemaInfo, encode_version
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ..model.message_id import MessageId
@@ -285,7 +285,7 @@ async def find_messages(
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
     """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
-    deleted. Raises SchemaNotFound if there is no such schema."""
+    deleted. Raises SchemaNotFound if there is no such schema, InvalidRequest if `version` is negative."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=to_full_topic_name(topic), version=encode_version(version))
@@ -619,13 +619,13 @@ async def _each_part(
 async def namespace_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
     """Returns the policies that are set for the namespace; if `applied` is true, returns every policy, with the
     values that are inherited from the broker."""
-    return decode(await self._call(op.GET_POLICIES, namespace=to_full_namespace_name(name), applied=applied))
+    return decode_policies(await self._call(op.GET_POLICIES, namespace=to_full_namespace_name(name), applied=applied))
 
 
 async def set_namespace_policies(self: OperationCaller, name: str, policies: Policies) -> None:
     """Sets policies of a namespace: each field of `policies` that is not None replaces the present value; the other
     policies stay as they are."""
-    await self._call(op.CHANGE_POLICIES, namespace=to_full_namespace_name(name), set=encode(policies))
+    await self._call(op.CHANGE_POLICIES, namespace=to_full_namespace_name(name), set=encode_policies(policies))
 
 
 async def remove_namespace_policies(self: OperationCaller, name: str, *fields: str) -> None:
@@ -637,13 +637,13 @@ async def remove_namespace_policies(self: OperationCaller, name: str, *fields: s
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:
     """Returns the policies that are set for a topic; if `applied` is true, returns every policy, with the values
     that the topic inherits from its namespace, then from the broker."""
-    return decode(await self._call(op.GET_POLICIES, topic=to_full_topic_name(topic), applied=applied))
+    return decode_policies(await self._call(op.GET_POLICIES, topic=to_full_topic_name(topic), applied=applied))
 
 
 async def set_topic_policies(self: OperationCaller, topic: str, policies: Policies) -> None:
     """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
     policies stay as they are."""
-    await self._call(op.CHANGE_POLICIES, topic=to_full_topic_name(topic), set=encode(policies))
+    await self._call(op.CHANGE_POLICIES, topic=to_full_topic_name(topic), set=encode_policies(policies))
 
 
 async def remove_topic_policies(self: OperationCaller, topic: str, *fields: str) -> None:
@@ -727,8 +727,8 @@ async def forget_broker(self: OperationCaller, name: str) -> None:
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
     """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
-    ledgers are fenced and deleted now, as brokers do every hour. If `unexplained` is true, also returns the ledgers
-    whose owner has no record; no broker deletes these by itself."""
+    ledgers are fenced and deleted now, as brokers do every hour. The ledgers whose owner has no record are
+    returned too, but deleted only if `unexplained` is true as well; no broker deletes these by itself."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 

@@ -487,7 +487,7 @@ def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Mess
     message = None
     try:
         while True:
-            inbox.call_when_filled(wake)
+            inbox.call_when_message_waits(wake)
             message = inbox.take_nowait() if inbox.messages else None
             if message is not None:
                 inbox.remove_fill_callback(wake)

@@ -255,7 +255,7 @@ class Producer(ProducerFacade):
         self, content: Any, callback: Callback, extras: Extras, *, hooked: bool = False
     ) -> PartitionProducer:
         if self._hooks is not None and not hooked and self._hooks.is_interested():
-            passed = self._hooks.sending(self._inner.topic(), content, extras.properties, callback)
+            passed = self._hooks.run_send_hooks(self._inner.topic(), content, extras.properties, callback)
             with passed as (changed, properties, sent):
                 return self._enqueue(changed, sent, extras._replace(properties=properties), hooked=True)
         while True:
@@ -321,7 +321,7 @@ class Producer(ProducerFacade):
         acquire_lock(outcome.gate)
         result, message_id = outcome.value
         if result is not Result.Ok:
-            raise producer.exception(result)
+            raise producer.make_exception(result)
         return message_id
 
 

@@ -130,13 +130,13 @@ class SharedRateLimiter:
         """Returns whether `count` may begin now; if so, counts them."""
         check_parameter("count", COUNT, count)
         with self._lock:
-            return self._bucket.take(count, self._clock())
+            return self._bucket.try_spend_tokens(count, self._clock())
 
     def delay_s(self, count: float = 1) -> float:
         """Returns the seconds until `allow(count)` returns True, if no other caller is faster."""
         check_parameter("count", COUNT, count)
         with self._lock:
-            return self._bucket.wait_s(count, self._clock())
+            return self._bucket.seconds_until_tokens(count, self._clock())
 
     def _too_slow(self, timeout_s: float | None) -> Timeout:
         return Timeout(f"the rate of {self.rate:g} a second allows no more within {timeout_s:g} s")

@@ -33,7 +33,7 @@ from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ...proto.names import FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE, TopicName
 from ...runtime.tasks import Tasks
 from ..common.loggers import run_logging_errors
-from ..core.effects import ProducerOptions
+from ..core.effects import AttachedProducerOptions
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.schema import Schema
@@ -127,7 +127,7 @@ class Attachment:
                 if now() - began > WAITED_S:
                     backoff.reset()
                     since = now()
-                delay = backoff.next_s()
+                delay = backoff.next_delay_s()
                 if not error.retryable or now() + delay - since > timeout_s:
                     raise
             await asyncio.sleep(delay)
@@ -290,11 +290,13 @@ ISOLATIONS = {
 }
 
 
-def make_producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
+def make_producer_options(
+    settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool
+) -> AttachedProducerOptions:
     """Returns the options of a producer's core, made from the program's settings. Chunking is used only for persistent
     topics, as in Pulsar's clients: a non-persistent topic may drop single chunks, which makes the rest of the message
     useless."""
-    return ProducerOptions(
+    return AttachedProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
         batch_messages_max=settings.batching_max_messages,

@@ -177,7 +177,7 @@ class AuthenticationOauth2(Authentication):
             raise InvalidConfiguration(error.message) from None
 
     def authorization(self) -> str:
-        return f"Bearer {self._tokens.token()}"
+        return f"Bearer {self._tokens.get_token()}"
 
 
 def make_authentication_by_name(name: object, parameters: object) -> Authentication:

@@ -33,7 +33,7 @@ from ...runtime.network import (
     EndOfStream,
     Pieces,
     Stream,
-    rpc,
+    find_rpc,
 )
 from ...runtime.tasks import Tasks
 from ..common.loggers import ignore_error, report_failure, run_logging_errors
@@ -75,8 +75,8 @@ class StreamOwner(Protocol):
 
 
 class BrokerStream:
-    """The `Connect` stream between a client and one broker: all producers and consumers of the client on topics of that
-    broker share it."""
+    """The `Connect` stream between a client and one broker: all producers and consumers of the client on topics
+    of that broker share it."""
 
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokerTracker
@@ -97,7 +97,7 @@ class BrokerStream:
         self._sending = False  # what is held
         self._rounds = 0  # of questions while it is silent
         self._idle: asyncio.TimerHandle | None = None
-        self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
+        self._stream: Stream[Any, Any] = channel.stream(find_rpc("Broker", "Connect"))
         self._tasks = Tasks(self._on_failure)
         self._tasks.spawn(self._read(), f"stream to {channel.endpoint}")
 

@@ -50,7 +50,7 @@ from ...runtime.network import (
     RunningPeerServer,
     RunningServer,
     World,
-    rpc,
+    find_rpc,
 )
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_connection_holder
@@ -88,10 +88,10 @@ class _ClientNetwork:
     ) -> RunningPeerServer:
         raise NotAllowed("a client serves nothing")
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
-    def new_keys(self) -> KeyPair:
+    def generate_keys(self) -> KeyPair:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
 
@@ -278,7 +278,7 @@ class Connections:
             except TimeoutError as error:
                 raise TimedOut(f"no answer within {self.settings.operation_timeout_s:g} s") from error
             except MagnetarError as error:
-                delay = backoff.next_s()
+                delay = backoff.next_delay_s()
                 if not error.retryable or self._closed or now() + delay > deadline:
                     raise
                 if why_unreachable(error) is not None:
@@ -313,7 +313,7 @@ class Connections:
 
         async def attempt() -> Any:
             asked = await self.next_broker_channel()
-            return await asked.call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
+            return await asked.call(find_rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
 
         return await self.retry(attempt)
 
@@ -323,7 +323,7 @@ class Connections:
         guess = True
 
         async def call(channel: Channel) -> Any:
-            return await channel.call(rpc(service, method), request, timeout_s=self.settings.operation_timeout_s)
+            return await channel.call(find_rpc(service, method), request, timeout_s=self.settings.operation_timeout_s)
 
         async def attempt() -> Any:
             nonlocal guess
@@ -362,7 +362,7 @@ class Connections:
 
     async def _owner_by(self, asked: Channel, topic: TopicName, timeout_s: float) -> Channel:
         request = wire.LookupRequest(topic=topic.full, listener=self.settings.listener_name)
-        reply: wire.LookupReply = await asked.call(rpc("Broker", "Lookup"), request, timeout_s=timeout_s)
+        reply: wire.LookupReply = await asked.call(find_rpc("Broker", "Lookup"), request, timeout_s=timeout_s)
         return self._told_by(asked, reply, topic)
 
     def _told_by(self, asked: Channel, reply: wire.LookupReply, topic: TopicName) -> Channel:
@@ -388,7 +388,7 @@ class Connections:
         async def attempt() -> int:
             asked = await self.next_broker_channel()
             reply: wire.PartitionsReply = await asked.call(
-                rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
+                find_rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
             )
             named = reply.HasField("owner") and not self.settings.listener_name  # by the address of all
             if named and len(self._told) < TOLD_MAX:
@@ -447,8 +447,8 @@ class Connections:
 # The schemas with which messages were written, by the version that each message names.
 #
 #     writers = TopicSchemaCache(connections, partition, incarnation)        of a topic and all its partitions
-#     await writers.fetch(version)                       asked of a broker once
-#     info = writers.of(version)                         from any thread but the event loop it may ask as well
+#     await writers.fetch_schema(version)                asked of a broker once
+#     info = writers.get_schema(version)                 from any thread but the event loop it may ask as well
 #
 # What a version means never changes while its topic lasts: one that is deleted and made anew numbers its own, and has
 # writers of its own. These go on with what they know, and the broker tells them nothing more (`incarnation`). A version
@@ -478,7 +478,7 @@ class TopicSchemaCache:
     def is_version_cached(self, version: bytes) -> bool:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
-    async def fetch(self, version: bytes) -> None:
+    async def fetch_schema(self, version: bytes) -> None:
         """Asks the broker for a schema of the topic and caches it; an empty `version` means the newest. Raises the
         broker's error. A version that the topic lacks is cached as missing; `get_schema` then raises."""
         if self.is_version_cached(version):
@@ -523,4 +523,4 @@ class TopicSchemaCache:
             here = None
         if here is self._loop:
             raise InvalidMessage(f"the schema of the message is not known yet: await fetch({version!r}) first")
-        asyncio.run_coroutine_threadsafe(self.fetch(version), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.fetch_schema(version), self._loop).result()

@@ -2,9 +2,9 @@
 
     issuer_url + /.well-known/openid-configuration → token_endpoint → access_token, used until shortly before its end
 
-`OAuthTokenSource.token` never waits: a thread fetches the token. While there is no token it raises Unavailable, after
-which a client tries again. When a token is close to its end, a new one is fetched while the old one is still used. The
-client's secret is sent only in the body of the POST, over https or to this machine."""
+`OAuthTokenSource.get_token` never waits: a thread fetches the token. While there is no token it raises Unavailable,
+after which a client tries again. When a token is close to its end, a new one is fetched while the old one is still
+used. The client's secret is sent only in the body of the POST, over https or to this machine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OAuthTokenSource:
         self._failed_at = 0.0
         self._last = ""
 
-    def token(self) -> str:
+    def get_token(self) -> str:
         """Returns a valid access token; never blocks. Raises Unavailable if no token was fetched yet, Unauthenticated
         if the issuer refuses the credentials."""
         with self._lock:
@@ -102,11 +102,11 @@ class OAuthTokenSource:
 
     def _asked(self) -> tuple[str, float]:
         """Asks the issuer; returns a token, and its lifetime in seconds."""
-        endpoint = self._client.ask(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
+        endpoint = self._client.request_json(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
         if not isinstance(endpoint, str) or not self._client.is_url_allowed(endpoint):
             raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")
         try:
-            found = self._client.ask(endpoint, {**self._form, **self._credentials()})
+            found = self._client.request_json(endpoint, {**self._form, **self._credentials()})
         except Unavailable as error:
             if error.fields.get("status") in _REFUSALS:
                 raise Unauthenticated(f"{endpoint} refuses the client's credentials") from None

@@ -24,7 +24,7 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.network import EndOfStream, Stream, rpc
+from ...runtime.network import EndOfStream, Stream, find_rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongTopic, WrongTopicType, shorten_value
 from ..core.effects import FINAL
@@ -124,7 +124,9 @@ class TopicPatternWatch:
     async def _connect(self) -> Any:
         """Opens the stream and returns the first reply. When the stream resumes after a revision there may be no reply
         for a long time; then this does not wait for one."""
-        stream: Stream[Any, Any] = (await self._connections.next_broker_channel()).stream(rpc("Broker", "WatchTopics"))
+        stream: Stream[Any, Any] = (await self._connections.next_broker_channel()).stream(
+            find_rpc("Broker", "WatchTopics")
+        )
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
         )
@@ -163,7 +165,7 @@ class TopicPatternWatch:
                 _LOG.exception("%s: a change of topics was not followed", self._pattern.text)
             self._disconnect()
             replies = []
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(backoff.next_delay_s())
 
     async def _receive(self) -> list[Any]:
         assert self._stream is not None, "it was just connected"

@@ -14,7 +14,7 @@ from functools import partial
 
 from ...proto.names import Position
 from ..core.consumer import ConsumerCore
-from ..core.effects import ConsumerOptions
+from ..core.effects import AttachedConsumerOptions
 from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
 from ..model.hooks import ACKNOWLEDGE, CUMULATIVE, NEGATIVE, PartitionHooks
 from ..model.message import Message, ReceivedEntry
@@ -54,7 +54,7 @@ class AckCollector:
 
     def acknowledge(self, which: Pending) -> None:
         if self._hooks is not None:
-            self._hooks.settle(which, ACKNOWLEDGE)
+            self._hooks.report_settled(which, ACKNOWLEDGE)
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
@@ -64,16 +64,16 @@ class AckCollector:
 
     def negative_acknowledge(self, which: Pending) -> None:
         if self._hooks is not None:
-            self._hooks.settle(which, NEGATIVE)
+            self._hooks.report_settled(which, NEGATIVE)
         self._nacked.extend(self.expand_to_all_chunks(which, again=True))
         self._wake()
 
-    def tell_hooks(self, which: Iterable[Pending], *, cumulative: bool) -> None:
+    def notify_hooks(self, which: Iterable[Pending], *, cumulative: bool) -> None:
         """Tells the hooks that the messages `which` are settled, because the caller acknowledges these messages in a
         request of its own. `cumulative`: with all messages before them."""
         if self._hooks is not None:
             for each in which:
-                self._hooks.settle(each, CUMULATIVE if cumulative else ACKNOWLEDGE)
+                self._hooks.report_settled(each, CUMULATIVE if cumulative else ACKNOWLEDGE)
 
     def expand_to_all_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns the message `which` together with the ids of the other chunks of that message, because all chunks are
@@ -189,8 +189,8 @@ def get_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
 
 def make_consumer_options(
     settings: ConsumerSettings, *, durable: bool, dead_after: int | None, alone: bool
-) -> ConsumerOptions:
-    return ConsumerOptions(
+) -> AttachedConsumerOptions:
+    return AttachedConsumerOptions(
         durable=durable,
         ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
         ack_timeout_tick_s=settings.unacked_messages_tick_ms / 1000,

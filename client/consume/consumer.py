@@ -68,7 +68,7 @@ from ..common.errors import (
 from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher, TopicPatternWatch
-from ..core.effects import MessageIndex, PartitionClientState
+from ..core.effects import PartitionClientState, SeekIndex
 from ..core.levels import LevelQueues, LevelTurns, make_default_weights, split_by_level
 from ..core.transaction import TransactionPort
 from ..model.hooks import chain_hooks
@@ -890,7 +890,7 @@ class Consumer(ClosedAfterAsyncWith):
         kept. `partition`: the number, or the full name of the topic; needed if the consumer has several."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
-        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(MessageIndex(index)))
+        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
 
     async def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
         """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a

@@ -57,7 +57,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, MagnetarError
-from ...proto.expiry import rename_in_letter
+from ...proto.expiry import make_dead_letter_properties
 from ...proto.names import (
     DELAY_TIME,
     EARLIEST,
@@ -201,7 +201,7 @@ async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
     version, writers = message.writer_version, message.entry.writers
     if not version or writers is None:
         return None
-    await writers.fetch(version)
+    await writers.fetch_schema(version)
     return writers.find_cached_schema(version)
 
 
@@ -256,7 +256,7 @@ class DeadLetterProducer:
         for message in messages:
             while not self._closed:
                 try:
-                    await self.move(message)
+                    await self.move_message(message)
                     break
                 except MagnetarError as error:
                     _LOG.warning("%s: %r is not a dead letter yet: %s", self.dead_letter_topic, message, error)
@@ -266,11 +266,11 @@ class DeadLetterProducer:
             if message.permits:
                 message.entry.consumer.on_taken(message)
 
-    async def move(self, message: Message) -> None:
+    async def move_message(self, message: Message) -> None:
         found, failure = _origin(message, self._subscription), message.entry.consumer.find_failure(message)
         if failure is not None:
             found |= failure.to_properties(message.redelivery_count())
-        await self._publish_copy(message, self.dead_letter_topic, rename_in_letter(found), None)
+        await self._publish_copy(message, self.dead_letter_topic, make_dead_letter_properties(found), None)
         self.moved += 1
 
     # ------------------------------------------------------------------ retries
@@ -286,7 +286,7 @@ class DeadLetterProducer:
         found = {**_origin(message, self._subscription), **told, **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)
-            await self._publish_copy(message, self.dead_letter_topic, rename_in_letter(found), None)
+            await self._publish_copy(message, self.dead_letter_topic, make_dead_letter_properties(found), None)
             self.moved += 1
             return
         found |= {RECONSUME_TIMES: str(times), DELAY_TIME: str(round(delay.total_seconds() * 1000))}
@@ -303,7 +303,7 @@ class DeadLetterProducer:
         if self._hooks is None:
             await producer.send_copy(copy)
         else:
-            with self._hooks.copying(message, topic.full, copy.properties):
+            with self._hooks.run_copy_hooks(message, topic.full, copy.properties):
                 await producer.send_copy(copy)
         message.entry.consumer.acknowledge(message)
 

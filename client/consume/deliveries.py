@@ -37,7 +37,7 @@ from ...proto.entry import (
     parse_broker_part,
     parse_checked_head,
 )
-from ...proto.entry_filter import wants_message
+from ...proto.entry_filter import passes_filter
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry, InvalidRequest
 from ...proto.filters import Filter, parse_filter
@@ -49,9 +49,9 @@ from ..core.consumer import ConsumerCore
 from ..core.effects import (
     ConsumerEffect,
     GrantPermits,
-    MessageIndex,
     ReaderPosition,
-    Redeliver,
+    RequestRedelivery,
+    SeekIndex,
     SendAcks,
     SendSeekRequest,
 )
@@ -73,7 +73,7 @@ SAY_EVERY_S = 10.0
 """Seconds between two log lines that report entries of one partition that cannot be decrypted."""
 
 
-SeekTarget = MessageId | MessageIndex | int
+SeekTarget = MessageId | SeekIndex | int
 """Where a consumer or reader is moved: a message, an index in its partition, or a time in ms since the epoch."""
 
 
@@ -458,7 +458,7 @@ class DeliveredEntries:
         for message in messages:
             size = len(message.payload) if sized else 0
             tombstone = compacted and (not size or message.fields.null_value)
-            keep = tombstone or wants_message(wanted, message.fields, size, metadata) or self._went_back(message)
+            keep = tombstone or passes_filter(wanted, message.fields, size, metadata) or self._went_back(message)
             (found if keep else others).append(message)
         self.filtered += len(others)
         if self._durable and others:
@@ -587,7 +587,7 @@ def make_client_frames(
         case SendAcks(group, request_id):
             for ack in make_ack_requests(group, request_id):
                 yield {"ack": ack}
-        case Redeliver(entries, counted, request_id):
+        case RequestRedelivery(entries, counted, request_id):
             sets = encode_entry_sets(entries) if entries is not None else ()
             asked = wire.Redeliver(ledgers=sets, uncounted=not counted, request_id=request_id)
             if failures and counted and entries is not None:
@@ -616,7 +616,7 @@ def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> w
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
         seek.message_id.CopyFrom((find_first_wanted_id(to, inclusive=inclusive) if exact else to).to_wire())
-    elif isinstance(to, MessageIndex):
+    elif isinstance(to, SeekIndex):
         seek.index = to.index
     else:
         seek.publish_time_ms = to

@@ -32,15 +32,15 @@ from ..core.consumer import ConsumerCore
 from ..core.debounce import Debounce, KeyedMessage
 from ..core.effects import (
     AnswerRequest,
-    Connect,
     ConsumerEffect,
+    DetachFromBroker,
     DropMessagesAfterFailure,
     DropQueuedMessages,
     EndWithError,
-    GiveUpConnection,
+    OpenAttachment,
     PartitionClientState,
-    Redeliver,
     ReportSeekDone,
+    RequestRedelivery,
 )
 from ..core.redelivery import DuplicateFilter, EntrySets, Place
 from ..model.hooks import CLOSED, MOVED, HookChain
@@ -53,7 +53,7 @@ from .acknowledgements import AckCollector, Pending, get_ack_coordinates, make_c
 from .dead_letters import DeadLetterProducer
 from .deliveries import DeliveredEntries, make_client_frames
 from .receiver_queue import ConsumerRequests, ReceiverQueue
-from .transactional_acks import TransactionalAcks
+from .transactional_acks import ClientTransactionalAcks
 
 _LOG = logging.getLogger("magnetar.client")
 FAILURES_MAX = 1000
@@ -111,7 +111,7 @@ class PartitionConsumer:
                                      connections.memory)  # fmt: skip
         self._attachment = Attachment(connections, self)
         self.requests = ConsumerRequests(connections, self.core, self.acks, self._attachment.send, self._do)
-        self.in_transactions = TransactionalAcks(
+        self.in_transactions = ClientTransactionalAcks(
             self, subscription, connections, self.core, self.acks, self.requests, self._attachment.send,
             self.on_failure,
             self.redeliver_in_order,
@@ -146,7 +146,7 @@ class PartitionConsumer:
         if isinstance(message, DamagedMessage):
             raise message.error()
 
-    def on_put_back(self, message: Message) -> None:
+    def on_message_put_back(self, message: Message) -> None:
         """Fact: the message was taken, did not reach the application, and waits again. A consumer of a subscription
         that is not durable continues with it after a reconnect."""
         if self._resumes:
@@ -251,7 +251,7 @@ class PartitionConsumer:
                 messages, dropped = self._without_repeated(core.repeats, messages)
                 hidden += dropped
             if messages:
-                core.repeats.on_messages_queued(place_of(messages[-1]))
+                core.repeats.on_messages_queued(place_of_received_message(messages[-1]))
         if messages and self.debounce is not None:
             messages, dropped = self._without_superseded(self.debounce, messages)
             hidden += dropped
@@ -267,13 +267,13 @@ class PartitionConsumer:
 
     def _without_repeated(self, repeats: DuplicateFilter, messages: list[Message]) -> tuple[list[Message], int]:
         """Returns the messages that the application does not have, and the permits of the others."""
-        until = repeats.find_end_of_repeats(place_of(messages[0]))
+        until = repeats.find_end_of_repeats(place_of_received_message(messages[0]))
         if until is None:
             return messages, 0
         dropped = 0
         shown: list[Message] = []
         for message in messages:
-            if place_of(message) >= until:
+            if place_of_received_message(message) >= until:
                 shown.append(message)
                 continue
             dropped += message.permits
@@ -398,19 +398,19 @@ class PartitionConsumer:
                     self.requests.answer(request_id, error, result)
                 case ReportSeekDone(to):
                     if self._hooks is not None:
-                        self._hooks.settle_all(MOVED)
+                        self._hooks.report_all_ended(MOVED)
                     self.acks.clear()
                     self._starts_at_ms = 0
                     self.deliveries.on_cursor_moved(to)
-                case Connect(after_s):
+                case OpenAttachment(after_s):
                     self._attachment.reopen(after_s)
-                case GiveUpConnection():
+                case DetachFromBroker():
                     self._attachment.close_at_broker()
                 case EndWithError(error, topic_is_gone):
                     self._close_with(translate_error(error), topic_is_gone=topic_is_gone)
                 case _:
-                    if self._hooks is not None and isinstance(effect, Redeliver):
-                        self._hooks.settle_redelivered(effect.entries)
+                    if self._hooks is not None and isinstance(effect, RequestRedelivery):
+                        self._hooks.report_redelivered(effect.entries)
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in make_client_frames(
                         effect, durable=self._durable, inclusive=inclusive, failures=self._failures
@@ -441,7 +441,7 @@ class PartitionConsumer:
 
         freed = self._inbox.discard_matching_messages(unwanted)
         if waited:
-            repeats.on_messages_unseen(place_of(waited[0]))
+            repeats.on_reading_restarted(place_of_received_message(waited[0]))
         repeats.on_lost()
         return freed
 
@@ -450,11 +450,11 @@ class PartitionConsumer:
         ones were taken before it: a listener takes them by their keys, and debounce holds some back. Those that were
         taken after it come again."""
         taken, waiting = self.core.last_taken, self._waiting_messages()
-        first = min(waiting, key=place_of, default=None)
+        first = min(waiting, key=place_of_received_message, default=None)
         if taken is not None and first is not None:
             ledger_id, entry_id = taken.position()
-            if place_of(first) < (ledger_id, entry_id, taken.batch_index()):
-                self.on_put_back(first)
+            if place_of_received_message(first) < (ledger_id, entry_id, taken.batch_index()):
+                self.on_message_put_back(first)
 
     def _waiting_messages(self) -> list[Message]:
         """Returns the messages that the application has not received: in the receiver queue, and held by debounce."""
@@ -472,7 +472,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
-        self.acks.tell_hooks((which,), cumulative=True)
+        self.acks.notify_hooks((which,), cumulative=True)
         self.acks.acknowledged += 1
         self.core.acknowledge_cumulative(*get_ack_coordinates(which))
         self._turn()
@@ -566,7 +566,7 @@ class PartitionConsumer:
         self._attachment.stop()
         self._attachment.close_at_broker()
         if self._hooks is not None:
-            self._hooks.settle_all(CLOSED)
+            self._hooks.report_all_ended(CLOSED)
         self._claim.release()
         self.deliveries.discard_waiting_entries()
         self.requests.notify_state_changed()
@@ -593,7 +593,7 @@ class PartitionConsumer:
             self._finish(AlreadyClosed("the consumer is closed"))
 
 
-def place_of(message: Message) -> Place:
+def place_of_received_message(message: Message) -> Place:
     entry = message.entry
     return entry.ledger_id, entry.entry_id, message.batch_index
 
@@ -601,4 +601,4 @@ def place_of(message: Message) -> Place:
 def _keyed(message: Message) -> KeyedMessage[Message]:
     """Returns the message with what decides whether it is superseded. One that cannot be read has no key."""
     key = message.partition_key() if type(message) is Message and message.fields.HasField("partition_key") else None
-    return KeyedMessage(message, place_of(message), key, message.entry.published_ms)
+    return KeyedMessage(message, place_of_received_message(message), key, message.entry.published_ms)

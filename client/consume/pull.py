@@ -37,7 +37,7 @@ from ...proto.checksum import crc32c
 from ...proto.filters import Filter, parse_filter
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.files import Files
-from ...runtime.network import rpc
+from ...runtime.network import find_rpc
 from ...runtime.tasks import Workers
 from ..common.checks import (
     SECONDS,
@@ -62,7 +62,7 @@ from ..common.errors import (
     translate_error,
 )
 from ..connect.connections import Connections
-from ..core.effects import MessageIndex
+from ..core.effects import SeekIndex
 from ..model.message import CiphertextMessage, Message, read_filter_field
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
@@ -150,8 +150,8 @@ class MemoryOffsetStore:
         self.offsets[key] = index
 
 
-class HasConnections(Protocol):
-    """A client of a cluster."""
+class ConnectionsOwner(Protocol):
+    """The interface of an object that has the connections of a client."""
 
     @property
     def connections(self) -> Connections: ...
@@ -162,7 +162,7 @@ class SubscriptionOffsetStore:
     first `load` makes at the oldest message. So the topic keeps the messages from the offset on. The offset survives
     any crash when `store` returns. It never goes back: storing a lower index changes nothing."""
 
-    def __init__(self, client: HasConnections, subscription: str) -> None:
+    def __init__(self, client: ConnectionsOwner, subscription: str) -> None:
         """Makes the store. `client`: an asyncio Client of the topic's cluster, or `inner()` of a blocking one."""
         check_subscription_name(subscription)
         self._client = client
@@ -196,7 +196,7 @@ class SubscriptionOffsetStore:
         async def attempt() -> Any:
             channel = await connections.find_owner_channel(topic)
             return await channel.call(
-                rpc("Broker", method), request, timeout_s=connections.settings.operation_timeout_s
+                find_rpc("Broker", method), request, timeout_s=connections.settings.operation_timeout_s
             )
 
         return await run_translating_errors(connections.retry(attempt))
@@ -385,7 +385,7 @@ class PartitionPuller:
             if at != from_index:
                 if (outside := await self._find_outside(from_index)) is not None:
                     return outside
-                await self._partition.requests.seek(MessageIndex(from_index))
+                await self._partition.requests.seek(SeekIndex(from_index))
             pulling = _Pulling(from_index, limits, wanted)
             if await self._take_messages(pulling) and not pulling.looked_at:
                 return (await self._find_outside(from_index)) or self._result(pulling)

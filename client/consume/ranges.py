@@ -19,12 +19,12 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_batch, decode_properties, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, CorruptEntry, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
-from ...runtime.network import EndOfStream, Stream, rpc
+from ...runtime.network import EndOfStream, Stream, find_rpc
 from ..common.checks import check_parameter
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, CryptoError, run_translating_errors
 from ..connect.connections import Connections
-from ..core.effects import MessageIndex
+from ..core.effects import SeekIndex
 from ..model.encryption import Decryptor, KeyReader
 from ..model.message import Message
 from ..model.message_id import MessageId, UncheckedMessageId
@@ -89,7 +89,7 @@ class StoredEntry:
         ]  # fmt: skip
 
 
-class RangeReader:
+class ClientRangeReader:
     """Reads the entries of a partition that contain a range of message indexes. Belongs to one event loop, as its
     `connections` do."""
 
@@ -116,7 +116,7 @@ class RangeReader:
                     deadline = now() + timeout_s  # here: its program may take hours over them
                 return
             except MagnetarError as error:
-                delay = backoff.next_s()
+                delay = backoff.next_delay_s()
                 if not error.retryable or now() + delay > deadline:
                     raise
                 await asyncio.sleep(delay)
@@ -127,7 +127,7 @@ class RangeReader:
         """Reads over one stream. Yields (entries, first index not read yet) as they arrive, until the range or the
         topic ends."""
         channel = await self._connections.find_owner_channel(topic)
-        stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(rpc("Broker", "Read"))
+        stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(find_rpc("Broker", "Read"))
         at, request_id = first, 0
         try:
             while at < end:
@@ -329,7 +329,7 @@ class Reader(ClosedAfterAsyncWith):
         `partition`: the number, or the full name of the topic; needed if the reader has several."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
-        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(MessageIndex(index)))
+        await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:

@@ -131,7 +131,7 @@ class ReceiverQueue:
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
-            message.entry.consumer.on_put_back(message)
+            message.entry.consumer.on_message_put_back(message)
         self.put(())
 
     def close(self, error: PulsarException) -> None:
@@ -204,7 +204,7 @@ class ReceiverQueue:
             self.remove_fill_callback(wake)
             raise
 
-    def call_when_filled(self, wake: Callable[[], object]) -> None:
+    def call_when_message_waits(self, wake: Callable[[], object]) -> None:
         """Registers the function `wake`, which is called once when the queue may contain a message. The caller must
         check the queue again after this call. Raises the error with which the queue ended; `remove_fill_callback` must
         be called even then."""
@@ -231,7 +231,7 @@ class ReceiverQueue:
         return dropped
 
     def remove_fill_callback(self, wake: Callable[[], object]) -> None:
-        """Removes the function `wake` that `call_when_filled` registered. If `wake` was called already, the next
+        """Removes the function `wake` that `call_when_message_waits` registered. If `wake` was called already, the next
         registered function is called in its place, so that no message stays unnoticed."""
         if not self._remove_waiting(wake) and self.messages:
             self._wake_one()
@@ -479,7 +479,7 @@ class ConsumerRequests:
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
-        self._acks.tell_hooks(every, cumulative=cumulative)
+        self._acks.notify_hooks(every, cumulative=cumulative)
         self._acks.flush()
         for ack in make_ack_requests(self._acks.make_ack_group(every, cumulative=cumulative)):
 

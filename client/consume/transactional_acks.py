@@ -60,7 +60,7 @@ class _Group:
         self.error: MagnetarError | None = None
 
 
-class TransactionalAcks:
+class ClientTransactionalAcks:
     """Sends the acknowledgements of one partition's consumer in transactions."""
 
     def __init__(
@@ -122,7 +122,7 @@ class TransactionalAcks:
         group.operations += 1
         if waiter is not None:
             group.waiters.append(waiter)
-        self._acks.tell_hooks(every, cumulative=cumulative)
+        self._acks.notify_hooks(every, cumulative=cumulative)
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         for each in every if cumulative else ():
             (ledger_id, entry_id), index, size = get_ack_coordinates(each)

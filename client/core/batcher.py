@@ -320,7 +320,7 @@ class Batcher:
             if self._summarized and batch.message is None:
                 batch.summary = SummaryBuilder(self._summarized)
         if batch.summary is not None:
-            batch.summary.add(message.properties)
+            batch.summary.add_message(message.properties)
         if EXPIRES_AT in message.properties and (at_ms := parse_expires_at(message.properties[EXPIRES_AT])):
             if batch.expiring is None:
                 batch.expiring = []

@@ -49,19 +49,19 @@ from .chunking import (
 from .effects import (
     FINAL,
     AnswerRequest,
-    Connect,
+    AttachedConsumerOptions,
     ConsumerEffect,
-    ConsumerOptions,
+    DetachFromBroker,
     DropMessagesAfterFailure,
     DropQueuedMessages,
     EndWithError,
-    GiveUpConnection,
     GrantPermits,
-    MessageIndex,
+    OpenAttachment,
     PartitionClientState,
     ReaderPosition,
-    Redeliver,
     ReportSeekDone,
+    RequestRedelivery,
+    SeekIndex,
     SendAcks,
     SendSeekRequest,
 )
@@ -140,7 +140,7 @@ class ConsumerCore:
     broker, and when. See the head of the module."""
 
     def __init__(
-        self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
+        self, options: AttachedConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
     ) -> None:
         self.state = PartitionClientState.OPENING
         self.error: MagnetarError | None = None  # it is finished
@@ -228,11 +228,11 @@ class ConsumerCore:
         if self.repeats is not None:
             unseen = [*self._withheld.permits] if first is None else [first, *self._withheld.permits]
             for ledger_id, entry_id in unseen:
-                self.repeats.on_messages_unseen((ledger_id, entry_id, -1))
+                self.repeats.on_reading_restarted((ledger_id, entry_id, -1))
         self.discard_delivered()
         effects: list[ConsumerEffect] = [DropQueuedMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
-        effects.append(Connect(self._backoff.next_s()))
+        effects.append(OpenAttachment(self._backoff.next_delay_s()))
         return effects
 
     def discard_delivered(self) -> None:
@@ -246,7 +246,7 @@ class ConsumerCore:
         """Clears the record of received messages, so that messages that the broker delivers again reach the
         application. Must be called before the broker delivers unacknowledged messages again."""
         if self.repeats is not None:
-            self.repeats.forget()
+            self.repeats.clear()
 
     def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
@@ -436,7 +436,7 @@ class ConsumerCore:
             self._send_acks(effects)
             request_id = self.register_request()
             self._failing[request_id] = tuple(positions_of(asked))
-            effects.append(Redeliver(asked, request_id=request_id))
+            effects.append(RequestRedelivery(asked, request_id=request_id))
 
     def _moved(self, place: Position, bits: int) -> None:
         left = self.moving_bits.get(place, 0) & ~bits
@@ -463,10 +463,10 @@ class ConsumerCore:
         if self.state is PartitionClientState.CONNECTED:
             self._send_acks(effects)
             if untouched:
-                effects.append(Redeliver(untouched, counted=False))
+                effects.append(RequestRedelivery(untouched, counted=False))
             if in_order:
                 self.restart_request = self.register_request()
-            effects.append(Redeliver(None, request_id=self.restart_request))
+            effects.append(RequestRedelivery(None, request_id=self.restart_request))
             effects.append(DropQueuedMessages(give_back=True))  # permits last: the oldest first
             self.discard_delivered()
             self._grant(effects)
@@ -530,7 +530,7 @@ class ConsumerCore:
         elif entries and self.state is PartitionClientState.CONNECTED:
             self.reset_duplicate_filter()
             self._send_acks(effects)
-            effects.append(Redeliver(entries, counted))
+            effects.append(RequestRedelivery(entries, counted))
 
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
         if self.state is PartitionClientState.CONNECTED and self._acks.pending_messages:
@@ -592,7 +592,7 @@ class ConsumerCore:
                 self._arrive(seek[1], effects)
             elif self._first_permits:
                 why = ConnectionLost(f"the reader did not come back to its place: {error.message}")
-                return [GiveUpConnection(), *self.on_lost(why)]
+                return [DetachFromBroker(), *self.on_lost(why)]
         self._requests.remove(request_id)
         effects.append(AnswerRequest(request_id, error, result))
         return effects
@@ -604,7 +604,7 @@ class ConsumerCore:
         self._nacks.clear()
         self._pieces.clear()
         self.last_taken = self._begun = None
-        self._time = to if isinstance(to, int | MessageIndex) and not self._options.durable else None
+        self._time = to if isinstance(to, int | SeekIndex) and not self._options.durable else None
         effects += (DropQueuedMessages(give_back=True), ReportSeekDone(to))
         if self._first_permits:
             effects.append(GrantPermits(self._first_permits))

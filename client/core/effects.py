@@ -32,11 +32,11 @@ from .redelivery import AckGroup, EntrySets
 
 
 # ------------------------------------------------------------------------------ both
-class GiveUpConnection(NamedTuple):
+class DetachFromBroker(NamedTuple):
     """Effect: give up the connection to the broker without waiting for answers."""
 
 
-class Connect(NamedTuple):
+class OpenAttachment(NamedTuple):
     """Effect: open the producer or consumer at its broker after `after_s` seconds."""
 
     after_s: float
@@ -50,7 +50,7 @@ class EndWithError(NamedTuple):
 
 
 # ------------------------------------------------------------------------------ the producer's
-class ProducerOptions(NamedTuple):
+class AttachedProducerOptions(NamedTuple):
     """The options of a ProducerCore: limits of batches, time-outs, compression, encryption."""
 
     initial_sequence_id: int | None = None
@@ -81,7 +81,7 @@ class MessageAddResult(Enum):
     NOT_IN_TRANSACTION = auto()
 
 
-class Publish(NamedTuple):
+class SendEntry(NamedTuple):
     """Effect: send an encoded entry to the broker, which publishes it."""
 
     entry: bytes
@@ -103,7 +103,7 @@ class EndFlushes(NamedTuple):
     waiters: list[Any]
 
 
-class Warn(NamedTuple):
+class LogWarning(NamedTuple):
     """Effect: write a warning to the log."""
 
     text: str
@@ -115,11 +115,11 @@ class MessageNotEncodable(MagnetarError):
     definite = True
 
 
-ProducerEffect = Publish | ReportOutcome | EndFlushes | GiveUpConnection | Connect | Warn | EndWithError
+ProducerEffect = SendEntry | ReportOutcome | EndFlushes | DetachFromBroker | OpenAttachment | LogWarning | EndWithError
 
 
 # ------------------------------------------------------------------------------ the consumer's
-class ConsumerOptions(NamedTuple):
+class AttachedConsumerOptions(NamedTuple):
     """The options of a ConsumerCore: time-outs, redelivery delays, chunking, and the order of deliveries."""
 
     durable: bool = True  # False: a reader
@@ -157,7 +157,7 @@ class DropMessagesAfterFailure(NamedTuple):
     failed: tuple[Position, ...]
 
 
-class Redeliver(NamedTuple):
+class RequestRedelivery(NamedTuple):
     """Effect: ask the broker to deliver entries again: `entries`, or all unacknowledged entries if that is None."""
 
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
@@ -166,7 +166,7 @@ class Redeliver(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageIndex:
+class SeekIndex:
     """A place to seek to: the message with this index in its partition."""
 
     index: int
@@ -213,14 +213,14 @@ class ReaderPosition(NamedTuple):
 ConsumerEffect = (
     GrantPermits
     | SendAcks
-    | Redeliver
+    | RequestRedelivery
     | SendSeekRequest
     | ReportSeekDone
     | DropQueuedMessages
     | DropMessagesAfterFailure
     | AnswerRequest
-    | GiveUpConnection
-    | Connect
+    | DetachFromBroker
+    | OpenAttachment
     | EndWithError
 )
 

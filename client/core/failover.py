@@ -80,7 +80,7 @@ class Backoff:
         self._last_s = last_s
         self._next_s = first_s
 
-    def next_s(self) -> float:
+    def next_delay_s(self) -> float:
         """Returns the seconds to wait before the next attempt; each call returns a longer pause, up to the limit."""
         delay = self._next_s
         self._next_s = min(delay * GROWTH, self._last_s)

@@ -49,18 +49,18 @@ from .chunking import (
 from .effects import (
     PRODUCER_FINAL,
     SEALED,
-    Connect,
+    AttachedProducerOptions,
+    DetachFromBroker,
     EndFlushes,
     EndWithError,
     ErrorLogThrottle,
-    GiveUpConnection,
+    LogWarning,
     MessageAddResult,
+    OpenAttachment,
     PartitionClientState,
     ProducerEffect,
-    ProducerOptions,
-    Publish,
     ReportOutcome,
-    Warn,
+    SendEntry,
 )
 from .failover import Backoff
 from .transaction import SendAllowance
@@ -71,7 +71,7 @@ class ProducerCore:
     each message. See the head of the module."""
 
     def __init__(
-        self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
+        self, name: str, options: AttachedProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
         backoff: Backoff, uuid: str = "", memory: SendMemoryLimit | None = None,
     ) -> None:  # fmt: skip
         """Makes the core. `uuid`: identifies this instance of the producer in chunked messages. `memory`: the memory
@@ -207,7 +207,7 @@ class ProducerCore:
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
             self.connections = 1
-            effects.append(Connect(0.0))
+            effects.append(OpenAttachment(0.0))
         self._take_ready(now, wall_ms, effects)
         if self.delay_due is None and self._batcher.is_open:
             self.delay_due = now + self._options.batch_delay_s
@@ -294,7 +294,7 @@ class ProducerCore:
         entries = self._entries
         if self.state is PartitionClientState.CONNECTED:
             while entries.unsent and entries.credit > 0:
-                effects.append(Publish(entries.send_next_entry().entry))
+                effects.append(SendEntry(entries.send_next_entry().entry))
 
     # ------------------------------------------------------------------------------ the connection
     def count_open_attempt(self) -> int:
@@ -366,7 +366,7 @@ class ProducerCore:
         if self.state in (PartitionClientState.CLOSED, PartitionClientState.CLOSING):
             return effects
         if (text := self._reasons.admit(error, now)) is not None:
-            effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
+            effects.append(LogWarning(f"messages are not acknowledged and are sent again: {text}"))
         if isinstance(error, PRODUCER_FINAL):
             return effects + self.finish(error)
         self._reconnect(effects)
@@ -376,7 +376,7 @@ class ProducerCore:
         if self.state is not PartitionClientState.CLOSING:
             self.state = PartitionClientState.RECONNECTING
             self._entries.on_disconnected()
-            effects.append(Connect(self._backoff.next_s()))
+            effects.append(OpenAttachment(self._backoff.next_delay_s()))
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> OutgoingBatch | None:
@@ -408,13 +408,13 @@ class ProducerCore:
         if not sent or sequence_id < sent[0].sequence_id:
             return []  # of an entry that has its outcome
         error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
-        return [GiveUpConnection(), *self.on_lost(error, now)]
+        return [DetachFromBroker(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the broker refused the oldest entry with `error`. If the error is permanent, the entry's messages get
         it; else the producer reconnects and publishes the entry again."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
-            return [GiveUpConnection(), *self.on_lost(error, now)]
+            return [DetachFromBroker(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
         sent = self._entries.sent
         if sent and sent[0].sequence_id == sequence_id:
@@ -427,7 +427,7 @@ class ProducerCore:
         """Fact: the broker reported the reason, `error`, why an entry is not stored yet. The entry is not refused and
         may still be stored."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
-            return [Warn(f"messages are not acknowledged yet: {text}")]
+            return [LogWarning(f"messages are not acknowledged yet: {text}")]
         return []
 
     @property
@@ -454,7 +454,7 @@ class ProducerCore:
         for batch in expired:
             self._settle(batch, error, effects)
         if was_sent:
-            effects.append(GiveUpConnection())
+            effects.append(DetachFromBroker())
             self._reconnect(effects)
 
     def _settle(self, batch: OutgoingBatch, error: MagnetarError, effects: list[ProducerEffect]) -> None:

@@ -336,12 +336,12 @@ class DuplicateFilter:
         transaction."""
         self._confirmed = max(self._confirmed, place)
 
-    def on_messages_unseen(self, first: Place) -> None:
+    def on_reading_restarted(self, first: Place) -> None:
         """Fact: the application has received neither the message at `first` nor any message after it."""
         self._next = min(self._next, first)
 
     def on_lost(self) -> None:
-        """Fact: the connection is lost, and the messages in the receiver queue were dropped (`on_messages_unseen`
+        """Fact: the connection is lost, and the messages in the receiver queue were dropped (`on_reading_restarted`
         reports them)."""
         if self._next != BEFORE_ALL:
             self.until = self._next
@@ -352,7 +352,7 @@ class DuplicateFilter:
         if self._next != BEFORE_ALL:
             self.is_unsure = True
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Fact: the broker will deliver all unacknowledged messages again, and the application must get them again.
         Clears the filter."""
         self.until = None
@@ -363,7 +363,7 @@ class DuplicateFilter:
         """Fact: messages from the place `first` on were delivered. Returns the place up to which (exclusive) they are
         repeats of messages that the application has; None if all of them must be passed to the application."""
         if first <= self._confirmed:
-            self.forget()
+            self.clear()
             self.is_unsure = True
             return None
         until = self.until

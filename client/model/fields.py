@@ -309,8 +309,8 @@ class Field(Generic[V]):
         """Returns the value that a record stores when the field called `name` is set to `val`. Raises InvalidMessage
         (a TypeError) if `val` does not fit."""
         if val is None:
-            return self.initial()
-        val = self.made(val)
+            return self.initial_value()
+        val = self.convert_value(val)
         named = copy.copy(self)
         named.set_name(name)
         named.check(val)
@@ -322,7 +322,7 @@ class Field(Generic[V]):
 
     def default(self) -> Any:
         """Returns the default value of the field, which replaces a missing value and None."""
-        return self.initial()
+        return self.initial_value()
 
     def required_default(self) -> bool:
         """Returns whether the Avro schema contains the default value of the field."""
@@ -348,23 +348,23 @@ class Field(Generic[V]):
         or have parts of a wrong type."""
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         """Converts a value that a program assigns to the field, and returns the value that the record stores. A dict
         becomes a record and the name of a member becomes this member of the enum, if the field has such a type; any
         other value is returned unchanged."""
         return value
 
-    def absent(self) -> Any:
+    def absent_value(self) -> Any:
         """Returns the value that the field has in a new record if the program gives none."""
-        return self.initial()
+        return self.initial_value()
 
-    def plain(self, value: Any, text: FieldEncoding) -> Any:
+    def to_plain(self, value: Any, text: FieldEncoding) -> Any:
         """Returns a value of the field converted to plain Python values, which the encoding `text` (JSON or Avro) can
         write."""
         return value
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
-        """Converts plain Python values, decoded from JSON or Avro, to a value of the field: the reverse of `plain`.
+        """Converts plain Python values, decoded from JSON or Avro, to a value of the field: the reverse of `to_plain`.
         Raises InvalidMessage if the value does not fit the field."""
         return value
 
@@ -373,16 +373,16 @@ class Field(Generic[V]):
         `namespace`: the namespace of the enclosing record."""
         return self.avro
 
-    def initial(self) -> Any:
+    def initial_value(self) -> Any:
         """Returns a copy of the field's default value, which the field gets when it is set to None."""
         return copy.copy(self._default)
 
-    def definition(self, names: DefinedTypes, namespace: str) -> dict[str, Any]:
+    def avro_definition(self, names: DefinedTypes, namespace: str) -> dict[str, Any]:
         """Returns the definition of the field (name, type, default) for the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
         if self._required_default:
-            default = self.initial()
+            default = self.initial_value()
             found["default"] = None if default is None else _avro_default(self, default)
         found["type"] = kind if self._required else ["null", kind]
         return found
@@ -390,7 +390,7 @@ class Field(Generic[V]):
 
 def _avro_default(field: Field[Any], default: Any) -> Any:
     """Returns the default as the schema's JSON needs it: bytes as text, an enum by name."""
-    plain = field.plain(default, FieldEncoding.AVRO)
+    plain = field.to_plain(default, FieldEncoding.AVRO)
     return plain.decode("latin-1") if isinstance(plain, bytes) else plain
 
 
@@ -403,7 +403,7 @@ class Boolean(Field[bool]):
 
     avro, python = "boolean", (bool,)
 
-    def initial(self) -> Any:
+    def initial_value(self) -> Any:
         return bool(self._default)
 
 
@@ -526,10 +526,10 @@ class Bytes(Field[V]):
         ) -> None: ...
         def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         return value.encode() if isinstance(value, str) else value
 
-    def plain(self, value: Any, text: FieldEncoding) -> Any:
+    def to_plain(self, value: Any, text: FieldEncoding) -> Any:
         return value.decode("latin-1") if text is FieldEncoding.JSON else value
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
@@ -557,7 +557,7 @@ class String(Field[V]):
         ) -> None: ...
         def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         try:
             return value.decode() if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
@@ -597,7 +597,7 @@ class CustomEnum(Field[V]):
     def python_type(self) -> Any:
         return self.enum_type
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.enum_type.__members__.get(value, value)
         if isinstance(value, int) and not isinstance(value, bool | Enum):
@@ -611,7 +611,7 @@ class CustomEnum(Field[V]):
     def is_of_type(self, value: Any) -> bool:
         return isinstance(value, self.enum_type)
 
-    def plain(self, value: Any, text: FieldEncoding) -> Any:
+    def to_plain(self, value: Any, text: FieldEncoding) -> Any:
         return value.value if text is FieldEncoding.JSON and isinstance(value.value, str | int | float) else value.name
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:

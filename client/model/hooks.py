@@ -155,7 +155,7 @@ class HookChain:
 
     # ------------------------------------------------------------------------------ sending
     def is_interested(self) -> bool:
-        """Returns whether messages that are sent now pass `sending`."""
+        """Returns whether messages that are sent now pass `run_send_hooks`."""
         for hook in self._senders:
             try:
                 if hook.is_interested():
@@ -165,7 +165,7 @@ class HookChain:
         return False
 
     @contextmanager
-    def sending(
+    def run_send_hooks(
         self, topic: str, content: Any, properties: dict[str, str] | None, callback: Callback
     ) -> Iterator[tuple[Any, dict[str, str] | None, Callback]]:
         """Calls the hooks around the `with` block, which adds a message to a producer with the content, the properties
@@ -184,7 +184,7 @@ class HookChain:
             raise
 
     @contextmanager
-    def copying(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
+    def run_copy_hooks(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
         """Calls the hooks around the `with` block, which sends a copy of the received message `message` with these
         properties and waits for its outcome. Changes the properties as the hooks do."""
         passed = Sending(topic, None, properties, message)
@@ -239,7 +239,7 @@ class HookChain:
             except BaseException as error:
                 self._fail(hook, "before_deliver", error)
 
-    def settle(self, settlement: Settlement) -> None:
+    def report_settled(self, settlement: Settlement) -> None:
         if settlement.how == CLOSED:
             self._consumers.discard(settlement.consumer)
         for hook in self._settlers:
@@ -278,18 +278,18 @@ class PartitionHooks:
     def __init__(self, chain: HookChain, consumer: ReceivingConsumer, times_out: bool) -> None:
         self._chain, self._consumer, self._times_out = chain, consumer, times_out
 
-    def settle(self, which: Message | MessageId, how: str) -> None:
+    def report_settled(self, which: Message | MessageId, how: str) -> None:
         """Reports that a message, or with `how` CUMULATIVE all messages up to it, are settled."""
-        self._chain.settle(Settlement(self._consumer, how, which))
+        self._chain.report_settled(Settlement(self._consumer, how, which))
 
-    def settle_redelivered(self, entries: EntrySets | None) -> None:
+    def report_redelivered(self, entries: EntrySets | None) -> None:
         """Reports that entries are delivered again (None: all), because they were not acknowledged in time, or because
         another message of their batch was negatively acknowledged."""
         how = REDELIVERED if entries is None else TIMEOUT if self._times_out else NEGATIVE
-        self._chain.settle(Settlement(self._consumer, how, None, entries))
+        self._chain.report_settled(Settlement(self._consumer, how, None, entries))
 
-    def settle_all(self, how: str) -> None:
+    def report_all_ended(self, how: str) -> None:
         """Reports that all messages can no longer be settled: MOVED or CLOSED."""
-        self._chain.settle(Settlement(self._consumer, how))
+        self._chain.report_settled(Settlement(self._consumer, how))
 
 

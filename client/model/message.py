@@ -1,7 +1,7 @@
 """Received messages. A `Message` is a view of a part of its entry, which is parsed once.
 
-A `ReceivedEntry` has the fields that all messages of one entry share; a `Message` has its batch index, its own metadata
-and its payload, and computes everything else when a program asks for it. Also the parser of a single batch
+A `ReceivedEntry` has the fields that all messages of one entry share; a `Message` has its batch index, its own
+metadata and its payload, and computes everything else when a program asks for it. Also the parser of a single batch
 (`MessageBatch`), and the events of Failover consumers (`ConsumerEventListener`, `ActiveConsumerEvents`)."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SchemasByVersion(Protocol):
 
     def get_schema(self, version: bytes) -> SchemaInfo: ...
     def find_cached_schema(self, version: bytes) -> SchemaInfo | None: ...
-    async def fetch(self, version: bytes) -> None: ...
+    async def fetch_schema(self, version: bytes) -> None: ...
 
 
 class ReceivingConsumer(Protocol):
@@ -73,7 +73,7 @@ class ReceivingConsumer(Protocol):
         of the entry can be granted again."""
         ...
 
-    def on_put_back(self, message: Message) -> None:
+    def on_message_put_back(self, message: Message) -> None:
         """Fact: the message was taken, did not reach the application, and waits again. May be called from any
         thread."""
         ...
@@ -220,7 +220,7 @@ class Message:
         """Fetches from the broker the schema with which the message was written, if decoding needs this schema and the
         client does not have it yet."""
         if (writers := self._decoded_by()) is not None:
-            await writers.fetch(self.writer_version)
+            await writers.fetch_schema(self.writer_version)
 
     def _decoded_by(self) -> SchemasByVersion | None:
         schema = self.entry.consumer.schema
@@ -431,7 +431,7 @@ class _Unconnected(ReceivingConsumer):
         return False
 
     def on_taken(self, message: Message) -> None: ...
-    def on_put_back(self, message: Message) -> None: ...
+    def on_message_put_back(self, message: Message) -> None: ...
     def on_dequeue_interrupted(self) -> None: ...
     def drop_if_expired(self, message: Message) -> bool:
         return False

@@ -110,10 +110,10 @@ class Array(Field[V]):
         self.items = _field(array_type)
         super().__init__(default, required, required_default)
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        found = [self.items.made(each) for each in value]
+        found = [self.items.convert_value(each) for each in value]
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
@@ -130,8 +130,8 @@ class Array(Field[V]):
         self.items = copy.copy(self.items)  # a program may have given the same field to others
         self.items.set_name(name)
 
-    def plain(self, value: Any, text: FieldEncoding) -> Any:
-        return [self.items.plain(each, text) for each in value]
+    def to_plain(self, value: Any, text: FieldEncoding) -> Any:
+        return [self.items.to_plain(each, text) for each in value]
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return [self.items.from_plain(each, text) for each in value]
@@ -170,10 +170,10 @@ class Map(Field[V]):
         self.values = _field(value_type)
         super().__init__(default, required, required_default)
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        found = {key: self.values.made(each) for key, each in value.items()}
+        found = {key: self.values.convert_value(each) for key, each in value.items()}
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
@@ -194,8 +194,8 @@ class Map(Field[V]):
         self.values = copy.copy(self.values)
         self.values.set_name(name)
 
-    def plain(self, value: Any, text: FieldEncoding) -> Any:
-        return {key: self.values.plain(each, text) for key, each in value.items()}
+    def to_plain(self, value: Any, text: FieldEncoding) -> Any:
+        return {key: self.values.to_plain(each, text) for key, each in value.items()}
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return {key: self.values.from_plain(each, text) for key, each in value.items()}
@@ -218,11 +218,11 @@ class _Nested(Field["Record"]):
     def python_type(self) -> Any:
         return self.record_class
 
-    def absent(self) -> Any:
+    def absent_value(self) -> Any:
         declared = self.declared
-        return copy.deepcopy(declared) if declared is not None and declared.is_whole() else self.initial()
+        return copy.deepcopy(declared) if declared is not None and declared.is_whole() else self.initial_value()
 
-    def made(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         return self.record_class(**value) if isinstance(value, dict) else value
 
     def check(self, value: Any) -> None:
@@ -233,14 +233,14 @@ class _Nested(Field["Record"]):
     def is_of_type(self, value: Any) -> bool:
         return isinstance(value, self.record_class)
 
-    def plain(self, value: Any, text: FieldEncoding) -> Any:
-        return value.plain(text)
+    def to_plain(self, value: Any, text: FieldEncoding) -> Any:
+        return value.to_plain(text)
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
         return self.record_class.from_plain(value, text)
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
-        return self.record_class.definition(names, namespace)
+        return self.record_class.avro_definition(names, namespace)
 
 
 FIELD_PARAMETERS = ("default", "required", "required_default")
@@ -305,7 +305,7 @@ class Record(metaclass=_RecordType):
             if name in values:
                 setattr(self, name, values[name])
             else:
-                super().__setattr__(name, field.absent())
+                super().__setattr__(name, field.absent_value())
 
     if TYPE_CHECKING:
 
@@ -316,9 +316,9 @@ class Record(metaclass=_RecordType):
         if field is None:
             raise NoSuchField(f"{type(self).__name__} has no field {name!r}")
         if value is None:
-            value = field.initial()
+            value = field.initial_value()
         else:
-            value = field.made(value)
+            value = field.convert_value(value)
             field.check(value)
         super().__setattr__(name, value)
 
@@ -332,11 +332,11 @@ class Record(metaclass=_RecordType):
             if field._required and getattr(self, name) is None:
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
-    def plain(self, text: FieldEncoding) -> dict[str, Any]:
+    def to_plain(self, text: FieldEncoding) -> dict[str, Any]:
         """Returns the fields of the record as a dict by name, with their values converted to plain Python values that
         JSON or Avro can encode."""
         return {
-            name: None if (value := getattr(self, name)) is None else field.plain(value, text)
+            name: None if (value := getattr(self, name)) is None else field.to_plain(value, text)
             for name, field in self._fields.items()
         }
 
@@ -378,16 +378,16 @@ class Record(metaclass=_RecordType):
     def schema_info(cls, defined_names: Any) -> Any:
         """Returns the record's type as a part of an Avro schema. `defined_names`: a `DefinedTypes` with the types that
         the schema has defined already; None: the schema has defined no type."""
-        return cls.definition(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
+        return cls.avro_definition(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
         """Returns the Avro schema of the record. Raises InvalidMessage if two of its types have the same name."""
-        found: dict[str, Any] = cls.definition(DefinedTypes(), "")
+        found: dict[str, Any] = cls.avro_definition(DefinedTypes(), "")
         return found
 
     @classmethod
-    def definition(cls, names: DefinedTypes, namespace: str) -> Any:
+    def avro_definition(cls, names: DefinedTypes, namespace: str) -> Any:
         """Returns the record's type as a part of an Avro schema: its definition, or only its full name if the schema
         has defined it already."""
         namespace = cls._avro_namespace or namespace
@@ -398,7 +398,7 @@ class Record(metaclass=_RecordType):
         if cls._avro_namespace:
             found["namespace"] = cls._avro_namespace
         order = sorted(cls._fields) if cls._sorted_fields else cls._fields
-        found["fields"] = [cls._fields[each].definition(names, namespace) for each in order]
+        found["fields"] = [cls._fields[each].avro_definition(names, namespace) for each in order]
         return found
 
     def __eq__(self, other: object) -> bool:

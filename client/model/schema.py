@@ -70,7 +70,7 @@ class SchemaDescription:
         self._type, self._name, self._schema = schema_type, name, schema
 
     @classmethod
-    def of(cls, info: SchemaInfo | None) -> SchemaDescription:
+    def from_info(cls, info: SchemaInfo | None) -> SchemaDescription:
         """Returns the description of the schema `info`; of plain bytes if `info` is None."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
@@ -142,7 +142,7 @@ class Schema:
 
     def schema_info(self) -> SchemaDescription:
         """Returns the description of the schema that is registered with the topic, as Pulsar's client has it."""
-        return SchemaDescription.of(self.info())
+        return SchemaDescription.from_info(self.info())
 
     def attach_client(self, client: Any) -> None:
         """Stores the client in the schema. Exists because programs for Pulsar's client call it; Magnetar does not use
@@ -231,7 +231,7 @@ class JsonSchema(Schema):
     def encode(self, obj: Any) -> bytes:
         self._check(obj)
         obj.check_fields()
-        plain = obj.plain(FieldEncoding.JSON)
+        plain = obj.to_plain(FieldEncoding.JSON)
         try:
             return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
@@ -277,7 +277,7 @@ class AvroSchema(Schema):
         plain = obj
         if self._is_record:
             obj.check_fields()
-            plain = obj.plain(FieldEncoding.AVRO)
+            plain = obj.to_plain(FieldEncoding.AVRO)
         try:
             self._avro.schemaless_writer(out, self._schema, plain)
         except (ValueError, TypeError, KeyError) as error:

@@ -190,7 +190,7 @@ class OutboxAdmin:
         store = RelayStore(self._engine, self._outbox, shard, known[0].shards)
         taken = store.claim_shard("magnetar outbox renumber")
         destinations = {*taken.stored, *(row.destination for row in taken.claimed)}
-        for topic in store.topics():
+        for topic in store.list_topics():
             try:
                 found = client.get_topic_partitions(topic)
             except (InvalidTopicName, TopicNotFound):  # nothing was ever sent there
@@ -199,7 +199,7 @@ class OutboxAdmin:
             destinations |= {make_destination_name(topic, number, partitions) for number in range(max(1, partitions))}
         owned = sorted(each for each in destinations if find_shard_of_destination(each, known[0].shards) == shard)
         last = self._last_ids(client, name, owned)
-        store.renumber(taken.epoch, max([taken.next_seq, *(each + 1 for each in last.values())]), last)
+        store.renumber_rows(taken.epoch, max([taken.next_seq, *(each + 1 for each in last.values())]), last)
         return last
 
     def _last_ids(self, client: Client, name: str, destinations: Sequence[str]) -> dict[str, int]:
@@ -404,7 +404,7 @@ class Relay:
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
         """Returns the error to end with: RelayFenced if a newer relay has the shard, because its messages look like
         those of another database; else `error`."""
-        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.holder()[0] != core.epoch:
+        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.read_holder()[0] != core.epoch:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
 
@@ -421,7 +421,7 @@ class Relay:
 
     def _find(self, core: RelayCore) -> list[Effect]:
         try:
-            topics = self._store.topics()
+            topics = self._store.list_topics()
         except OutboxUnreachable as error:
             self._log_trouble(error)
             return core.on_topic_search_failed(_clock.monotonic())
@@ -438,11 +438,11 @@ class Relay:
         if not self._standby:
             return True
         self._phase = "standby"
-        before, since = self._store.holder(), _clock.monotonic()
+        before, since = self._store.read_holder(), _clock.monotonic()
         while before != (0, 0) and _clock.monotonic() - since < STANDBY_S:
             if self._stop.wait(STANDBY_S / 10):
                 return False
-            found = self._store.holder()
+            found = self._store.read_holder()
             if found != before:
                 before, since = found, _clock.monotonic()
         return True
@@ -478,7 +478,7 @@ class Relay:
     def lag(self) -> Lag:
         """Queries the database. Returns the number of rows of the whole outbox by state, and the age of the oldest row
         that is not parked."""
-        return self._store.lag()
+        return self._store.measure_lag()
 
 
 def producer_name(engine: Engine, name: str | None, shard: int) -> str:

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import MagnetarError
-from ...proto.names import TopicName, key_hash
+from ...proto.names import TopicName, hash_key
 from ...proto.schema import SchemaInfo, SchemaType
 from ...runtime.clock import SystemClock
 from ..common.errors import MessageTooBig, translate_error
@@ -89,7 +89,9 @@ def make_outbox_row(
         name = TopicName.parse(topic)
     except Exception as error:
         raise translate_error(error) from error
-    given = Extras(dict(properties) if properties else None, key, event_timestamp=event_time, deliver_at=deliver_at)
+    given = Extras(
+        dict(properties) if properties else None, key, event_timestamp=event_time, deliver_at=deliver_at
+    )
     schema = schema or _BYTES
     message = make_outgoing_message(value, given, schema, now_ms)
     key, info = message.partition_key, schema.info()
@@ -101,7 +103,7 @@ def make_outbox_row(
     return NewOutboxRow(
         topic=name.full, key=key, value=None if message.null_value else message.payload, properties=text,
         event_time=event_time, deliver_at=deliver_at, created=now_ms(),
-        key_hash=getrandbits(31) if key is None else key_hash(key), size=size, state=RowState.WAITING, attempts=0,
+        key_hash=getrandbits(31) if key is None else hash_key(key), size=size, state=RowState.WAITING, attempts=0,
         unit=unit, value_schema=None if info is None else encode_row_schema(info), key_form=form,
     )  # fmt: skip
 

@@ -261,7 +261,7 @@ class RelaySender:
         """Begins a transaction under the name of the producers. The first one takes the name from its earlier holder;
         if a later relay takes the name afterwards, beginning fails, and the name is taken again only after the database
         has confirmed that the shard is still ours."""
-        home = Transactions.of_client(self._client.inner().connections)
+        home = Transactions.for_client(self._client.inner().connections)
         if not self._named:
             home.coordinators.discard_holder_number(self._name)
         self._named = False

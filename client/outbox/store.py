@@ -42,7 +42,7 @@ from .tables import SQLAlchemyOutbox, check_outbox_tables, raise_outbox_errors
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
 # them.
 #
-#     rows = UnitClaimer(connection, table, claim, phases).run()      in the order of their ids, unit by unit
+#     rows = UnitClaimer(connection, table, claim, phases).claim_units()    in the order of their ids, unit by unit
 #
 # A unit is taken when each of its rows may be claimed, and is locked: one that is parked, that waits for another
 # attempt or whose destination takes nothing keeps all of it. **Order.** What is passed over keeps its keys: a later
@@ -69,7 +69,7 @@ class UnitClaimer:
         self._seen: set[int] = set()
         self._kept: set[tuple[str, str]] = set()  # topic and key of what was passed over
 
-    def run(self) -> list[Any]:
+    def claim_units(self) -> list[Any]:
         for phase in self._phases:
             after = 0
             for _ in range(WINDOWS):
@@ -180,7 +180,7 @@ class RelayStore:
         check_outbox_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
-    def holder(self) -> tuple[int, int]:
+    def read_holder(self) -> tuple[int, int]:
         """Returns two numbers of the shard: its epoch, and the time in ms since the epoch at which the relay that holds
         it was last active; (0, 0) if no relay ever held it."""
         shards = self._shards
@@ -237,7 +237,7 @@ class RelayStore:
         )
         return [ClaimedRow._make(each) for each in found]
 
-    def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
+    def renumber_rows(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
         """Renumbers the sequence ids of the shard: the next claimed row gets `next_seq`; records the highest stored id
         of each destination (`stored`), and makes claimed rows wait again. Raises RelayFenced if the shard has a newer
         holder."""
@@ -313,7 +313,9 @@ class RelayStore:
     # ------------------------------------------------------------------------------ a claim
     def _claim(self, connection: Connection, claim: ClaimRequest, next_seq: int) -> list[ClaimedRow]:
         if claim.units:
-            found: Sequence[Any] = UnitClaimer(connection, self._rows, claim, self._phases(connection, claim)).run()
+            found: Sequence[Any] = UnitClaimer(
+                connection, self._rows, claim, self._phases(connection, claim)
+            ).claim_units()
         else:
             found = self._candidates(connection, claim)
         if not found:
@@ -403,7 +405,7 @@ class RelayStore:
             )  # fmt: skip
 
     # ------------------------------------------------------------------------------ questions
-    def topics(self) -> list[str]:
+    def list_topics(self) -> list[str]:
         """Returns the topics for which rows wait or were refused. Reads one index entry for each topic."""
         rows = self._rows
         found: set[str] = set()
@@ -415,7 +417,7 @@ class RelayStore:
                     query = of_state.where(rows.c.topic > topic)
         return sorted(found)
 
-    def lag(self) -> Lag:
+    def measure_lag(self) -> Lag:
         """Returns the lag of the whole outbox: the number of rows by state, and the age of the oldest row. Counts all
         rows, so call it rarely."""
         rows = self._rows

@@ -176,8 +176,8 @@ WHAT_TO_DO = {
 
 @contextmanager
 def raise_outbox_errors() -> Iterator[None]:
-    """Raises an OutboxError in place of an error that SQLAlchemy raises in the `with` block; the original error is its
-    cause."""
+    """Context manager: raises an OutboxError in place of an error of SQLAlchemy, and OutboxUnreachable in place of an
+    OSError. The original error is its cause."""
     try:
         yield
     except SQLAlchemyError as error:

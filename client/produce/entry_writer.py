@@ -242,7 +242,9 @@ def has_only_transaction(extras: Extras) -> bool:
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, TransactionPort)
 
 
-def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
+def make_outgoing_message(
+    content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]
+) -> OutgoingMessage:
     """Checks the parameters that a program passes to `send`, and returns an OutgoingMessage made from them.
     `wall_ms()`: the time in ms since the epoch, for `deliver_after`. Raises InvalidMessage if a parameter is wrong."""
     if extras != NO_EXTRAS:

@@ -2,8 +2,8 @@
 
 `add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. The driver
 passes each fact to the core, and carries out the core's effects at once, in order. Callbacks run in the event loop,
-those of one entry one after the other; `exception` returns the reason why a message failed. An unforeseen exception
-finishes the producer, and is the outcome of every message (client/common/loggers.py). Guards:
+those of one entry one after the other; `make_exception` returns the reason why a message failed. An unforeseen
+exception finishes the producer, and is the outcome of every message (client/common/loggers.py). Guards:
 tests/client/produce/test_partition_producer.py.
 
 Also in this file, below its heading: the outcome of an entry, told to the callbacks of its messages (outcomes)."""
@@ -42,17 +42,17 @@ from ..connect.connections import Connections
 from ..core.batcher import Callback, OutgoingBatch, OutgoingMessage
 from ..core.effects import (
     PRODUCER_FINAL,
-    Connect,
+    DetachFromBroker,
     EndFlushes,
     EndWithError,
-    GiveUpConnection,
+    LogWarning,
     MessageAddResult,
     MessageNotEncodable,
+    OpenAttachment,
     PartitionClientState,
     ProducerEffect,
-    Publish,
     ReportOutcome,
-    Warn,
+    SendEntry,
 )
 from ..core.producer import ProducerCore
 from ..core.transaction import SendAllowance, TransactionEndpoint, TransactionPort
@@ -265,7 +265,7 @@ class PartitionProducer:
         self.core.publish_wanted = True
         self._wakes.call(self._turn, self.on_failure)
 
-    def exception(self, result: Result) -> PulsarException:
+    def make_exception(self, result: Result) -> PulsarException:
         """Returns the exception to raise for a message that has just failed with `result`."""
         if self._failure is not None and (known := translate_error(self._failure)).result is result:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
@@ -301,7 +301,7 @@ class PartitionProducer:
                         effects += core.on_entry_receipt(receipt.sequence_id, ledger_id, entry_id, now)
                         continue
                     if self.latencies is not None:
-                        self.latencies.observe(now - batch.born)
+                        self.latencies.observe_value(now - batch.born)
                     confirm_messages(batch, partition, ledger_id, entry_id)
                     if batch.txn is not None:
                         notify_transaction(batch.txn, self, ReportOutcome(batch, None, ledger_id, entry_id))
@@ -352,7 +352,7 @@ class PartitionProducer:
         left = iter(effects)
         try:
             for effect in left:
-                if type(effect) is Publish:
+                if type(effect) is SendEntry:
                     self._attachment.publish(effect.entry)
                 elif type(effect) is ReportOutcome:
                     self._settle(effect)
@@ -368,13 +368,13 @@ class PartitionProducer:
         match effect:
             case EndFlushes(waiters):
                 end_waiting_flushes(waiters)
-            case Connect(after_s) if self.core.state is PartitionClientState.OPENING:
+            case OpenAttachment(after_s) if self.core.state is PartitionClientState.OPENING:
                 self._attachment.open()
-            case Connect(after_s):
+            case OpenAttachment(after_s):
                 self._attachment.reopen(after_s)
-            case GiveUpConnection():
+            case DetachFromBroker():
                 self._attachment.close_at_broker()
-            case Warn(text):
+            case LogWarning(text):
                 _LOG.warning("%s: %s", self.topic, text)
             case EndWithError(error):
                 self._close_with(error)

@@ -357,7 +357,7 @@ class Producer(ClosedAfterAsyncWith):
         if settings.schema.of_topic:
             [(first, _), *_] = split_by_level([topic], settings.levels)
             schemas = TopicSchemaCache(connections, first)
-            await schemas.fetch(NEWEST)
+            await schemas.fetch_schema(NEWEST)
             settings = replace(settings, schema=settings.schema.known(schemas.find_cached_schema(NEWEST)))
         kind = PartitionProducers if settings.levels is None else LevelProducers
         partitions = await kind.open(connections, topic, settings, epoch)
@@ -485,7 +485,7 @@ class Producer(ClosedAfterAsyncWith):
         if self.hooks is None or not self.hooks.is_interested():
             self.enqueue(content, callback, extras)
             return
-        with self.hooks.sending(self._topic.full, content, properties, callback) as (changed, properties, sent):
+        with self.hooks.run_send_hooks(self._topic.full, content, properties, callback) as (changed, properties, sent):
             self.enqueue(changed, sent, extras._replace(properties=properties))
 
     async def send(
@@ -530,10 +530,10 @@ class Producer(ClosedAfterAsyncWith):
             partition.flush_soon()
         result, message_id = await outcome
         if result is not Result.Ok:
-            raise partition.exception(result)
+            raise partition.make_exception(result)
         return message_id
 
-    def encoded(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
+    def encode_for_later(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
         """Encodes a message that is not sent now, but published by a broker later (`prepare`). Returns the message's
         topic or partition, and its encoded entry."""
         if self.tracing is not None:
@@ -571,7 +571,7 @@ class Producer(ClosedAfterAsyncWith):
         make = self.connections.make_halves
         assert make is not None, "its client has half messages"
         halves: HalfMessagePreparer = make(self.connections)
-        return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
+        return await halves.prepare([self.encode_for_later(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
         """Sends `message`, a copy of a received message, waits until the copy is durable and returns its id. Does not
@@ -587,7 +587,7 @@ class Producer(ClosedAfterAsyncWith):
         partition.flush_soon()
         result, message_id = await outcome
         if result is not Result.Ok:
-            raise partition.exception(result)
+            raise partition.make_exception(result)
         return message_id
 
     async def send_many(
@@ -656,7 +656,7 @@ class Producer(ClosedAfterAsyncWith):
         """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull. `hooked`:
         its hooks were called."""
         if self.hooks is not None and not hooked and self.hooks.is_interested():
-            passed = self.hooks.sending(self._topic.full, content, extras.properties, callback)
+            passed = self.hooks.run_send_hooks(self._topic.full, content, extras.properties, callback)
             with passed as (changed, properties, sent):
                 return await self._enqueue_waiting(changed, sent, extras._replace(properties=properties), hooked=True)
         while True:

@@ -1,11 +1,11 @@
-"""The requests of a client to transaction coordinators (`Coordinators`): to find a coordinator, to get ids for new
+"""The requests of a client to transaction coordinators (`CoordinatorClient`): to find a coordinator, to get ids for new
 transactions, to end transactions and to ask for their status. Also the batches of a sink (`Batch` and the functions
 that begin and commit the transactions of a batch).
 
-    await coordinators.begin(timeout_ms)                returns an id, mostly one that was leased in advance
-    await coordinators.begin_named(name, timeout_ms)
-    await coordinators.end(item)                        returns the coordinator's answer
-    await coordinators.status(txn)
+    await coordinators.begin_transaction(timeout_ms)    returns an id, mostly one that was leased in advance
+    await coordinators.begin_named_transaction(name, timeout_ms)
+    await coordinators.end_transaction(item)            returns the coordinator's answer
+    await coordinators.get_status(txn)
 
 **Where.** Any broker knows which broker runs a coordinator; the client caches the address until that broker refuses a
 request or the connection to it breaks. **Which.** A client starts with a random coordinator and takes the next one for
@@ -33,7 +33,7 @@ from google.protobuf.message import Message
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable, from_wire
 from ...proto.states import TxnId, TxnState, coordinator_of
-from ...runtime.network import Channel, Endpoint, rpc
+from ...runtime.network import Channel, Endpoint, find_rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import (
     TEXT,
@@ -136,7 +136,7 @@ class TransactionEndAnswer(NamedTuple):
     error: MagnetarError | None
 
 
-class Coordinators:
+class CoordinatorClient:
     """Sends one client's requests to transaction coordinators, and finds the brokers that run them. See the head of the
     module."""
 
@@ -154,7 +154,7 @@ class Coordinators:
         self.deadlines = Deadlines(self._now)
 
     # ------------------------------------------------------------------------------ ids
-    async def begin(self, timeout_ms: int) -> TxnId:
+    async def begin_transaction(self, timeout_ms: int) -> TxnId:
         ids = self._leases.get(timeout_ms)
         if ids is None:
             if len(self._leases) >= LANES_MAX:
@@ -201,7 +201,7 @@ class Coordinators:
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
         """Begins transactions at the next coordinator, or at the one after it if that one does not answer or has no
         room."""
-        count = await self.count()
+        count = await self.count_coordinators()
         longest = self._connections.settings.connection_timeout_s
 
         async def once() -> wire.BeginReply:
@@ -213,12 +213,12 @@ class Coordinators:
         reply = await self._connections.retry(once)
         return TxnId(reply.first.most, reply.first.least), reply
 
-    async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
+    async def begin_named_transaction(self, name: str, timeout_ms: int) -> TxnId:
         """Begins a transaction under a name and returns its id. Raises TransactionFenced if a later program has taken
         over the name."""
         request = wire.BeginRequest(
-            coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
-            holder=self._holders.get(name, 0),
+            coordinator=coordinator_of(name, await self.count_coordinators()), count=1, timeout_ms=timeout_ms,
+            name=name, holder=self._holders.get(name, 0),
         )  # fmt: skip
         reply: wire.BeginReply = await self.ask(request.coordinator, "Begin", request)
         self._holders[name] = reply.holder
@@ -230,7 +230,7 @@ class Coordinators:
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
-    async def end(self, item: wire.EndItem) -> TransactionEndAnswer:
+    async def end_transaction(self, item: wire.EndItem) -> TransactionEndAnswer:
         """Asks the coordinator to end a transaction; returns the coordinator's answer. Raises TimedOut, or the last
         error, when the operation's deadline has passed."""
         lane = item.txn.most, item.visible
@@ -249,7 +249,7 @@ class Coordinators:
                 raise TimedOut(f"no answer within {limit_s:g} s to the end of a transaction") from error
             if answer.error is None or not answer.error.retryable:
                 return answer
-            pause = backoff.next_s()
+            pause = backoff.next_delay_s()
             if self._now() + pause > deadline:
                 raise answer.error
             await asyncio.sleep(pause)
@@ -262,7 +262,7 @@ class Coordinators:
         reply: wire.EndReply = await self._ask_once(coordinator, "End", request, longest)
         return reply
 
-    async def status(self, txn: TxnId) -> TransactionEndAnswer:
+    async def get_status(self, txn: TxnId) -> TransactionEndAnswer:
         """Asks the coordinator for the state of a transaction and returns the answer. An error such as
         TransactionForgotten is returned in the TransactionEndAnswer, not raised."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
@@ -270,7 +270,7 @@ class Coordinators:
 
         async def once() -> TransactionEndAnswer:
             reply: wire.StatusReply = await self._ask_once(txn.most, "Status", request, longest)
-            answer = answer_of(reply.items[0]) if reply.items else TransactionEndAnswer(
+            answer = decode_transaction_reply(reply.items[0]) if reply.items else TransactionEndAnswer(
                 TxnState.OPEN, Unavailable("no answer")
             )
             if answer.error is not None and answer.error.retryable:
@@ -281,7 +281,7 @@ class Coordinators:
         return await self._connections.retry(once)
 
     # ------------------------------------------------------------------------------ where they are
-    async def count(self) -> int:
+    async def count_coordinators(self) -> int:
         if not self._count:
             await self._connections.retry(lambda: self._find(0))
             self._next = self._connections.world.rng.randrange(self._count)
@@ -292,7 +292,7 @@ class Coordinators:
         settings = self._connections.settings
         request = wire.FindCoordinator(coordinator=coordinator, listener=settings.listener_name)
         reply: wire.CoordinatorReply = await asked.call(
-            rpc("Transactions", "Find"), request, timeout_s=settings.connection_timeout_s
+            find_rpc("Transactions", "Find"), request, timeout_s=settings.connection_timeout_s
         )
         self._count = max(1, reply.coordinators)
         if reply.here:
@@ -321,7 +321,7 @@ class Coordinators:
     async def _ask_once(self, coordinator: int, method: str, request: Message, timeout_s: float) -> Any:
         channel = await self.find_coordinator_channel(coordinator)
         try:
-            return await channel.call(rpc("Transactions", method), request, timeout_s=timeout_s)
+            return await channel.call(find_rpc("Transactions", method), request, timeout_s=timeout_s)
         except MagnetarError:
             self.discard(coordinator)
             raise
@@ -341,7 +341,7 @@ class Coordinators:
 class TransactionEndQueue:
     """The queue of requests to end transactions at one coordinator: those that wait, and those in flight."""
 
-    def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
+    def __init__(self, coordinators: CoordinatorClient, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
         self._coordinator = coordinator
         self._tasks = tasks
@@ -378,7 +378,7 @@ class TransactionEndQueue:
         try:
             request = wire.EndRequest(items=[item for item, _ in batch])
             reply = await self._coordinators.send_end_requests(self._coordinator, request)
-            answers = [answer_of(each) for each in reply.items]
+            answers = [decode_transaction_reply(each) for each in reply.items]
             if any(each.error is not None and each.error.retryable for each in answers):
                 self._coordinators.discard(self._coordinator)
             missing = ConnectionLost("the coordinator did not answer to all")
@@ -399,7 +399,7 @@ class TransactionEndQueue:
                 answer.set_exception(ConnectionLost(f"the queue of a coordinator failed: {error!r}"))
 
 
-def answer_of(reply: wire.TransactionReply) -> TransactionEndAnswer:
+def decode_transaction_reply(reply: wire.TransactionReply) -> TransactionEndAnswer:
     error = from_wire(reply.error) if reply.HasField("error") else None
     return TransactionEndAnswer(TxnState(reply.state), error)
 
@@ -466,7 +466,7 @@ class SinkStatus(NamedTuple):
     batch: int  # the last one that was committed
 
 
-async def begin_sink_batch(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
+async def begin_sink_batch(coordinators: CoordinatorClient, batch: Batch, timeout_ms: int) -> TxnId | None:
     """Begins a transaction that writes a part of the batch, and returns its id; None if the sink has committed the
     batch already. Raises SinkFenced if another query writes the sink."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
@@ -476,7 +476,7 @@ async def begin_sink_batch(coordinators: Coordinators, batch: Batch, timeout_ms:
     return None if reply.already else TxnId(reply.first.most, reply.first.least)
 
 
-async def commit_batch(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
+async def commit_batch(coordinators: CoordinatorClient, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
     """Commits the transactions of a batch together. Raises TransactionAborted if one of them is aborted: then none is
     committed. Raises SinkFenced, or OutcomeUnknown if no coordinator answered."""
     number = await _home(coordinators, batch)
@@ -499,34 +499,34 @@ async def commit_batch(coordinators: Coordinators, batch: Batch, txns: Sequence[
     return BatchOutcome.ALREADY if reply.already else BatchOutcome.COMMITTED
 
 
-async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
+async def get_sink_status(coordinators: CoordinatorClient, sink_id: str) -> SinkStatus | None:
     """Returns the last batch that was committed to a sink, and the query that wrote it; None if no batch was
     committed."""
-    number = coordinator_of(sink_id, await coordinators.count())
+    number = coordinator_of(sink_id, await coordinators.count_coordinators())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)
     return SinkStatus(reply.query_id, reply.batch) if reply.known else None
 
 
-async def end_prepared_transaction(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
+async def end_prepared_transaction(coordinators: CoordinatorClient, txn: TxnId, *, is_commit: bool) -> None:
     """Commits (`is_commit`) or aborts a transaction that another program may have prepared. A transaction that is not
     prepared can only be aborted, because only its own client knows which of its messages are stored."""
-    state, error = await coordinators.status(txn)
+    state, error = await coordinators.get_status(txn)
     if error is not None:
         raise translate_error(error) from error
     if is_commit and state is TxnState.OPEN:
         raise InvalidTxnStatusError(f"transaction {txn} is open: its own client commits it, or prepares it")
     item = wire.EndItem(verb=wire.EndItem.COMMIT if is_commit else wire.EndItem.ABORT)
     item.txn.most, item.txn.least = txn
-    state, error = await coordinators.end(item)
+    state, error = await coordinators.end_transaction(item)
     if error is not None:
         raise translate_error(error) from error
     if state is not (TxnState.COMMITTED if is_commit else TxnState.ABORTED):
         raise InvalidTxnStatusError(f"transaction {txn} is {state.name.lower()}")
 
 
-async def _home(coordinators: Coordinators, batch: Batch) -> int:
-    return coordinator_of(batch.sink_id or batch.run, await coordinators.count())
+async def _home(coordinators: CoordinatorClient, batch: Batch) -> int:
+    return coordinator_of(batch.sink_id or batch.run, await coordinators.count_coordinators())
 
 
 def _tag(batch: Batch) -> wire.SinkTag:

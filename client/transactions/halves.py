@@ -28,7 +28,7 @@ from ...proto.entry import decode_payload, decode_properties, parse_header
 from ...proto.errors import ConnectionLost, MagnetarError, TransactionAborted
 from ...proto.names import TopicName
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
-from ...runtime.network import EndOfStream, Stream, rpc
+from ...runtime.network import EndOfStream, Stream, find_rpc
 from ...runtime.tasks import Tasks, run_to_end
 from ..common.checks import ParameterCheck, WrongValue, check_parameters, shorten_value
 from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate_error
@@ -40,7 +40,7 @@ from ..produce.producer import Half
 from .coordinators import LeasedTransactionIds
 
 if TYPE_CHECKING:
-    from .coordinators import Coordinators
+    from .coordinators import CoordinatorClient
     from .transaction import Transactions
 
 T = TypeVar("T")
@@ -73,18 +73,18 @@ class ClientHalfMessages:
         self._watches: dict[str, HalfCheckWatchPort] = {}
 
     @classmethod
-    def of_client(cls, connections: Connections) -> ClientHalfMessages:
+    def for_client(cls, connections: Connections) -> ClientHalfMessages:
         """Returns the ClientHalfMessages of the client that has these connections; makes it at the first use."""
         from .transaction import Transactions
 
         found = connections.halves
         if found is None:
-            found = connections.halves = cls(Transactions.of_client(connections))
+            found = connections.halves = cls(Transactions.for_client(connections))
         assert isinstance(found, cls), "a client has its halves"
         return found
 
     @property
-    def coordinators(self) -> Coordinators:
+    def coordinators(self) -> CoordinatorClient:
         return self._home.coordinators
 
     @property
@@ -95,7 +95,7 @@ class ClientHalfMessages:
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
-    def watch(self, group: str, watch: Callable[[ClientHalfMessages], HalfCheckWatchPort]) -> None:
+    def watch_group(self, group: str, watch: Callable[[ClientHalfMessages], HalfCheckWatchPort]) -> None:
         """Registers the HalfCheckWatch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
@@ -138,7 +138,7 @@ class ClientHalfMessages:
         """Stores a half message. Raises translated errors; a half that may be stored in spite of the error is rolled
         back."""
         try:
-            number = coordinator_of(request.group, await self.coordinators.count())
+            number = coordinator_of(request.group, await self.coordinators.count_coordinators())
             for left in reversed(range(IDS_TRIED)):
                 id_ = await self._id(number)
                 request.half.most, request.half.least = id_
@@ -174,18 +174,18 @@ class ClientHalfMessages:
 
     async def _roll_back_quietly(self, id_: TxnId) -> None:
         try:
-            await self.end(id_, wire.EndHalfRequest.ROLLBACK)
+            await self.end_half(id_, wire.EndHalfRequest.ROLLBACK)
         except MagnetarError as error:
             _LOG.info("half %s, which was not told to be stored, is not rolled back: %s", id_, error)
 
     # ------------------------------------------------------------------------------ decisions
     async def commit(self, id_: TxnId) -> TransactionState:
-        return await self._outlived(self.end(id_, wire.EndHalfRequest.COMMIT))
+        return await self._outlived(self.end_half(id_, wire.EndHalfRequest.COMMIT))
 
     async def rollback(self, id_: TxnId) -> TransactionState:
-        return await self._outlived(self.end(id_, wire.EndHalfRequest.ROLLBACK))
+        return await self._outlived(self.end_half(id_, wire.EndHalfRequest.ROLLBACK))
 
-    async def end(
+    async def end_half(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
         """Commits or rolls back a half message and returns its state. `number`: the number of the check that this
@@ -321,14 +321,16 @@ class HalfCheckWatch:
                 _LOG.exception("group %s is connected again", self.group)
             if now() - begun > CONNECTED_S:
                 backoff.reset()
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(backoff.next_delay_s())
 
     async def _connected(self) -> None:
         coordinators = self._halves.coordinators
-        number = coordinator_of(self.group, await coordinators.count())
+        number = coordinator_of(self.group, await coordinators.count_coordinators())
         stream: Stream[Any, Any] | None = None
         try:
-            stream = (await coordinators.find_coordinator_channel(number)).stream(rpc("Transactions", "WatchHalves"))
+            stream = (await coordinators.find_coordinator_channel(number)).stream(
+                find_rpc("Transactions", "WatchHalves")
+            )
             stream.send_nowait(wire.WatchHalvesItem(group=self.group))
             while True:
                 for check in await stream.receive():
@@ -344,7 +346,7 @@ class HalfCheckWatch:
         id_ = TxnId(check.half.most, check.half.least)
         verb, why = await self._ask(check, id_)
         try:
-            await self._halves.end(id_, verb, check.check, why)
+            await self._halves.end_half(id_, verb, check.check, why)
         except MagnetarError as error:
             _LOG.warning("half %s of group %s: the check's answer does not count: %s", id_, self.group, error)
 

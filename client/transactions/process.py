@@ -259,7 +259,7 @@ class ProcessLoop:
         self._options = options
         self._statistics = options.statistics
         self._in_order = consumer.settings.consumer_type != ConsumerType.Shared
-        self._home = Transactions.of_client(consumer.connections)
+        self._home = Transactions.for_client(consumer.connections)
         self._backoff = consumer.connections.backoff()
         self._under_way: deque[TransactionBatch] = deque()
         self._tasks = Tasks()
@@ -397,7 +397,7 @@ class ProcessLoop:
             if not hooks.is_interested():
                 await self._add(producer, value, None, extras)
                 return
-            with hooks.sending(producer.topic(), value, extras.properties, None) as (value, added, sent):
+            with hooks.run_send_hooks(producer.topic(), value, extras.properties, None) as (value, added, sent):
                 await self._add(producer, value, sent, extras._replace(properties=added))
 
     async def _add(self, producer: Producer, value: Any, sent: Callback, extras: Extras) -> None:
@@ -470,7 +470,7 @@ class ProcessLoop:
         if failed is not None:
             raise failed
         self._consumer.start_again()
-        await asyncio.sleep(self._backoff.next_s())
+        await asyncio.sleep(self._backoff.next_delay_s())
 
     async def _end_all(self) -> bool:
         while self._under_way:

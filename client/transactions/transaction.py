@@ -60,7 +60,7 @@ from ..core.transaction import (
     TransactionPort,
     TransactionState,
 )
-from .coordinators import Coordinators
+from .coordinators import CoordinatorClient
 
 _LOG = logging.getLogger("magnetar.client")
 VERBS = {
@@ -310,7 +310,7 @@ class Transaction(TransactionPort):
             item = wire.EndItem(verb=wire.EndItem.ABORT, visible=True)
             item.txn.most, item.txn.least = core.txn
             with suppress(MagnetarError):
-                await self._home.coordinators.end(item)
+                await self._home.coordinators.end_transaction(item)
 
     def _start_ending(self, work: Any) -> asyncio.Task[None]:
         self._ending = self._home.spawn(work, f"end of transaction {self._known.txn}")
@@ -386,7 +386,7 @@ class Transaction(TransactionPort):
         item.txn.most, item.txn.least = core.txn
         item.participants.extend(map(encode_participant, end.participants))
         try:
-            answer = await self._home.coordinators.end(item)
+            answer = await self._home.coordinators.end_transaction(item)
             state, error = answer
         except MagnetarError as lost:
             if end.verb is TransactionEndKind.ABORT:
@@ -405,12 +405,12 @@ class Transaction(TransactionPort):
         deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
         while True:
             try:
-                state, error = await self._home.coordinators.status(self._known.txn)
+                state, error = await self._home.coordinators.get_status(self._known.txn)
                 if error is not None or state in (TxnState.COMMITTED, TxnState.ABORTED):
                     return state, error
                 if state is TxnState.PREPARED and item.verb == wire.EndItem.PREPARE:
                     return state, error
-                state, error = await self._home.coordinators.end(item)
+                state, error = await self._home.coordinators.end_transaction(item)
                 return state, error
             except MagnetarError as error:
                 if self._home.now() >= deadline:
@@ -440,7 +440,7 @@ class Transactions:
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
-        self.coordinators = Coordinators(connections)
+        self.coordinators = CoordinatorClient(connections)
         self.now = connections.world.clock.monotonic
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -449,7 +449,7 @@ class Transactions:
         self._tasks = Tasks()
 
     @classmethod
-    def of_client(cls, connections: Connections) -> Transactions:
+    def for_client(cls, connections: Connections) -> Transactions:
         """Returns the Transactions of the client that has these connections; makes it at the first use."""
         found = connections.transactions
         if found is None:
@@ -475,9 +475,9 @@ class Transactions:
         timeout_ms = _timeout_ms(transaction)
         try:
             if transaction.name is None:
-                found = await self.coordinators.begin(timeout_ms)
+                found = await self.coordinators.begin_transaction(timeout_ms)
             else:
-                found = await self.coordinators.begin_named(transaction.name, timeout_ms)
+                found = await self.coordinators.begin_named_transaction(transaction.name, timeout_ms)
         except MagnetarError as error:
             raise translate_error(error) from error
         self._open[transaction] = None

@@ -32,7 +32,7 @@ from ..access import NOTHING, CallerAccess
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
-from ..tcp.http2_frames import HEADER_BYTES_MAX, Header, HeaderDecoder, Http2ErrorCode, Setting, encode_headers
+from ..tcp.http2_frames import HEADER_BYTES_MAX, Header, HeaderDecoder, Http2ErrorCode, Http2Setting, encode_headers
 from .limits import HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
 from .stream import ERROR_TRAILER, GrpcStream, Status, copy_error, make_error_for_status, parse_grpc_message
@@ -260,10 +260,10 @@ class _ClientConnection(Http2Connection[_Head]):
 
     def __init__(self) -> None:
         super().__init__(HeaderDecoder(_head_of, HEADER_BYTES_MAX), frames.PREFACE, {
-            Setting.ENABLE_PUSH: 0,
-            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-            Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
-            Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
+            Http2Setting.ENABLE_PUSH: 0,
+            Http2Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Http2Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            Http2Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self._next = 1

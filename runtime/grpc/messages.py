@@ -96,7 +96,7 @@ class MessageStream(Http2Stream):
                 compressed, size = PREFIX.unpack_from(data, offset)
                 offset += PREFIX_BYTES
             if compressed or size > self.in_bytes_max:
-                self.connection.allowance.charge(REFUSED)
+                self.connection.allowance.charge_frames(REFUSED)
                 self.on_message_refused(-1 if compressed else size)
                 return end
             if end - offset >= size:

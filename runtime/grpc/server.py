@@ -31,7 +31,7 @@ from ...proto.errors import (
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
 from ..descriptors import PROCESS
-from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, list_rpc_names, rpc
+from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, find_rpc, list_rpc_names
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, get_peer_address
 from ..tcp.http2_frames import (
@@ -43,10 +43,10 @@ from ..tcp.http2_frames import (
     Header,
     HeaderDecoder,
     Http2ErrorCode,
-    Setting,
+    Http2Setting,
     encode_headers,
 )
-from ..tcp.listening import Listening, UnauthenticatedConnections, listen
+from ..tcp.listening import TcpListening, UnauthenticatedConnections, listen
 from ..tcp.share import UnauthenticatedLoopShare
 from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
 from .messages import MessageStream, find_bytes_field_tags, prefix
@@ -76,7 +76,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 class RunningGrpcServer:
     """A gRPC server that is listening."""
 
-    def __init__(self, listener: _Listener, server: Listening, endpoint: Endpoint) -> None:
+    def __init__(self, listener: _Listener, server: TcpListening, endpoint: Endpoint) -> None:
         self._listener = listener
         self._server = server
         self._endpoint = endpoint
@@ -282,7 +282,7 @@ def _methods(name: str, handler: object) -> list[_Method]:
     for each in list_rpc_names(name):
         function = getattr(handler, _snake(each), None)
         if function is not None:
-            methods.append(_Method(rpc(name, each), function))
+            methods.append(_Method(find_rpc(name, each), function))
     return methods
 
 
@@ -295,9 +295,9 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def __init__(self, listener: _Listener) -> None:
         super().__init__(HeaderDecoder(_head_of, HEADER_BYTES_MAX), b"", {
-            Setting.MAX_CONCURRENT_STREAMS: CALLS_MAX,
-            Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
-            Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
+            Http2Setting.MAX_CONCURRENT_STREAMS: CALLS_MAX,
+            Http2Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            Http2Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
         self.allowance.set_allowance(PATIENCE, PATIENCE_RATE / 100)
         self.allowance.share = listener.share
@@ -378,7 +378,7 @@ class _ServerConnection(Http2Connection[_Head]):
         """Charges a refused call to the allowance of the connection, and ends the connection if the allowance is used
         up. `cost`: the cost of the call's header block."""
         try:
-            self.allowance.charge(REFUSED + cost)
+            self.allowance.charge_frames(REFUSED + cost)
         except frames.Http2Violation as error:
             self.terminate_with_error(error.code, str(error))
 
@@ -395,15 +395,15 @@ class _ServerConnection(Http2Connection[_Head]):
         self._last = id_
         cost = self._decoder.cost
         if self.is_draining:
-            self.allowance.charge(1 + cost)
+            self.allowance.charge_frames(1 + cost)
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
-            self.allowance.charge(REFUSED + cost)
+            self.allowance.charge_frames(REFUSED + cost)
             self.out.write(frames.encode_rst_stream(id_, Http2ErrorCode.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
-            self.allowance.charge(REFUSED + cost)
+            self.allowance.charge_frames(REFUSED + cost)
             self.open(stream := Http2Stream(), id_, has_head=True)
             stream.in_ended = ended
             self.out.send_headers(stream, encode_headers(refusal), ends=True)
@@ -463,7 +463,7 @@ class _UnaryCall(MessageStream):
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
         self.on_service_read(cost)
         if self._request and self.connection is not None:
-            self.connection.allowance.charge(REFUSED)
+            self.connection.allowance.charge_frames(REFUSED)
             self._stop(WrongProtocol("a unary call has one request"))
         else:
             self._request.append(data)

@@ -241,7 +241,7 @@ class GrpcStream(MessageStream):
             self._came.append(data)
             self._came_bytes += len(data)
         elif self.connection is not None:
-            self.connection.allowance.charge()
+            self.connection.allowance.charge_frames()
         self._came_cost += cost
         if not self._came or (self._closing and not self._reading):  # it is not read any more: the end has to come
             self._credit()

@@ -51,9 +51,9 @@ from ..clock import Clock
 from ..files import Buffer
 from ..network import CLEAR, AnswerListener, Endpoint, KeyPair, PeerClientKeys, PeerReply
 from ..tasks import Tasks
-from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode
+from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongEnvelopeMagic, encode_envelope
 from .inside import FutureAnswerListener, RequestsInFlight, SendQueue, message_bytes
-from .sockets import MULTIPARTS_PER_TURN, Context, WatchedZmqSocket, format_zmq_address
+from .sockets import MULTIPARTS_PER_TURN, WatchedZmqSocket, ZmqContext, format_zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting
 # The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
@@ -104,7 +104,7 @@ class ZmqPeer:
     loop only."""
 
     def __init__(
-        self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
+        self, context: ZmqContext, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._context = context
@@ -139,11 +139,11 @@ class ZmqPeer:
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
         asker = FutureAnswerListener(self._loop)
-        if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
+        if (refused := self.send_request(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
         return asker.future
 
-    def post(
+    def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         size = message_bytes(head, frames)
@@ -186,7 +186,7 @@ class ZmqPeer:
         outbox = self._outbox
         while outbox.items:
             size, batch = outbox.peek_next_batch()
-            if not self._link.wire.send(encode(EnvelopeKind.REQUESTS, self._identity, batch)):
+            if not self._link.wire.send(encode_envelope(EnvelopeKind.REQUESTS, self._identity, batch)):
                 break
             outbox.remove_sent(size, len(batch))
             self.multiparts_sent += 1
@@ -282,7 +282,7 @@ class ZmqPeer:
 class _Link:
     """The socket of a client end with its monitor: one connection, and the attempts to make it."""
 
-    def __init__(self, context: Context, peer: ZmqPeer) -> None:
+    def __init__(self, context: ZmqContext, peer: ZmqPeer) -> None:
         import zmq
 
         self.connected = False

@@ -17,9 +17,8 @@ frame is in the header, after its item's head: a ZeroMQ part costs a few microse
 | WRONG_PROTOCOL | server | the server does not speak this version; no items; nothing was done |
 | UNAUTHORIZED | server | the requester is no member any more; the items have the ids, nothing was done |
 
-`decode` takes the header alone and returns the sizes of the further parts. Every length is checked against the bytes
-received; an envelope whose lengths do not add up exactly is `MalformedEnvelope`. This module uses no socket.
-"""
+`decode_envelope` takes the header alone and returns the sizes of the further parts. Every length is checked against the
+bytes received; an envelope whose lengths do not add up exactly is `MalformedEnvelope`. This module uses no socket."""
 
 from __future__ import annotations
 
@@ -96,7 +95,9 @@ class Envelope:
     """Bytes of the header and of the parts after it."""
 
 
-def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
+def encode_envelope(
+    kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]
+) -> list[Buffer]:
     """Returns the parts of a ZeroMQ multipart message: the header, and then the large frames, which are not copied."""
     header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
@@ -115,10 +116,10 @@ def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes
 def encode_refusal_envelope(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
     """Returns the header of an envelope that refuses the requests `ids`; its kind is WRONG_IDENTITY, WRONG_PROTOCOL or
     UNAUTHORIZED."""
-    return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
+    return bytes(encode_envelope(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
 
 
-def decode(header: Buffer) -> Envelope:
+def decode_envelope(header: Buffer) -> Envelope:
     """Decodes the header of an envelope. The large frames are not part of the result (`Envelope.parts`). Raises
     WrongEnvelopeMagic if the bytes belong to another protocol or version, MalformedEnvelope if they are not a valid
     header."""

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut
 from ..access import LOCAL, Principal
-from ..alarm import Alarm
+from ..alarm import AlarmTimer
 from ..clock import Clock
 from ..files import Buffer
 from ..network import (
@@ -81,7 +81,7 @@ class RequestsInFlight:
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[AnswerListener, float]] = {}
-        self._alarm = Alarm(clock, self._expire)
+        self._alarm = AlarmTimer(clock, self._expire)
         self._last = 0
         self.late = 0
 
@@ -206,8 +206,9 @@ class SendQueue:
 
 class InProcessRequest:
     """A request (`runtime.network.Request`) between two parts of the same process. The object lives from the queue of
-    the peer until the answer. `InProcessPeer.post` sets its fields; `size` is the number of bytes that it takes in the
-    queue. The `AnswerListener` of a request may be a subclass of this class, which saves an object per request."""
+    the peer until the answer. `InProcessPeer.send_request` sets its fields; `size` is the number of bytes that it takes
+    in the queue. The `AnswerListener` of a request may be a subclass of this class, which saves an object per
+    request."""
 
     __slots__ = ("connection", "frames", "head", "id", "size")
 
@@ -312,16 +313,16 @@ class InProcessPeer:
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
         asker = FutureAnswerListener(self._loop)
-        if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
+        if (refused := self.send_request(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
         return asker.future
 
-    def post(
+    def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         server = self._servers.get(self._endpoint)
         if server is None or server.identity != self._identity:
-            return self._outside.post(asker, head, frames, timeout_s=timeout_s)
+            return self._outside.send_request(asker, head, frames, timeout_s=timeout_s)
         queue, size = self._queue, ITEM_BYTES + len(head)
         for frame in frames:
             size += len(frame)
@@ -409,8 +410,8 @@ class InProcessNetwork:
         self._clock = clock
         self._servers: dict[Endpoint, InProcessServer] = {}
         self.serve, self.connect = outside.serve, outside.connect
-        self.serve_bytes, self.connect_bytes, self.new_keys = (
-            outside.serve_bytes, outside.connect_bytes, outside.new_keys,
+        self.serve_bytes, self.connect_bytes, self.generate_keys = (
+            outside.serve_bytes, outside.connect_bytes, outside.generate_keys,
         )  # fmt: skip
 
     async def serve_peers(
@@ -423,8 +424,8 @@ class InProcessNetwork:
             else serving
         )
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
-        outside = self._outside.peer(endpoint, identity, access)
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+        outside = self._outside.connect_peer(endpoint, identity, access)
         if access.own is not None:
             return outside
         return InProcessPeer(self._servers, self._clock, endpoint, identity, outside)

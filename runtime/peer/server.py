@@ -29,9 +29,9 @@ from ..access import LOCAL, Principal
 from ..descriptors import PROCESS
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerServerKeys, PeerService
-from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode, encode_refusal_envelope
+from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongEnvelopeMagic, encode_envelope, encode_refusal_envelope
 from .inside import SendQueue, message_bytes
-from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, WatchedZmqSocket, format_zmq_address
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, WatchedZmqSocket, ZmqContext, format_zmq_address
 
 if TYPE_CHECKING:
     import zmq
@@ -174,7 +174,7 @@ class ZmqRequest:
         """Returns the authenticated sender, found by the key of the message's own connection. Must be called before the
         reply. None: the sender is no longer a member of the cluster."""
         assert self._server is not None, "the request was answered"
-        return self._server.principal(self._came)
+        return self._server.find_principal(self._came)
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         server, self._server = self._server, None
@@ -216,8 +216,8 @@ class ZmqPeerServer:
     def key(self) -> str:
         return "" if self._access is None else self._access.own.public
 
-    def principal(self, came: zmq.Frame) -> Principal | None:
-        return LOCAL if self._access is None else self._access.gate.principal(str(came.get("User-Id")))
+    def find_principal(self, came: zmq.Frame) -> Principal | None:
+        return LOCAL if self._access is None else self._access.gate.find_principal(str(came.get("User-Id")))
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -294,7 +294,7 @@ class ZmqPeerServer:
             else:
                 first = self._wire.first
                 assert first is not None, "a ROUTER says who it is from"
-                if self._access is not None and self.principal(first) is None:
+                if self._access is not None and self.find_principal(first) is None:
                     ids = [item.id for item in envelope.items]
                     self._send(route, [encode_refusal_envelope(EnvelopeKind.UNAUTHORIZED, self._identity, ids)])
                     continue
@@ -332,7 +332,7 @@ class ZmqPeerServer:
         for route, outbox in list(self._outboxes.items()):
             while outbox.items:
                 size, batch = outbox.peek_next_batch()
-                if not self._send(route, encode(EnvelopeKind.REPLIES, self._identity, batch)):
+                if not self._send(route, encode_envelope(EnvelopeKind.REPLIES, self._identity, batch)):
                     break
                 outbox.remove_sent(size, len(batch))
                 self._queued -= size
@@ -364,7 +364,7 @@ class ZmqPeerServer:
 
 
 async def serve(
-    context: Context, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
+    context: ZmqContext, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
 ) -> ZmqPeerServer:
     """Starts a peer server at `endpoint`, and returns it. Raises Busy if the port is taken."""
     import zmq

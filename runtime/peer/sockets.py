@@ -1,4 +1,4 @@
-"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`Context`, `WatchedZmqSocket`); the admission of
+"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`ZmqContext`, `WatchedZmqSocket`); the admission of
 clients by their keys (`ZapHandler`); and the network of a cluster's member, with its certificates and keys
 (`MemberNetwork`).
 
@@ -42,7 +42,7 @@ from ..network import (
     RunningServer,
 )
 from ..tasks import Tasks
-from .envelope import Envelope, MalformedEnvelope, WrongEnvelopeMagic, decode
+from .envelope import Envelope, MalformedEnvelope, WrongEnvelopeMagic, decode_envelope
 
 if TYPE_CHECKING:
     import zmq
@@ -191,7 +191,7 @@ _UNENDED: set[zmq.Context[zmq.Socket[bytes]]] = set()
 not closed."""
 
 
-class Context:
+class ZmqContext:
     """The ZeroMQ context that all sockets of a world share. It is created with the first socket, and ended with the
     last one."""
 
@@ -280,7 +280,7 @@ class WatchedZmqSocket:
     """A ZeroMQ socket that an event loop watches: calls `readable` when envelopes may have arrived, and `writable` when
     a message that could not be sent may now be accepted."""
 
-    def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
+    def __init__(self, context: ZmqContext, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
 
         self.socket = socket
@@ -377,7 +377,7 @@ class WatchedZmqSocket:
                     continue
                 header = socket.recv(zmq.NOBLOCK)
             try:
-                envelope = decode(header)
+                envelope = decode_envelope(header)
                 self._receive_parts(envelope)
             except MalformedEnvelope:
                 self.dropped += 1
@@ -450,7 +450,11 @@ class MemberNetwork:
         self._listener = listener
         self._caller = caller
         self._peers = peers
-        self.serve_bytes, self.connect_bytes, self.new_keys = inner.serve_bytes, inner.connect_bytes, inner.new_keys
+        self.serve_bytes, self.connect_bytes, self.generate_keys = (
+            inner.serve_bytes,
+            inner.connect_bytes,
+            inner.generate_keys,
+        )
 
     def with_peer_keys(self, peers: PeerServerKeys) -> MemberNetwork:
         """Returns a copy of this network with these keys and this gate for peer connections."""
@@ -471,6 +475,6 @@ class MemberNetwork:
     ) -> RunningPeerServer:
         return await self._inner.serve_peers(endpoint, identity, service, access or self._peers)
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         own = access.own if self._peers is None else self._peers.own
-        return self._inner.peer(endpoint, identity, replace(access, own=own))
+        return self._inner.connect_peer(endpoint, identity, replace(access, own=own))

@@ -11,10 +11,10 @@ A power loss (`apply_power_loss(rng)`) keeps what is durable; each later write i
 512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
 real file systems do, and all that a correct store may rely on.
 
-Injected faults: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `cut` (damage at
-rest), `crash_at_operation` (run something, for example a crash, at the n-th operation from now, *before* it happens).
-Every operation that takes effect is passed to `record` as an `Operation`: crash-point enumeration (tests/crashes)
-builds its states from that log.
+Injected faults: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `truncate_file` (damage
+at rest), `crash_at_operation` (run something, for example a crash, at the n-th operation from now, *before* it
+happens). Every operation that takes effect is passed to `record` as a `DiskOperation`: crash-point enumeration
+(tests/crashes) builds its states from that log.
 
 `SimFiles` implements `runtime.files.Files` for one simulated process, and can no longer be used when the process has
 died. It behaves like runtime/disk.py: the same mistakes raise the same errors.
@@ -42,7 +42,7 @@ PAGE_BYTES = 4096
 _ZEROS = bytes(PAGE_BYTES)
 
 
-class Pages:
+class SimPages:
     """The content of a simulated file, in pages. Pages that contain only zeros are not stored."""
 
     __slots__ = ("_pages", "size")
@@ -51,8 +51,8 @@ class Pages:
         self.size = size
         self._pages: dict[int, bytes] = {} if pages is None else pages
 
-    def copy(self) -> Pages:
-        return Pages(self.size, dict(self._pages))
+    def copy(self) -> SimPages:
+        return SimPages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
         """Returns (page number, content) of each stored page. A page of zeros is not stored."""
@@ -109,7 +109,7 @@ UNLIMITED_BYTES = 1 << 40
 """The capacity of a disk that is never full."""
 
 
-class Operation(NamedTuple):
+class DiskOperation(NamedTuple):
     """One operation on a simulated disk, as it is recorded. `number` counts the operations since the disk was created,
     from 1; failed operations are counted too.
 
@@ -148,7 +148,7 @@ class FileFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class UnsyncedWrite:
     """A write to a simulated file that was not synced yet."""
 
     offset: int
@@ -170,15 +170,16 @@ class SimInode:
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.now = Pages()
-        self.durable = Pages()
-        self.volatile: list[Write | UnsyncedResize] = []
+        self.now = SimPages()
+        self.durable = SimPages()
+        self.volatile: list[UnsyncedWrite | UnsyncedResize] = []
 
-    def apply(self, change: Write | UnsyncedResize) -> None:
+    def apply(self, change: UnsyncedWrite | UnsyncedResize) -> None:
         _apply(self.now, change)
         self.volatile.append(change)
 
     def sync(self) -> None:
+        """Makes what was written to the file durable."""
         for change in self.volatile:
             _apply(self.durable, change)
         self.volatile.clear()
@@ -191,22 +192,22 @@ class SimInode:
                 case UnsyncedResize():
                     if rng.random() < 0.5:
                         _apply(self.durable, change)
-                case Write():
+                case UnsyncedWrite():
                     for piece in _survivors(change, rng):
                         _apply(self.durable, piece)
         self.volatile.clear()
         self.now = self.durable.copy()
 
 
-def _apply(pages: Pages, change: Write | UnsyncedResize) -> None:
+def _apply(pages: SimPages, change: UnsyncedWrite | UnsyncedResize) -> None:
     match change:
-        case Write(offset, data):
+        case UnsyncedWrite(offset, data):
             pages.write(data, offset)
         case UnsyncedResize(size):
             pages.resize(size)
 
 
-def _survivors(write: Write, rng: random.Random) -> list[Write]:
+def _survivors(write: UnsyncedWrite, rng: random.Random) -> list[UnsyncedWrite]:
     """Returns what may remain of an unsynced write after a power loss: all, nothing, its beginning, or any of its
     sectors.
     """
@@ -220,7 +221,7 @@ def _survivors(write: Write, rng: random.Random) -> list[Write]:
     while position < len(write.data):
         sector_end = ((write.offset + position) // SECTOR_BYTES + 1) * SECTOR_BYTES
         end = min(len(write.data), sector_end - write.offset)
-        pieces.append(Write(write.offset + position, write.data[position:end]))
+        pieces.append(UnsyncedWrite(write.offset + position, write.data[position:end]))
         position = end
     if fate == 2:
         return pieces[: rng.randrange(len(pieces) + 1)]
@@ -259,6 +260,7 @@ class NameChange:
         return found
 
     def apply_now(self) -> None:
+        """Applies the change to the names that running processes see. It is not durable yet."""
         for directory, name, _ in self.removed:
             del directory.now[name]
         for directory, name, node in self.added:
@@ -288,7 +290,7 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.takes_direct = False  # as on some file systems; a sync is then an operation of its own
         self.faults: list[FileFault] = []
-        self.record: Callable[[Operation], None] | None = None
+        self.record: Callable[[DiskOperation], None] | None = None
         self.failed: Callable[[str, str], None] | None = None
         """Gets kind and path of each operation that `faults` made fail."""
         self.operations = 0
@@ -303,6 +305,7 @@ class SimDisk:
         self._armed = (self.operations + operations, strike)
 
     def cancel_crash(self) -> None:
+        """Cancels the crash that `crash_at_operation` planned."""
         self._armed = None
 
     def on_process_died(self) -> None:
@@ -312,6 +315,7 @@ class SimDisk:
         self.cancel_crash()
 
     def on_power_lost(self, rng: random.Random) -> None:
+        """Loses what was not synced: each unsynced write and name survives or not, as `rng` decides."""
         self.on_process_died()
         changes: list[NameChange] = []
         inodes: list[SimInode] = []
@@ -332,26 +336,26 @@ class SimDisk:
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
         """Damages a file for a test: flips one bit of its content, in the content that is read and in the durable
         content."""
-        inode = self.inode(path)
+        inode = self.find_inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
             if byte:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
-    def cut(self, path: str, size: int) -> None:
+    def truncate_file(self, path: str, size: int) -> None:
         """Damages a file for a test: truncates it to `size` bytes."""
-        inode = self.inode(path)
+        inode = self.find_inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
                 pages.resize(size)
 
-    def wipe(self) -> None:
+    def delete_everything(self) -> None:
         """Deletes all files and directories, as if the disk were replaced by a new one."""
         self.root = SimDirectory()
         self.on_process_died()
 
-    def snapshot(self) -> SimDirectory:
-        """Returns a copy of the durable files and directories. `restore` can put it back."""
+    def take_snapshot(self) -> SimDirectory:
+        """Returns a copy of the durable files and directories. `restore_snapshot` can put it back."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -370,13 +374,13 @@ class SimDisk:
         assert isinstance(root, SimDirectory)
         return root
 
-    def restore(self, root: SimDirectory) -> None:
-        """Replaces the content of the disk by `root`, a result of `snapshot`. No process may be using the disk."""
+    def restore_snapshot(self, root: SimDirectory) -> None:
+        """Replaces the content of the disk by `root`, a result of `take_snapshot`. No process may be using the disk."""
         self.root = root
         self.on_process_died()
 
     # ------------------------------------------------------------------ looking (not operations of a process)
-    def paths(self) -> list[str]:
+    def list_paths(self) -> list[str]:
         """Returns the paths of all files, sorted."""
         found = [
             os.path.join(where, name)
@@ -386,7 +390,8 @@ class SimDisk:
         ]
         return sorted(found)
 
-    def inode(self, path: str) -> SimInode:
+    def find_inode(self, path: str) -> SimInode:
+        """Returns the file at this path. Raises FileNotFoundError if there is none, or if it is a directory."""
         node = self.find(path)
         if not isinstance(node, SimInode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -432,7 +437,7 @@ class SimDisk:
         if more_bytes > 0:
             self._need(more_bytes, path)
         if self.record is not None:
-            self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
+            self.record(DiskOperation(self.operations, kind, path, offset, data, size, target, inode))
 
     def raise_injected_fault(self, kind: str, path: str) -> None:
         """Raises an OSError if an injected fault matches this operation. Operations that change nothing are not
@@ -455,20 +460,22 @@ class SimDisk:
         self._locks[id(inode)] = inode
 
     def unlock(self, inode: SimInode) -> None:
+        """Releases the lock of the file, if it is locked."""
         self._locks.pop(id(inode), None)
 
 
 @lru_cache(4096)
 def split_path(path: str) -> tuple[str, ...]:
+    """Returns the names of which a path consists, without empty ones and `.`."""
     return tuple(part for part in os.path.normpath(path).split("/") if part not in ("", "."))
 
 
-__all__ = ["DeadProcess", "FileFault", "Operation", "SimDisk", "SimFile", "SimFiles", "SimulatedDeath"]
+__all__ = ["DeadProcess", "DiskOperation", "FileFault", "SimDisk", "SimFile", "SimFiles", "SimulatedDeath"]
 
 
 class SimulatedDeath(BaseException):
-    """Raised at the point where a simulated process ends: by `Files.die`, or by a crash during an operation. Only the
-    simulation catches it."""
+    """Raised at the point where a simulated process ends: by `Files.end_process`, or by a crash during an operation.
+    Only the simulation catches it."""
 
 
 class DeadProcess(BaseException):
@@ -512,7 +519,7 @@ class SimFile:
         if offset < 0 or (self.direct and (offset % DIRECT_ALIGNMENT or len(data) % DIRECT_ALIGNMENT)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         if data:
-            self._inode.apply(Write(offset, data))
+            self._inode.apply(UnsyncedWrite(offset, data))
         if self.direct:
             self._sync(len(data))  # a second operation: a crash between the two leaves any part of the write
         return len(data)
@@ -572,8 +579,8 @@ class SimFile:
 
 
 class SimFiles:
-    """The files of a simulated process, on its node's `SimDisk`. `die` calls `on_death(reason)`. When `is_alive()` is
-    False, every method raises DeadProcess."""
+    """The files of a simulated process, on its node's `SimDisk`. `end_process` calls `on_death(reason)`. When
+    `is_alive()` is False, every method raises DeadProcess."""
 
     def __init__(
         self,
@@ -613,7 +620,7 @@ class SimFiles:
             self.disk.record_operation("open", path, inode=node.number)
         return SimFile(self, path, node, write=write, direct=direct)
 
-    def arena(self, size: int) -> memoryview:
+    def allocate_buffer(self, size: int) -> memoryview:
         return memoryview(bytearray(size))
 
     def exists(self, path: str) -> bool:
@@ -683,7 +690,7 @@ class SimFiles:
         self.disk.record_operation("lock", path, inode=node.number)
         return SimFile(self, path, node, write=True, locked=True)
 
-    def die(self, reason: str) -> NoReturn:
+    def end_process(self, reason: str) -> NoReturn:
         self.check()
         self._on_death(reason)
         raise SimulatedDeath(reason)

@@ -67,12 +67,15 @@ class SimTrace:
         self._frozen = True
 
     def add_step(self, now: float, what: str) -> None:
+        """Counts a step of the loop and adds it to the hash, until the trace is frozen. `now`: virtual seconds."""
         if self._frozen:
             return
         self.steps += 1
         self._feed(f"{now:.9f} {what}")
 
     def add_line(self, now: float, text: str) -> None:
+        """Adds a line of text to the hash, and shows it if `show` is set, until the trace is frozen. `now`: virtual
+        seconds."""
         if self._frozen:
             return
         self.lines += 1
@@ -103,6 +106,7 @@ class SimTrace:
 
     @property
     def hash(self) -> str:
+        """The hash of all steps and lines so far: equal for equal runs."""
         self._flush()
         return self._digest.hexdigest()
 
@@ -389,7 +393,7 @@ def _make_task(
     task: SimTask[T] = SimTask(coroutine, loop=loop, name=name, context=context)
     if process is not None:
         task.process = process
-        process.adopt(task)
+        process.adopt_task(task)
     return task
 
 
@@ -416,6 +420,7 @@ class DiskDelays:
     stall_s: float = 0.5
 
     def draw(self, rng: random.Random) -> float:
+        """Returns a random delay of one disk operation, in seconds."""
         if self.stall_rate and rng.random() < self.stall_rate:
             return rng.random() * self.stall_s
         return min(rng.expovariate(1.0 / self.mean_s), 20 * self.mean_s)

@@ -45,7 +45,14 @@ from ..network import (
     PeerService,
     send_and_notify,
 )
-from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal_envelope
+from ..peer.envelope import (
+    IDENTITY_BYTES,
+    Envelope,
+    EnvelopeKind,
+    decode_envelope,
+    encode_envelope,
+    encode_refusal_envelope,
+)
 from ..tasks import Tasks
 from .wires import ConnectionEnd, SimConnections
 
@@ -69,12 +76,12 @@ def _public(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-def hello(access: PeerClientKeys) -> list[bytes]:
+def make_hello(access: PeerClientKeys) -> list[bytes]:
     assert access.own is not None, "a caller in clear says no hello"
     return [HELLO, access.own.public.encode(), access.own.secret, access.server.encode()]
 
 
-async def answer(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
+async def answer_hello(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
     """Returns the server's answer to the handshake message HELLO of a client, and the key of the client if the answer
     is WELCOME. An empty answer means that the server breaks the connection off."""
     if access is None:
@@ -144,7 +151,7 @@ class SimPeer:
             self._loop.call_soon(self._flush, context=self._owner.context)
         return future
 
-    def post(
+    def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> errors.MagnetarError | None:
         self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(send_and_notify, asker))
@@ -168,7 +175,7 @@ class SimPeer:
             return
         outbox, self._outbox = self._outbox, []
         for batch in split_into_multipart_messages(outbox):
-            parts = [bytes(part) for part in encode(EnvelopeKind.REQUESTS, self._identity, batch)]
+            parts = [bytes(part) for part in encode_envelope(EnvelopeKind.REQUESTS, self._identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self._end.send(parts, f"requests {ids} {sum(map(len, parts))} B", droppable=True)
 
@@ -179,7 +186,7 @@ class SimPeer:
             self._loop.call_later(wait, self._dial_now, context=self._owner.context)
 
     def _dial_now(self) -> None:
-        self._dialling = self._wires.dial(self._owner, self._endpoint)
+        self._dialling = self._wires.open_connection(self._owner, self._endpoint)
         self._dialling.add_done_callback(self._dialled, context=self._owner.context)
 
     def _dialled(self, dialling: asyncio.Future[ConnectionEnd]) -> None:
@@ -198,7 +205,7 @@ class SimPeer:
         else:
             self._greeting = end
             end.receive, end.lost = self._greeted, self._lost
-            end.send(hello(self._access), "hello")
+            end.send(make_hello(self._access), "hello")
 
     def _greeted(self, parts: list[bytes]) -> None:
         end, self._greeting = self._greeting, None
@@ -293,7 +300,7 @@ def split_into_multipart_messages(items: list[PeerItem]) -> list[list[PeerItem]]
 
 
 def decode_envelope_parts(parts: list[bytes]) -> Envelope:
-    envelope = decode(parts[0])
+    envelope = decode_envelope(parts[0])
     assert len(envelope.parts) == len(parts) - 1
     for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):
         assert len(part) == size
@@ -446,10 +453,10 @@ class _Connection:
 
     def principal(self) -> Principal | None:
         access = self._server.access
-        return LOCAL if access is None else access.gate.principal(self._key)
+        return LOCAL if access is None else access.gate.find_principal(self._key)
 
     async def _greet(self, parts: list[bytes]) -> None:
-        welcome, self._key = await answer(parts, self._server.access)
+        welcome, self._key = await answer_hello(parts, self._server.access)
         if welcome:
             self.end.send(welcome, welcome[0].decode().lower())
         if not self._key:
@@ -492,6 +499,6 @@ class _Connection:
         self._flushing = False
         outbox, self._outbox = self._outbox, []
         for batch in split_into_multipart_messages(outbox):
-            parts = [bytes(part) for part in encode(EnvelopeKind.REPLIES, self._server.identity, batch)]
+            parts = [bytes(part) for part in encode_envelope(EnvelopeKind.REPLIES, self._server.identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self.end.send(parts, f"replies {ids} {sum(map(len, parts))} B", droppable=True)

@@ -49,8 +49,8 @@ from ..network import (
     Rep,
     Req,
     Rpc,
+    find_rpc,
     list_rpc_names,
-    rpc,
 )
 from .wires import ConnectionEnd, SimConnections
 
@@ -348,7 +348,7 @@ class SimChannel:
             await asyncio.sleep(timeout_s)
             return self._end is not None and self._end.open
         answer = asyncio.get_running_loop().create_future()
-        self._wires.ping(end, answer)
+        self._wires.ping_peer(end, answer)
         done, _ = await asyncio.wait((answer,), timeout=timeout_s)
         return bool(done)
 
@@ -381,7 +381,7 @@ class SimChannel:
         if self._end is not None and self._end.open:
             return self._end
         if self._dialling is None:
-            self._dialling = self._wires.dial(self._owner, self._endpoint)
+            self._dialling = self._wires.open_connection(self._owner, self._endpoint)
             self._dialling.add_done_callback(self._dialled, context=self._owner.context)
         end = await asyncio.shield(self._dialling)
         if not end.open:
@@ -594,7 +594,7 @@ def _methods(services: Sequence[tuple[str, object]]) -> dict[str, tuple[Rpc[Any,
         for method in list_rpc_names(name):
             function = getattr(handler, _snake(method), None)
             if function is not None:
-                target = rpc(name, method)
+                target = find_rpc(name, method)
                 found[target.path] = (target, function)
     return found
 

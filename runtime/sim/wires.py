@@ -8,7 +8,7 @@ between two connections there is no order. Faults, all drawn from the simulation
 - *cut*: the connection breaks; both ends notice, one later than the other; messages in transit may or may not arrive;
 - *half-open*: a connection loses what is sent, both ways; its ends notice only after a while;
 - *clog*: messages between two nodes take much longer;
-- *partition* between two nodes, one-way or both: messages wait (as TCP retransmits) and arrive after `heal`;
+- *partition* between two nodes, one-way or both: messages wait (as TCP retransmits) and arrive after `heal_partition`;
 - a process that is killed: what it had sent arrives, then the others notice; after a power loss they notice only when a
   keep-alive fails (`silence_s`).
 
@@ -63,7 +63,7 @@ class NetworkFaults:
     silence_s: float = 10.0
 
 
-class Listener(Protocol):
+class ConnectionListener(Protocol):
     """A simulated listener, which accepts connections at a port."""
 
     owner: SimProcess
@@ -118,7 +118,7 @@ class SimConnections:
         self._loop = loop
         self._trace = trace
         self._rng = rng
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, ConnectionListener] = {}
         self._ends: dict[tuple[int, int], ConnectionEnd] = {}
         self._blocked: dict[tuple[str, str], bool] = {}
         self._clogged: dict[tuple[str, str], float] = {}
@@ -127,7 +127,7 @@ class SimConnections:
         self.dropped = self.cuts = self.messages = 0
 
     # ------------------------------------------------------------------ listeners
-    def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
+    def listen(self, endpoint: Endpoint, listener: ConnectionListener) -> Endpoint:
         """Starts to listen at `endpoint`, and returns the endpoint with its port. For port 0 a port is chosen that was
         never used. Raises Busy if a living process has the port."""
         port = endpoint.port
@@ -142,11 +142,11 @@ class SimConnections:
         self._trace.add_line(self._loop.elapsed_s, f"{listener.owner.node} listens on {port}")
         return Endpoint(host, port)
 
-    def stop_listening(self, port: int, listener: Listener) -> None:
+    def stop_listening(self, port: int, listener: ConnectionListener) -> None:
         if self._listeners.get(port) is listener:
             del self._listeners[port]
 
-    def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[ConnectionEnd]:
+    def open_connection(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[ConnectionEnd]:
         """Connects to `endpoint`, and returns a future of the caller's end of the connection. The future fails with
         errors.Unavailable at once if no process listens there, or after DIAL_TIMEOUT_S if there is no answer."""
         future: asyncio.Future[ConnectionEnd] = self._loop.create_future()
@@ -184,15 +184,15 @@ class SimConnections:
         return near, far
 
     # ------------------------------------------------------------------ faults
-    def partition(self, source: str, target: str, *, both: bool = True) -> None:
-        """Blocks all messages from the node `source` to the node `target` until `heal` is called. With `both`, also
-        blocks the other direction."""
+    def partition_nodes(self, source: str, target: str, *, both: bool = True) -> None:
+        """Blocks all messages from the node `source` to the node `target` until `heal_partition` is called. With
+        `both`, also blocks the other direction."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
             self._blocked[target, source] = True
 
-    def heal(self, source: str | None = None, target: str | None = None) -> None:
+    def heal_partition(self, source: str | None = None, target: str | None = None) -> None:
         """Ends the partition between two nodes; without arguments, ends all partitions and delays. The blocked messages
         are delivered, in order."""
         self._trace.add_line(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
@@ -210,7 +210,7 @@ class SimConnections:
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked
 
-    def cut(self, source: str, target: str) -> int:
+    def cut_connections(self, source: str, target: str) -> int:
         """Breaks all connections between two nodes. Returns how many there were."""
         ends = [
             end
@@ -250,7 +250,7 @@ class SimConnections:
             self._schedule_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
 
     # ------------------------------------------------------------------ pings
-    def ping(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
+    def ping_peer(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
         """Sets the result of the future `answer` after one round trip of the connection. Services do not see the ping,
         and no random number is drawn."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)

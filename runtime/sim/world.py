@@ -80,7 +80,7 @@ class SimNetwork:
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> SimByteStream:
         self._check()
-        return SimByteStream(await self._wires.dial(self._owner, endpoint))
+        return SimByteStream(await self._wires.open_connection(self._owner, endpoint))
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
@@ -88,11 +88,11 @@ class SimNetwork:
         self._check()
         return SimPeerServer(self._wires, self._owner, endpoint, identity, service, access)
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> SimPeer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> SimPeer:
         self._check()
         return SimPeer(self._wires, self._owner, endpoint, identity, access)
 
-    def new_keys(self) -> KeyPair:
+    def generate_keys(self) -> KeyPair:
         self._check()
         return peers.new_keys(self._rng)
 
@@ -127,7 +127,7 @@ class SimClock:
     """The clocks of a simulated node. The wall clock differs from the true time by the node's skew; the monotonic clock
     counts from the node's boot."""
 
-    def __init__(self, loop: VirtualLoop, node: Node) -> None:
+    def __init__(self, loop: VirtualLoop, node: SimNode) -> None:
         self._loop = loop
         self._node = node
 
@@ -139,7 +139,7 @@ class SimClock:
 
 
 @dataclass(slots=True)
-class Node:
+class SimNode:
     """A simulated machine. Its processes run one after the other."""
 
     name: str
@@ -155,7 +155,7 @@ class Node:
 class SimProcess:
     """A simulated process on a node, from its start to its death."""
 
-    def __init__(self, simulation: Simulation, node: Node) -> None:
+    def __init__(self, simulation: Simulation, node: SimNode) -> None:
         node.lives += 1
         self.alive = True
         self._simulation = simulation
@@ -180,6 +180,7 @@ class SimProcess:
         )
 
     def is_alive(self) -> bool:
+        """Returns whether the process still runs: it has not ended and has not crashed."""
         return self.alive
 
     @property
@@ -187,7 +188,8 @@ class SimProcess:
         """Returns the tasks of this process, in the order in which they were created. Some of them may have ended."""
         return self._tasks
 
-    def adopt(self, task: SimTask[Any]) -> None:
+    def adopt_task(self, task: SimTask[Any]) -> None:
+        """Makes the task one of this process: it is ended when the process dies."""
         self._tasks.append(task)
         if self._simulation.on_task is not None:
             self._simulation.on_task(self.node, task)
@@ -200,7 +202,7 @@ class SimProcess:
         self._waiting[id(future)] = future
         future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
 
-    def die(self, reason: str) -> None:
+    def end_process(self, reason: str) -> None:
         self.alive = False
         self.held = None
         waiting, self._waiting = list(self._waiting.values()), {}
@@ -241,7 +243,7 @@ class Simulation:
         )
         self.loop.set_exception_handler(self._complain)
         self.wires = SimConnections(self.loop, self.trace, self.random_generator("network"))
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, SimNode] = {}
         self.complaints: list[str] = []
         """Messages that asyncio would have logged: unretrieved exceptions of processes that were alive."""
         self.on_crash: list[Callable[[str, bool], None]] = []
@@ -255,22 +257,27 @@ class Simulation:
     # ------------------------------------------------------------------ the two clocks of a run
     @property
     def trace_hash(self) -> str:
+        """The hash of the trace of the run: equal for equal seeds."""
         return self.trace.hash
 
     @property
     def virtual_seconds(self) -> float:
+        """The virtual time since the start, in seconds."""
         return self.loop.elapsed_s
 
     def random_generator(self, purpose: str) -> random.Random:
+        """Returns a random generator for this purpose. Its numbers depend on the seed and the purpose alone."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def add_line(self, text: str) -> None:
+        """Adds a line of text to the trace."""
         self.trace.add_line(self.loop.elapsed_s, text)
 
     # ------------------------------------------------------------------ nodes
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SimNode:
+        """Returns the machine of this name; creates it at its first use."""
         if name not in self.nodes:
-            node = self.nodes[name] = Node(
+            node = self.nodes[name] = SimNode(
                 name, SimDisk(), booted_s=-random_boot_uptime_s(self.random_generator(f"clock {name}"))
             )
             trace, loop = self.trace, self.loop
@@ -280,6 +287,7 @@ class Simulation:
         return self.nodes[name]
 
     def is_node_running(self, name: str) -> bool:
+        """Returns whether a process runs on the machine."""
         process = self.node(name).process
         return process is not None and process.alive
 
@@ -312,7 +320,7 @@ class Simulation:
         """Kills a process that `start_second_process` returned, as `kill -9` does. The process must hold no locks,
         because they would stay."""
         if process.alive:
-            process.die("killed")
+            process.end_process("killed")
             self._ended.append(process)
             self.wires.on_process_died(process, silent=False)
 
@@ -326,7 +334,7 @@ class Simulation:
         reason = "power loss" if power_loss else "killed"
         self.add_line(f"fault: {name} {reason}")
         node.process = None
-        process.die(reason)
+        process.end_process(reason)
         self._ended.append(process)
         self.wires.on_process_died(process, silent=power_loss)
         if power_loss:

@@ -51,11 +51,11 @@ from .http2_frames import (
     HeaderBlocks,
     HeaderDecoder,
     Http2ErrorCode,
+    Http2Setting,
     Http2Violation,
-    Setting,
     strip_padding,
 )
-from .share import Turn
+from .share import QueuedTurn
 
 READ_BYTES = 256 << 10
 DIRECT_BYTES = 64 << 10
@@ -209,7 +209,7 @@ class Http2Output:
             stream.send_left -= len(data)
             self.send_left -= len(data)
             flags = frames.END_STREAM if ends else 0
-            framed += frames.header(len(data), DATA, flags, stream.id) + data
+            framed += frames.frame_header(len(data), DATA, flags, stream.id) + data
         self.write(framed)
         if ends:
             self._connection.on_output_ended(stream)
@@ -221,7 +221,7 @@ class Http2Output:
         stream.send_left -= size
         self.send_left -= size
         self.write(b"".join((
-            frames.encode_header_block(id_, head, 0, self.peer_frame), frames.header(size, DATA, 0, id_), data,
+            frames.encode_header_block(id_, head, 0, self.peer_frame), frames.frame_header(size, DATA, 0, id_), data,
             frames.encode_header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
         )))  # fmt: skip
         self._connection.on_output_ended(stream)
@@ -242,7 +242,7 @@ class Http2Output:
             stream.send_left -= part
             self.send_left -= part
             last = ends and sent + part == size
-            head = frames.header(part, DATA, frames.END_STREAM if last else 0, id_)
+            head = frames.frame_header(part, DATA, frames.END_STREAM if last else 0, id_)
             if part <= JOINED_BYTES:
                 self.transport.write(head + data[sent : sent + part])
             else:
@@ -309,7 +309,7 @@ class Http2Output:
         """Adds `change` to the send windows of all streams, as a SETTINGS frame requires. Called once for each frame,
         although a frame may contain this setting thousands of times. Raises Http2Violation if a window becomes too
         large."""
-        self._connection.allowance.charge(len(self._connection.streams) // 10)
+        self._connection.allowance.charge_frames(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
@@ -434,7 +434,7 @@ class Http2LivenessCheck:
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     """An HTTP/2 connection. `T` is the type of a decoded header block."""
 
-    def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
+    def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Http2Setting, int]) -> None:
         """Creates a connection. `first` is sent before the settings (a client's preface)."""
         self.loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -465,7 +465,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._until = 0.0  # of the slice
         self._rest = memoryview(b"")  # came, and waits for a later turn
         self._ahead = b""  # of the padded DATA that is being taken: comes before `_rest`
-        self._later: asyncio.Handle | Turn | None = None
+        self._later: asyncio.Handle | QueuedTurn | None = None
 
     # ------------------------------------------------------------------ for the ends
     def consume_preface(self, view: memoryview) -> memoryview:
@@ -549,11 +549,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         tired = self.allowance.charged >= CHARGED_A_TURN
         self._later = self._rest_later() if tired or self.allowance.must_wait else self.loop.call_soon(self._go_on)
 
-    def _rest_later(self) -> asyncio.TimerHandle | Turn:
+    def _rest_later(self) -> asyncio.TimerHandle | QueuedTurn:
         if self.allowance.share is None:
             return self.loop.call_later(REST_S, self._go_on)
         if self.allowance.is_known:
-            self.allowance.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
+            self.allowance.share.spend_frames(CHARGED_A_TURN)  # of a stranger it is spent already
         return self.allowance.share.queue_connection_turn(self._go_on, is_light=self.allowance.drawn < LIGHT)
 
     def _go_on(self) -> None:
@@ -701,7 +701,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if not id_ or self.is_idle(id_):
                 raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
             if length < SMALL_DATA or not self.allowance.is_known:
-                self.allowance.charge()
+                self.allowance.charge_frames()
         elif stream.in_ended:
             self.reset(stream, Http2ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
             stream = None
@@ -713,7 +713,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         else:
             stream.receive_left -= length
             if length < SMALL_DATA and not ((length and stream.is_read) or flags & frames.END_STREAM):
-                self.allowance.charge()
+                self.allowance.charge_frames()
         self._data_stream, self._data_left = stream, length - padding
         self._data_ends = bool(flags & frames.END_STREAM)
         if padding:
@@ -765,7 +765,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.DATA:  # padded
                 data, padding = strip_padding(flags, payload)
                 if padding and len(data) < SMALL_DATA:
-                    self.allowance.charge()
+                    self.allowance.charge_frames()
                 self._data_begins(len(payload), flags, id_, padding)
                 if data:
                     taken = self._take_data(memoryview(data), len(data))
@@ -773,15 +773,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.WINDOW_UPDATE:
                 self._take_window(id_, payload)
             case frames.PING:
-                self.allowance.charge()
+                self.allowance.charge_frames()
                 self.liveness.on_ping(flags, id_, payload)
             case frames.SETTINGS:
-                self.allowance.charge(1 + len(payload) // 24)
+                self.allowance.charge_frames(1 + len(payload) // 24)
                 self._take_settings(flags, id_, payload)
             case frames.RST_STREAM:
                 self._take_reset(id_, payload)
             case frames.GOAWAY:
-                self.allowance.charge()
+                self.allowance.charge_frames()
                 if id_ or len(payload) < 8:
                     raise Http2Violation(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
@@ -789,13 +789,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.CONTINUATION:
                 self._header_block(self._blocks.add_continuation(flags, id_, payload))
             case frames.PRIORITY:
-                self.allowance.charge()
+                self.allowance.charge_frames()
                 if not id_ or len(payload) != 5:
                     raise Http2Violation(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
                 raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
-                self.allowance.charge()  # a later kind (RFC 9113, 5.5)
+                self.allowance.charge_frames()  # a later kind (RFC 9113, 5.5)
 
     def _header_block(self, whole: tuple[int, int, bytes] | None) -> None:
         if whole is None:
@@ -806,7 +806,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         stream = self.streams.get(id_)
         if stream is not None:
             if cost := self._decoder.cost:
-                self.allowance.charge(cost)
+                self.allowance.charge_frames(cost)
             if stream.in_ended:
                 self.reset(
                     stream, Http2ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end")
@@ -827,7 +827,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self.allowance.charged += REFUSED  # its task finds out later who calls
             self.on_stream_opened(id_, head, ended)
         else:
-            self.allowance.charge(self._decoder.cost + REFUSED)
+            self.allowance.charge_frames(self._decoder.cost + REFUSED)
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -872,24 +872,24 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_settings()
 
     def _set(self, key: int, value: int) -> None:
-        if key == Setting.INITIAL_WINDOW_SIZE:
+        if key == Http2Setting.INITIAL_WINDOW_SIZE:
             if value > frames.WINDOW_MAX:
                 raise Http2Violation(Http2ErrorCode.FLOW_CONTROL_ERROR, "an initial window above its maximum")
             self.out.peer_window = value
-        elif key == Setting.MAX_FRAME_SIZE:
+        elif key == Http2Setting.MAX_FRAME_SIZE:
             if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
                 raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
             self.out.peer_frame = min(value, FRAME_BYTES_MAX)
-        elif key == Setting.MAX_CONCURRENT_STREAMS:
+        elif key == Http2Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
-        elif key == Setting.ENABLE_PUSH and value > 1:
+        elif key == Http2Setting.ENABLE_PUSH and value > 1:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
     def _take_reset(self, id_: int, payload: bytes) -> None:
         if not id_ or len(payload) != 4:
             raise Http2Violation(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
-        self.allowance.charge(REFUSED if stream is not None else 1)
+        self.allowance.charge_frames(REFUSED if stream is not None else 1)
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._remove_stream(stream)
@@ -919,7 +919,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._remove_stream(stream)
         if error is not None:
             stream.on_lost(error, None)
-            self.allowance.charge(REFUSED)
+            self.allowance.charge_frames(REFUSED)
 
     def _remove_stream(self, stream: Http2Stream) -> None:
         stream.connection = None

@@ -44,7 +44,7 @@ FRAME_DEFAULT = 16_384
 FRAME_MAX = (1 << 24) - 1
 
 
-class Setting(IntEnum):
+class Http2Setting(IntEnum):
     """The number that identifies a setting in a SETTINGS frame."""
 
     HEADER_TABLE_SIZE = 1
@@ -87,44 +87,44 @@ def get_error_code_name(number: int) -> str:
     return Http2ErrorCode(number).name if number in Http2ErrorCode._value2member_map_ else f"code {number}"
 
 
-def header(length: int, kind: int, flags: int, stream: int) -> bytes:
+def frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
     return HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
-def settings(values: dict[Setting, int]) -> bytes:
+def settings(values: dict[Http2Setting, int]) -> bytes:
     payload = b"".join(struct.pack("!HI", key, value) for key, value in values.items())
-    return header(len(payload), SETTINGS, 0, 0) + payload
+    return frame_header(len(payload), SETTINGS, 0, 0) + payload
 
 
-SETTINGS_ACK = header(0, SETTINGS, ACK, 0)
+SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
 
 def encode_window_update(stream: int, size: int) -> bytes:
-    return header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
+    return frame_header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
 def encode_rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
-    return header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
+    return frame_header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
 
 
 def ping(data: bytes, flags: int = 0) -> bytes:
-    return header(8, PING, flags, 0) + data
+    return frame_header(8, PING, flags, 0) + data
 
 
 def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
-    return header(len(payload), GOAWAY, 0, 0) + payload
+    return frame_header(len(payload), GOAWAY, 0, 0) + payload
 
 
 def encode_header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
     """Returns the HEADERS frame for a header block, followed by CONTINUATION frames if the block is longer than
     `frame_max`."""
     if len(block) <= frame_max:
-        return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
+        return frame_header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
-    framed = [header(frame_max, HEADERS, flags, stream) + parts[0]]
-    framed += [header(len(part), CONTINUATION, 0, stream) + part for part in parts[1:-1]]
-    framed.append(header(len(parts[-1]), CONTINUATION, END_HEADERS, stream) + parts[-1])
+    framed = [frame_header(frame_max, HEADERS, flags, stream) + parts[0]]
+    framed += [frame_header(len(part), CONTINUATION, 0, stream) + part for part in parts[1:-1]]
+    framed.append(frame_header(len(parts[-1]), CONTINUATION, END_HEADERS, stream) + parts[-1])
     return b"".join(framed)
 
 
@@ -219,7 +219,7 @@ def _make(row: _Row) -> None:
 # The allowance of a connection: how many frames without content, and how many refused calls, the other end may send.
 #
 #     allowance.set_allowance(most, rate)    from now on
-#     allowance.charge(frames)               raises Http2Violation if the allowance is used up
+#     allowance.charge_frames(frames)        raises Http2Violation if the allowance is used up
 #     allowance.charged                      in the present slice, less CHARGED_A_TURN for each earlier slice
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
@@ -280,7 +280,7 @@ class FrameAllowance:
         unauthenticated connections of the port have together used up their share of the event loop."""
         return not self.is_known and self.share is not None and self.share.is_share_used_up
 
-    def charge(self, frames_: int = 1) -> None:
+    def charge_frames(self, frames_: int = 1) -> None:
         """Takes `frames_` from the allowance, for work that costs as much as `frames_` frames without content. Raises
         Http2Violation if the allowance is used up."""
         if self._most == math.inf:
@@ -289,7 +289,7 @@ class FrameAllowance:
         self._left -= frames_
         if not self.is_known and self.share is not None:
             self.drawn += frames_
-            self.share.spend(frames_)
+            self.share.spend_frames(frames_)
         if self._left < 0:
             now = self._loop.time()
             more = (now - self._since) * self._rate
@@ -314,7 +314,7 @@ class FrameAllowance:
             more, most = self._granted - sent, self._granted_most
             self._granted_most = max(most, more)
         if size < SMALL_UPDATE or more > most:
-            self.charge()
+            self.charge_frames()
 
 
 # ------------------------------------------------------------------------------------------------------- headers
@@ -559,7 +559,7 @@ class HeaderBlocks:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued
         self._continuations += 1
-        self._patience.charge()
+        self._patience.charge_frames()
         if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
             raise Http2Violation(
                 Http2ErrorCode.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes"

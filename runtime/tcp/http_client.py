@@ -59,7 +59,7 @@ class JsonClient:
         in_clear = found.scheme == "http" and not self._require_https and _is_loopback(found.hostname)
         return found.scheme == "https" or in_clear
 
-    def ask(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def request_json(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Sends a GET request, or a POST request if there is a `form`, and returns the JSON object of the answer.
         Blocks the calling thread. Raises Unavailable if there is no answer within TIMEOUT_S, or if the answer is not a
         JSON object of at most ANSWER_BYTES_MAX. For an HTTP error, the field `status` of the exception is the HTTP

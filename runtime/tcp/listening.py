@@ -302,7 +302,7 @@ _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
-class Listening:
+class TcpListening:
     """The listening sockets of one port. The function `listen` creates this object."""
 
     def __init__(self, server: asyncio.Server | TlsListener) -> None:
@@ -323,16 +323,16 @@ class Listening:
 
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: CallerLimits
-) -> Listening:
+) -> TcpListening:
     """Starts to listen at `endpoint`, and returns the listening sockets. `make_protocol` is called for each accepted
     connection. Raises Busy if the port is taken, or the address does not belong to this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
-            return Listening(TlsListener(await _all_bound(endpoint), make_protocol, tls, limits))
+            return TcpListening(TlsListener(await _all_bound(endpoint), make_protocol, tls, limits))
         named = {"host": endpoint.host, "port": endpoint.port} if _is_name(endpoint.host) else None
         where: dict[str, Any] = named or {"sock": _bound(endpoint)}
-        return Listening(await loop.create_server(make_protocol, backlog=BACKLOG, **where))
+        return TcpListening(await loop.create_server(make_protocol, backlog=BACKLOG, **where))
     except OSError as error:
         raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
 
@@ -627,7 +627,7 @@ class RunningTcpServer:
     def __init__(self, service: ByteService, access: ListenerAccess) -> None:
         self._service = service
         self._access = access
-        self._server: Listening
+        self._server: TcpListening
         self._handlers = Tasks()
         self.strangers = UnauthenticatedConnections(access.limits)
         self._known: dict[TcpStream, str] = {}  # with their addresses

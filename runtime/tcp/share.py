@@ -1,7 +1,7 @@
 """The share of the event loop that all unauthenticated connections of a port (strangers) have together, with the
 connections that send too many frames that carry nothing.
 
-    share.spend(frames)                     counts work of such a connection (`FrameAllowance.charge`)
+    share.spend_frames(frames)              counts work of such a connection (`FrameAllowance.charge_frames`)
     share.is_share_used_up                  True: the received bytes of unauthenticated connections must wait
     share.queue_connection_turn(go_on, …)   calls `go_on` when the share is not used up; `wait_turn` waits for that
 
@@ -29,7 +29,7 @@ LOOK_S = 0.002
 TIDY_MIN = 256
 
 
-class Turn:
+class QueuedTurn:
     """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` removes it from the queue."""
 
     __slots__ = ("go_on",)
@@ -48,13 +48,13 @@ class UnauthenticatedLoopShare:
         self._loop = loop or asyncio.get_running_loop()
         self._left = SHARE_MOST
         self._since = self._loop.time()
-        self._light: list[Turn] = []  # the latest goes first
-        self._heavy: deque[Turn] = deque()
+        self._light: list[QueuedTurn] = []  # the latest goes first
+        self._heavy: deque[QueuedTurn] = deque()
         self._tidy_above = TIDY_MIN  # so many wait, with those that are over
         self._timer: asyncio.TimerHandle | None = None
         self.spent = 0  # in all
 
-    def spend(self, frames: int) -> None:
+    def spend_frames(self, frames: int) -> None:
         self._left -= frames
         self.spent += frames
 
@@ -68,11 +68,11 @@ class UnauthenticatedLoopShare:
         self._since = now
         return self._left
 
-    def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
+    def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> QueuedTurn:
         """Queues a call of `go_on`, and returns its place in the queue. `go_on` is called when the share is not used
         up, but not before LOOK_S seconds. `is_light`: the connection has used little time, and comes before connections
         that have used more."""
-        turn = Turn(go_on)
+        turn = QueuedTurn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
         return turn
@@ -104,12 +104,12 @@ class UnauthenticatedLoopShare:
     async def wait_turn(self, frames: int, *, is_light: bool) -> None:
         """Waits until the share is not used up, and then counts `frames` as used."""
         if not self.is_share_used_up:
-            self.spend(frames)
+            self.spend_frames(frames)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def go_on() -> None:
-            self.spend(frames)
+            self.spend_frames(frames)
             waiter.set_result(None)
 
         turn = self.queue_connection_turn(go_on, is_light=is_light)
@@ -118,7 +118,7 @@ class UnauthenticatedLoopShare:
         finally:
             turn.cancel()
 
-    def _run_turn(self, turn: Turn) -> float:
+    def _run_turn(self, turn: QueuedTurn) -> float:
         if turn.go_on is not None:
             turn.go_on()
         return self._left

@@ -41,7 +41,7 @@ class Cluster:
     def caller(self, bookie: Bookie, identity: bytes = b"") -> PeerCaller:
         there, here = (self.simulation.world(node).network for node in ("caller", NODE))
         identity = identity or UUID(bookie.id).bytes
-        return PeerCaller(there.peer(bookie.endpoint, identity), here.peer(bookie.endpoint, identity))
+        return PeerCaller(there.connect_peer(bookie.endpoint, identity), here.connect_peer(bookie.endpoint, identity))
 
 
 def with_cluster(test: Callable[[Cluster], Awaitable[None]], seed: int = 1) -> Simulation:

@@ -32,7 +32,7 @@ def stored_entry(ledger: int, entry: int, payload: bytes, lac: int = -1) -> byte
 
 def a_record(ledger: int, *bookies: str) -> bytes:
     """What the metadata says of the ledger, with KEY: open, one copy of each entry."""
-    return records.encode(
+    return records.encode_record(
         records.LedgerRecord(
             ledger_id=ledger, state=records.OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1, key=KEY, token="t",
             fragments=(records.Fragment(0, bookies or ("a bookie",)),),

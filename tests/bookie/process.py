@@ -9,7 +9,7 @@ import sys
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.runtime.process import make_system_world, run
+from magnetar.runtime.process import make_system_world, run_process
 
 STORE = StoreConfig(
     memtable_bytes=2 << 20, journal_bytes=2 << 20, journal_segment_bytes=2 << 20, journal_first_segment_bytes=1 << 20
@@ -28,4 +28,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(run_process(main))

@@ -47,7 +47,7 @@ async def add(
 ) -> Status:
     """One add, waited for; OK: durable."""
     stored = stored_entry(ledger, entry, payload, lac)
-    status = store.add(ledger, entry, KEY, (stored,), len(stored), lac, recovery)
+    status = store.add_entry(ledger, entry, KEY, (stored,), len(stored), lac, recovery)
     if status is not Status.OK:
         return status
     return Status.OK if await store.seal_and_wait() else Status.READ_ONLY
@@ -91,13 +91,13 @@ class Model:
     async def delete(self, store: Store, ledger: int) -> None:
         """From now on its entries may be gone, and no add to it is admitted."""
         self.deleted[ledger] = None
-        await store.delete([ledger])
+        await store.delete_ledgers([ledger])
 
     async def check(self, store: Store) -> None:
         """Acked ⊆ present ⊆ sent, byte for byte; fenced ledgers refuse."""
         store.check()
         for (ledger, entry), data in self.sent.items():
-            result = await store.read(ledger, entry)
+            result = await store.read_entries(ledger, entry)
             if result.status is Status.OK:
                 assert payload_of(result.entries[0]) == data
             else:
@@ -106,7 +106,7 @@ class Model:
                 assert not lost, f"acknowledged entry {entry} of ledger {ledger} is gone"
         for ledger in self.fenced:
             stored = stored_entry(ledger, 1 << 40, b"late")
-            assert store.add(ledger, 1 << 40, KEY, (stored,), len(stored), -1, False) is Status.FENCED
+            assert store.add_entry(ledger, 1 << 40, KEY, (stored,), len(stored), -1, False) is Status.FENCED
 
 
 async def load(store: Store, model: Model, rng: random.Random, turns: int) -> None:

@@ -43,9 +43,9 @@ async def until_done(caller: PeerCaller) -> dict[str, Any]:
 async def owned(cluster: Cluster, ledger: int, properties: dict[str, str]) -> None:
     found = await cluster.metadata.get(paths.ledger(ledger))
     assert found is not None
-    record = records.decode(found.value, records.LedgerRecord, paths.ledger(ledger))
+    record = records.decode_record(found.value, records.LedgerRecord, paths.ledger(ledger))
     record = msgspec.structs.replace(record, properties=properties)
-    await cluster.metadata.put(paths.ledger(ledger), records.encode(record, paths.ledger(ledger)))
+    await cluster.metadata.put(paths.ledger(ledger), records.encode_record(record, paths.ledger(ledger)))
 
 
 async def deleted(cluster: Cluster, bookie: Bookie, ledger: int) -> None:
@@ -61,9 +61,9 @@ async def test_the_plan_names_who_holds_each_log_and_what_would_be_done(cluster:
     await owned(cluster, 1, {"topic": "persistent://public/default/orders"})
     await owned(cluster, 2, {"topic": "persistent://public/default/orders", "cursor": "billing"})
     await deletions.delete_ledgers(cluster.metadata, [3])
-    before = cluster.simulation.node(NODE).disk.paths()
+    before = cluster.simulation.node(NODE).disk.list_paths()
     logs = (await ask(caller, "gc-plan"))["logs"]
-    assert cluster.simulation.node(NODE).disk.paths() == before
+    assert cluster.simulation.node(NODE).disk.list_paths() == before
     holders = {log["holders"][0]["ledger"]: log for log in logs}
     bookie.garbage_collector._refused = GarbageRefusal.WENT_BACK
     assert (await ask(caller, "gc-plan"))["refused"] == GarbageRefusal.WENT_BACK.describe()

@@ -91,7 +91,7 @@ async def test_fences_reads_and_recovery_adds_overtake_what_clients_add(cluster:
     writer, recoverer = cluster.caller(bookie), cluster.caller(bookie)
     assert (await writer.add(1, 0, b"zero")).status is Status.OK
     cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
-    add_many = bookie.store.add_many
+    add_many = bookie.store.add_entries
 
     def noting(ledger: int, *rest: Any) -> Status:
         status = add_many(ledger, *rest)
@@ -99,7 +99,7 @@ async def test_fences_reads_and_recovery_adds_overtake_what_clients_add(cluster:
             admitted.append(ledger)
         return status
 
-    bookie.store.add_many = noting  # type: ignore[method-assign]
+    bookie.store.add_entries = noting  # type: ignore[method-assign]
     adds = []
     for number in range(14):
         entries = {10 * number + at: bytes(400) for at in range(1, 11)}
@@ -192,7 +192,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=held, reads_max=8)
     serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, service.serve)
     service.adds.pressure = serving.slow_down
-    writer, recoverer = (world.network.peer(serving.endpoint, identity) for _ in range(2))
+    writer, recoverer = (world.network.connect_peer(serving.endpoint, identity) for _ in range(2))
     try:
         gate.opened.clear()
         answers = asyncio.gather(*[_add(writer, number) for number in range(600)])

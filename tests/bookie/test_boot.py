@@ -66,7 +66,7 @@ async def three_logs_and_a_journal(simulation: Simulation) -> None:
 
 
 def one(disk: SimDisk, suffix: str, at: int = 0) -> str:
-    return [path for path in disk.paths() if path.endswith(suffix)][at]
+    return [path for path in disk.list_paths() if path.endswith(suffix)][at]
 
 
 def remove(disk: SimDisk, path: str) -> None:
@@ -102,7 +102,7 @@ def room(suffix: str) -> Callable[[SimDisk], None]:
 
 
 def cut(suffix: str, by: int, at: int = 0) -> Callable[[SimDisk], None]:
-    return lambda disk: disk.cut(one(disk, suffix, at), max(0, size(disk, one(disk, suffix, at)) - by))
+    return lambda disk: disk.truncate_file(one(disk, suffix, at), max(0, size(disk, one(disk, suffix, at)) - by))
 
 
 def both(*harms: Callable[[SimDisk], None]) -> Callable[[SimDisk], None]:
@@ -136,12 +136,12 @@ CASES = [
     Case("index header flipped", flip(".idx", 12), limbo=False, lost=False),
     Case("index group flipped", flip(".idx", 70), limbo=False, lost=False),
     Case("index cut", cut(".idx", 5), limbo=False, lost=False),
-    Case("index cut to its header", lambda disk: disk.cut(one(disk, ".idx"), 64), limbo=False, lost=False),
+    Case("index cut to its header", lambda disk: disk.truncate_file(one(disk, ".idx"), 64), limbo=False, lost=False),
     Case("index empty", cut(".idx", 1 << 20), limbo=False, lost=False),
     Case("index gone", gone(".idx"), limbo=False, lost=False),
     Case("log header flipped", flip(".log", 12), limbo=False, lost=False),
     Case("log entry flipped", flip(".log", 4096 + 100), limbo=False),
-    Case("log cut", lambda disk: disk.cut(one(disk, ".log"), LOG_END - 100), limbo=False),
+    Case("log cut", lambda disk: disk.truncate_file(one(disk, ".log"), LOG_END - 100), limbo=False),
     Case("log empty", cut(".log", 1 << 20), limbo=False),
     Case("index gone, and the log has its allocated room again", both(gone(".idx"), room(".log")), False, False),
     Case("log gone", gone(".log"), limbo=False),
@@ -163,13 +163,13 @@ async def judge(simulation: Simulation, store: Store, case: Case) -> int:
     lost = 0
     for ledger in LEDGERS:
         for entry in range(ENTRIES):
-            result = await simulation.spawn(NODE, store.read(ledger, entry))
+            result = await simulation.spawn(NODE, store.read_entries(ledger, entry))
             if result.status is Status.OK:
                 assert payload_of(result.entries[0]) == payload(ledger, entry)
             else:
                 assert result.status is Status.UNKNOWN, f"entry {entry} of ledger {ledger}: {result.status!r}"
                 lost += 1
-        beyond = await simulation.spawn(NODE, store.read(ledger, ENTRIES + 1))
+        beyond = await simulation.spawn(NODE, store.read_entries(ledger, ENTRIES + 1))
         assert beyond.status is (Status.UNKNOWN if case.limbo else Status.NO_SUCH_ENTRY)
     assert await simulation.spawn(NODE, add(store, 3, 50, b"late")) is Status.FENCED
     return lost
@@ -193,7 +193,7 @@ async def test_start_on_damage_serves_what_is_whole_and_says_unknown_for_the_res
         store = await start(simulation, KNOWN._replace(upto=lambda: upto(100)))
         assert store.descriptors.limbo_upto == (LAST_LEDGER if case.limbo else -1)
         assert await judge(simulation, store, case) == lost
-        new = await simulation.spawn(NODE, store.read(9, 0))
+        new = await simulation.spawn(NODE, store.read_entries(9, 0))
         assert payload_of(new.entries[0]) == payload(9, 0)
 
 
@@ -227,7 +227,7 @@ async def test_compaction_goes_on_without_a_log_that_is_gone(simulation: Simulat
     gone(".log")(simulation.node(NODE).disk)
     for _ in range(2):
         store = await start(simulation)
-        await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(1.1, 1.1)))
+        await simulation.spawn(NODE, store.compactor.run_compaction(CompactionPolicy(1.1, 1.1)))
         assert len(store.descriptors.quarantined()) == 3
         simulation.crash(NODE, power_loss=True)
 

@@ -111,7 +111,7 @@ def free(disk: SimDisk) -> None:
 async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
     found = await cluster.metadata.get(paths.bookie(bookie.id))
     assert found is not None
-    return records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
+    return records.decode_record(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
 
 
 async def add_until_refused(caller: PeerCaller, ledger: int, acked: dict[tuple[int, int], None], most: int) -> Status:
@@ -138,7 +138,7 @@ async def test_recovery_goes_on_when_clients_adds_are_refused(cluster: Cluster, 
     disk = cluster.simulation.node(NODE).disk
     disk.capacity_bytes = CAPACITY
     bookie = await cluster.start(store=CONFIG)
-    assert disk.inode(RESERVE).now.size == 512 << 10, "allocated at the start"
+    assert disk.find_inode(RESERVE).now.size == 512 << 10, "allocated at the start"
     caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
     fill(disk)
     assert await add_until_refused(caller, 1, acked, 1000) is Status.READ_ONLY
@@ -186,7 +186,7 @@ async def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again(cluster: 
         await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(roll=True))
         await asyncio.sleep(1)
     await asyncio.sleep(20)
-    assert disk.used_bytes() - disk.inode(BALLAST).now.size < total // 2
+    assert disk.used_bytes() - disk.find_inode(BALLAST).now.size < total // 2
     assert not await registered_read_only(cluster, bookie)
     assert (await caller.add(4, 5000, b"again")).status is Status.OK
     await check(caller, acked)
@@ -207,7 +207,7 @@ async def test_a_full_disk_whose_logs_are_a_third_dead_comes_back_without_waitin
         entry += 1
         if entry % 100 == 0:
             await asyncio.sleep(11)
-    assert disk.inode(RESERVE).now.size > 5 << 20
+    assert disk.find_inode(RESERVE).now.size > 5 << 20
     fill(disk)
     await asyncio.sleep(200)
     assert await registered_read_only(cluster, bookie)
@@ -255,8 +255,10 @@ async def test_a_disk_that_fills_up_at_any_moment_loses_nothing(cluster: Cluster
     for round_ in range(3):
         await add_until_refused(caller, 10 + round_, acked, 20)
         await add_until_refused(caller, 20 + round_, {}, 20)
-        await cluster.simulation.spawn(NODE, bookie.store.delete([20 + round_]))
-        await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(0.6, 0.6), roll=True))
+        await cluster.simulation.spawn(NODE, bookie.store.delete_ledgers([20 + round_]))
+        await cluster.simulation.spawn(
+            NODE, bookie.store.compactor.run_compaction(CompactionPolicy(0.6, 0.6), roll=True)
+        )
     await asyncio.sleep(20)
     assert await registered_read_only(cluster, bookie)
     free(disk)
@@ -277,27 +279,27 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
         disk = simulation.node(NODE).disk
         operation, crashed, given_up = 1, True, 0
         while crashed:
-            disk.wipe()
+            disk.delete_everything()
             disk.capacity_bytes = CAPACITY
             store = await open_store(simulation, replace(CONFIG, reserve_bytes=0))
             for ledger in (1, 2, 3):
                 assert await simulation.spawn(NODE, add(store, ledger, 0, payload(ledger, 0))) is Status.OK
                 await simulation.spawn(NODE, store.checkpoint())
                 await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._log.close))
-            await simulation.spawn(NODE, store.delete([1, 2]))
+            await simulation.spawn(NODE, store.delete_ledgers([1, 2]))
             if flushed:
                 await simulation.spawn(NODE, store.checkpoint())
             fill(disk)
             simulation.crash_at(NODE, operation, power_loss=operation % 3 > 0)
             crashed = False
             try:
-                assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted == [1, 2]
+                assert (await simulation.spawn(NODE, store.compactor.run_compaction(None))).deleted == [1, 2]
             except NodeCrashed:
                 crashed = True
             disk.cancel_crash()
             simulation.crash(NODE, power_loss=operation % 2 > 0)
-            logs = {path[-20:-4] for path in disk.paths() if path.endswith(".log")}
-            indexes = {path[-20:-4] for path in disk.paths() if path.endswith(".idx")}
+            logs = {path[-20:-4] for path in disk.list_paths() if path.endswith(".log")}
+            indexes = {path[-20:-4] for path in disk.list_paths() if path.endswith(".idx")}
             given_up += indexes > logs
             disk.capacity_bytes = UNLIMITED_BYTES
             caplog.clear()
@@ -306,9 +308,9 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
                 assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
                 assert store.descriptors.limbo_upto == -1
                 assert store.descriptors.quarantined() == []
-                found = await simulation.spawn(NODE, store.read(3, 0))
+                found = await simulation.spawn(NODE, store.read_entries(3, 0))
                 assert payload_of(found.entries[0]) == payload(3, 0)
-                await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(1.1, 1.1), roll=True))
+                await simulation.spawn(NODE, store.compactor.run_compaction(CompactionPolicy(1.1, 1.1), roll=True))
                 assert {1, 2} <= store.descriptors.drained
                 simulation.crash(NODE, power_loss=True)
             operation += 1
@@ -328,13 +330,15 @@ async def test_moves_that_find_no_room_leave_nothing_behind_however_often_they_a
     fill(disk)
     before = 0
     for _ in range(5):
-        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1),
+        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run_compaction(CompactionPolicy(1.1, 1.1),
             roll=True))
         assert done.compacted == []
-        names = [path for path in disk.paths() if "/entries/" in path]
+        names = [path for path in disk.list_paths() if "/entries/" in path]
         before = before or len(names)
         assert len(names) == before
     free(disk)
-    done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1), roll=True))
+    done = await cluster.simulation.spawn(
+        NODE, bookie.store.compactor.run_compaction(CompactionPolicy(1.1, 1.1), roll=True)
+    )
     assert done.compacted != []
     await check(caller, acked)

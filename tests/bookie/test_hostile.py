@@ -20,7 +20,7 @@ from magnetar.ledger.peer_format import (
     encode_add_request,
 )
 from magnetar.metadata import paths
-from magnetar.metadata.records import CounterRecord, encode
+from magnetar.metadata.records import CounterRecord, encode_record
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.runtime.network import MESSAGE_BYTES_MAX
 from magnetar.runtime.peer import envelope
@@ -36,9 +36,9 @@ async def deployment(tmp_path: Path) -> AsyncIterator[tuple[Bookie, PeerCaller]]
     config = BookieConfig(data=str(tmp_path / "bookie"), free_bytes_min=0, repair=RepairConfig(enabled=False))
     bookie = await Bookie.start(world, config, tree.new_session())
     session = tree.new_session()
-    await session.put(paths.LEDGER_IDS, encode(CounterRecord(next=10), paths.LEDGER_IDS))
+    await session.put(paths.LEDGER_IDS, encode_record(CounterRecord(next=10), paths.LEDGER_IDS))
     await session.put(paths.ledger(1), a_record(1, bookie.id))
-    caller = PeerCaller(world.network.peer(bookie.endpoint, UUID(bookie.id).bytes))
+    caller = PeerCaller(world.network.connect_peer(bookie.endpoint, UUID(bookie.id).bytes))
     assert (await caller.add(1, 0, b"before")).status is Status.OK
     yield bookie, caller
     assert (await caller.add(1, 1, b"after")).status is Status.OK
@@ -83,7 +83,7 @@ async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(dep
     bookie, caller = deployment
     identity = UUID(bookie.id).bytes
     head = BookieRequestHead(BookieOperation.READ, BookieRequestFlags.NONE, 1, 0, 1, 100, KEY).encode()
-    good = envelope.encode(envelope.EnvelopeKind.REQUESTS, identity, [(1, head, ())])
+    good = envelope.encode_envelope(envelope.EnvelopeKind.REQUESTS, identity, [(1, head, ())])
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.LINGER, 0)
@@ -103,7 +103,7 @@ async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(dep
     kinds = set()
     async with asyncio.timeout(20):
         while envelope.EnvelopeKind.WRONG_PROTOCOL not in kinds:
-            kinds.add(envelope.decode((await asyncio.to_thread(stranger.recv_multipart))[0]).kind)
+            kinds.add(envelope.decode_envelope((await asyncio.to_thread(stranger.recv_multipart))[0]).kind)
     assert (await caller.read(1, 0))[0].status is Status.OK
     stranger.close()
     context.term()
@@ -129,7 +129,7 @@ async def test_floods_of_every_operation_on_ids_of_nobody_leave_nothing_behind(
 ) -> None:
     bookie, caller = deployment
     world = make_system_world(2)
-    strangers = [world.network.peer(bookie.endpoint, UUID(bookie.id).bytes) for _ in range(20)]
+    strangers = [world.network.connect_peer(bookie.endpoint, UUID(bookie.id).bytes) for _ in range(20)]
     before = memory_bytes()
     asked = []
     for number in range(20_000):

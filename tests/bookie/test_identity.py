@@ -34,11 +34,13 @@ async def test_new_bookie_gets_a_uuid_and_keeps_it(cluster: Cluster, /) -> None:
     first = bookie.id
     found = await cluster.metadata.get(paths.cookie(first))
     assert found is not None
-    cookie = records.decode(found.value, records.CookieRecord, paths.cookie(first))
+    cookie = records.decode_record(found.value, records.CookieRecord, paths.cookie(first))
     assert (cookie.bookie, cookie.directories) == (first, (f"{NODE}:{DATA}",))
     found = await cluster.metadata.get(paths.bookie(first))
     assert found is not None
-    assert records.decode(found.value, records.BookieRecord, paths.bookie(first)).endpoint == str(bookie.endpoint)
+    assert records.decode_record(found.value, records.BookieRecord, paths.bookie(first)).endpoint == str(
+        bookie.endpoint
+    )
     assert (await cluster.restart()).id == first
     assert await cluster.metadata.children(paths.COOKIES) == [first]
 
@@ -105,7 +107,7 @@ async def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_come
     with pytest.raises(Busy, match=r"is registered: stop it first"):
         await identity.delete_bookie(cluster.metadata, first)
     cluster.simulation.crash(NODE)
-    cluster.simulation.node(NODE).disk.wipe()
+    cluster.simulation.node(NODE).disk.delete_everything()
     with pytest.raises(InvalidConfiguration, match=rf"knows bookie {first} at .*`magnetar bookies forget {first}`"):
         await cluster.start()
     await cluster.metadata.delete(paths.bookie(first))  # its session ends
@@ -157,7 +159,7 @@ async def test_moved_directory_is_refused_until_somebody_says_that_it_was_moved(
     with pytest.raises(InvalidConfiguration, match=rf"`magnetar bookies move {first} rack-9:{DATA}`"):
         await cluster.start(advertised_host="rack-9")
     await cluster.metadata.delete(paths.bookie(first))
-    await identity.change_bookie_place(cluster.metadata, first, f"rack-9:{DATA}")
+    await identity.change_bookie_directory(cluster.metadata, first, f"rack-9:{DATA}")
     assert (await cluster.restart()).id == first
     cluster.simulation.crash(NODE)
     with pytest.raises(InvalidConfiguration, match=rf"belongs to bookie {first} at rack-9:{DATA}, and this is"):
@@ -185,11 +187,11 @@ async def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted
     old = await record_of(cluster, first)
     await cluster.restart()
     await cluster.restart()
-    await cluster.metadata.put(paths.cookie(first), records.encode(old, paths.cookie(first)))
+    await cluster.metadata.put(paths.cookie(first), records.encode_record(old, paths.cookie(first)))
     with pytest.raises(InvalidConfiguration, match=rf"older than the directory.*accept-metadata {first}`"):
         await cluster.restart()
     await cluster.metadata.delete(paths.bookie(first))
-    await identity.accept_metadata(cluster.metadata, first)
+    await identity.accept_restored_metadata(cluster.metadata, first)
     assert (await cluster.restart()).id == first
     assert (await cluster.restart()).id == first
 
@@ -270,7 +272,7 @@ def a_ledger(bookie: str) -> records.LedgerRecord:
 async def record_of(cluster: Cluster, bookie: str) -> records.CookieRecord:
     found = await cluster.metadata.get(paths.cookie(bookie))
     assert found is not None
-    return records.decode(found.value, records.CookieRecord, paths.cookie(bookie))
+    return records.decode_record(found.value, records.CookieRecord, paths.cookie(bookie))
 
 
 def cookie_of(cluster: Cluster) -> Cookie:
@@ -392,7 +394,7 @@ async def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(
 ) -> None:
     bookie = await cluster.start()
     await bookie.close()
-    honest = identity.record_start
+    honest = identity.record_bookie_start
 
     async def complete(*arguments: Any) -> None:
         if moment == "before the start is counted":
@@ -401,7 +403,7 @@ async def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(
         if moment == "before it registers":
             await identity.delete_bookie(cluster.metadata, bookie.id)
 
-    monkeypatch.setattr(identity, "record_start", complete)
+    monkeypatch.setattr(identity, "record_bookie_start", complete)
     with pytest.raises((Unavailable, InvalidConfiguration)):
         await cluster.start()
     assert await cluster.metadata.get(paths.cookie(bookie.id)) is None, "it stays forgotten"

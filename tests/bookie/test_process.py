@@ -73,7 +73,7 @@ async def test_kill_9_under_load_loses_no_acknowledged_add(tmp_path: Path) -> No
     entry = 0
     for life in range(KILLS + 1):
         bookie = await BookieProcess.start(tmp_path)
-        caller = PeerCaller(world.network.peer(bookie.endpoint, bookie.uuid.bytes))
+        caller = PeerCaller(world.network.connect_peer(bookie.endpoint, bookie.uuid.bytes))
         try:
             assert (bookie.replayed > 0) is (life > 0)
             for mine in acked:

@@ -45,11 +45,11 @@ async def test_a_second_process_of_a_uuid_is_refused_while_the_first_answers(clu
 
 async def test_a_process_that_was_replaced_while_it_was_silent_ends_when_it_finds_out(cluster: Cluster, /) -> None:
     await a_copy(cluster)
-    cluster.simulation.wires.partition(NODE, "copy")
+    cluster.simulation.wires.partition_nodes(NODE, "copy")
     second = await start_copy(cluster)
     await asyncio.sleep(5)
     assert not cluster.simulation.is_node_running(NODE), "one of them is left"
-    cluster.simulation.wires.heal(NODE, "copy")
+    cluster.simulation.wires.heal_partition(NODE, "copy")
     found = await get_record(cluster.metadata, paths.bookie(second.id), records.BookieRecord)
     assert found is not None
     assert found[0].endpoint == str(second.endpoint)

@@ -18,7 +18,7 @@ async def say(deployment: Deployment, verb: str, **options: object) -> dict[str,
         (name, each) for name, each in deployment.bookies.items() if deployment.simulation.is_node_running(name)
     )
     network = deployment.simulation.world(name).network
-    return await ask(PeerCaller(network.peer(bookie.endpoint, UUID(bookie.id).bytes)), verb, **options)
+    return await ask(PeerCaller(network.connect_peer(bookie.endpoint, UUID(bookie.id).bytes)), verb, **options)
 
 
 @pytest.mark.run_by.with_args(with_deployment)
@@ -127,7 +127,7 @@ def test_how_old_the_progress_of_a_worker_is_does_not_follow_a_time_of_day_that_
     def look(seconds: float, **workers: tuple[int, int]) -> dict[str, bool]:
         clock.mono += seconds
         records = [RepairWorkerRecord(name=name, updated_ms=at, bytes=done) for name, (at, done) in workers.items()]
-        return {name: age_ms < FRESH_MS for name, age_ms in ages.look(records).items()}
+        return {name: age_ms < FRESH_MS for name, age_ms in ages.measure_ages(records).items()}
 
     now = clock.wall
     fresh = look(0, ahead=(now + 3_600_000, 1), late=(now - 3_600_000, 1), old=(now - FRESH_MS, 1), new=(now, 1))

@@ -15,7 +15,7 @@ from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, Sta
 from magnetar.metadata import paths, records
 from magnetar.metadata.store import Operation as Operation_
 from magnetar.proto.errors import Unavailable, WrongIdentity
-from magnetar.runtime.sim.disk import Operation
+from magnetar.runtime.sim.disk import DiskOperation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import OTHER_KEY, payload_of, stored_entry
 from tests.bookie.stores import NODE, SMALL
@@ -109,7 +109,7 @@ async def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(
     caller = cluster.caller(bookie)
     synced: list[str] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "fdatasync" and operation.path.endswith(".jnl"):
             synced.append("sync")
 
@@ -194,7 +194,7 @@ async def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_th
     assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
     found = await cluster.metadata.get(paths.bookie(bookie.id))
     assert found is not None
-    assert records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
+    assert records.decode_record(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
     disk.capacity_bytes = capacity
     await asyncio.sleep(30)
     assert (await caller.add(2, 0, b"again")).status is Status.OK
@@ -238,7 +238,7 @@ async def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answ
 async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
     found = await cluster.metadata.get(paths.bookie(bookie.id))
     assert found is not None
-    return records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
+    return records.decode_record(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
 
 
 async def test_a_caller_of_another_bookie_is_refused(cluster: Cluster, /) -> None:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.proto.operations import MANAGE, AnsweringBroker, CliVerb, HttpRoute, Operation, RequestField, add
+from magnetar.proto.operations import (
+    MANAGE,
+    AnsweringBroker,
+    CliVerb,
+    HttpRoute,
+    Operation,
+    RequestField,
+    add_operation,
+)
 
 ROW: Operation[tuple[str, ...]] = Operation(
     "DescribeTopic", MANAGE, AnsweringBroker.OWNER, request="DeleteRequest", reply="Names",
@@ -16,7 +24,7 @@ ROW: Operation[tuple[str, ...]] = Operation(
     routes=(HttpRoute("GET", "/description", "What the topic is called.", answer="[text]"),),
     cli=CliVerb("topics describe", "What it is called.", "What a topic is called.", "orders"),
 )  # fmt: skip
-add(ROW, "tuple[str, ...]")  # before anything else is imported, as if it were in the file
+add_operation(ROW, "tuple[str, ...]")  # before anything else is imported, as if it were in the file
 
 import asyncio  # noqa: E402
 import inspect  # noqa: E402
@@ -29,7 +37,7 @@ from magnetar.broker.rest.call import make_openapi_document  # noqa: E402
 from magnetar.client.admin import Admin, AdminClient  # noqa: E402
 from magnetar.proto import wire_pb2 as wire  # noqa: E402
 from magnetar.proto.errors import Unauthorized  # noqa: E402
-from magnetar.runtime.network import rpc  # noqa: E402
+from magnetar.runtime.network import find_rpc  # noqa: E402
 from tests.broker.access.roles import ROOT, roles  # noqa: E402
 from tests.broker.rest.http import T, serving  # noqa: E402
 from tests.docs.administration import operations_table  # noqa: E402
@@ -55,7 +63,7 @@ async def _faces(folder: Path) -> dict[str, Any]:
         await admin.create_topic("wide", partitions=2)
         request = wire.DeleteRequest(name="persistent://public/default/t", force=True)
         channel = running.world.network.connect(broker.endpoint)
-        found = await channel.call(rpc("Admin", "DescribeTopic"), request, timeout_s=10)
+        found = await channel.call(find_rpc("Admin", "DescribeTopic"), request, timeout_s=10)
         await channel.close()
 
         async def run(*words: str) -> list[Any]:

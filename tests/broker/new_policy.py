@@ -22,7 +22,7 @@ def edited(name: str, at: str, line: str) -> None:
 
 
 edited("magnetar.proto.applied", "    max_topics:", "    max_pigeons: Limit = 7  # on the roof; 0: any number")
-edited("magnetar.proto.policies", "POLICIES: ", """    Policy("max-pigeons", (
+edited("magnetar.proto.policies", "POLICIES: ", """    PolicyDefinition("max-pigeons", (
         Field("max_pigeons", "limit", ("-n", "--max-pigeons"), "On the roof; 0: any number."),
     ), "How many pigeons.", "-n 3", rest=PolicyRestNames("maxPigeons", "maxPigeons", "max_pigeons")),
 """)
@@ -50,7 +50,7 @@ async def main(folder: Path) -> dict[str, Any]:
 async def _faces(folder: Path) -> dict[str, Any]:
     async with serving(folder) as (http, broker, _), AdminClient(url := f"magnetar://{broker.endpoint}") as admin:
         await admin.create_topic("t")
-        topic = await broker.topic_manager.topic(TopicName.parse("t"))
+        topic = await broker.topic_manager.load_topic(TopicName.parse("t"))
 
         async def run(*words: str) -> list[Any]:
             done = await asyncio.to_thread(run_here, *words, MAGNETAR_URL=url)

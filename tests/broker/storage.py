@@ -13,12 +13,12 @@ from typing import Any
 
 from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
-from magnetar.metadata.records import OPEN, LedgerRecord, encode
+from magnetar.metadata.records import OPEN, LedgerRecord, encode_record
 from magnetar.metadata.store import (
     ABSENT,
     ANY,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     NodeUpdate,
     Operation,
     PutNode,
@@ -101,7 +101,7 @@ class Session:
                 if isinstance(each, PutNode):
                     self._make(each.path)
                     self.storage.nodes[each.path] = VersionedValue(each.value, version)
-                elif isinstance(each, Delete):
+                elif isinstance(each, DeleteNode):
                     self.storage.nodes.pop(each.path, None)
         await self._answer()
         return versions
@@ -147,7 +147,9 @@ class Session:
 
     def make_creation_update(self, draft: LedgerRecord) -> NodeUpdate:
         path = paths.ledger(draft.ledger_id)
-        return NodeUpdate(path, lambda node: node.value if node is not None else encode(draft, path), absent=True)
+        return NodeUpdate(
+            path, lambda node: node.value if node is not None else encode_record(draft, path), absent=True
+        )
 
     def make_writer(self, record: LedgerRecord) -> Writer:
         return Writer(self, record.ledger_id)

@@ -15,10 +15,10 @@ AWAY = ProbeTimes(error="nobody listens\nthere | at all")
 
 
 def test_states_are_by_publish_and_delivery_together() -> None:
-    assert QUICK.judge(1, 5) == "ok"
-    assert QUICK.judge(0.03, 5) == "warning"
-    assert QUICK.judge(0.01, 0.03) == "critical"
-    assert AWAY.judge(1, 5) == "critical"
+    assert QUICK.judge_times(1, 5) == "ok"
+    assert QUICK.judge_times(0.03, 5) == "warning"
+    assert QUICK.judge_times(0.01, 0.03) == "critical"
+    assert AWAY.judge_times(1, 5) == "critical"
 
 
 def test_nagios_reads_one_line_with_its_numbers() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from magnetar.cli.common import session as sessions
 from magnetar.cli.common.profiles import load_context, load_profile
-from magnetar.cli.common.session import confirm
+from magnetar.cli.common.session import confirm_deletion
 from magnetar.cli.storage.admin_port import OperatorOptions, with_operator_options
 from magnetar.cli.storage.metadata_copies import backup
 from magnetar.proto.errors import InvalidConfiguration
@@ -196,7 +196,7 @@ def test_what_deletes_asks_with_the_place_where_it_does(written: Written, monkey
     asked: list[str] = []
     monkeypatch.setattr(sessions.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "confirm", lambda text, **_: asked.append(text))
-    command = click.command()(sessions.with_session(lambda session: confirm("Delete it", False)))
+    command = click.command()(sessions.with_session(lambda session: confirm_deletion("Delete it", False)))
     command.main([], standalone_mode=False)
     assert asked == ["Delete it, at magnetar://[::1]:2 (context prod)?"]
 

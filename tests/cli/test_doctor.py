@@ -219,7 +219,7 @@ def test_bookies_that_answer_are_examined_although_none_says_how_repair_gets_on(
     monkeypatch.setattr(doctor, "_describe", lambda _: ({}, {}))
     for name in ("_read_quorums", "_read_unread", "_read_partitions"):
         monkeypatch.setattr(doctor, name, lambda *_: [])
-    assert list(doctor.gather(session, None).reports) == ([ID] if answered else [])
+    assert list(doctor.gather_facts(session, None).reports) == ([ID] if answered else [])
 
 
 def test_the_urgent_ones_come_first() -> None:

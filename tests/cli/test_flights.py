@@ -13,7 +13,7 @@ def frame() -> object:
 
 
 def test_the_file_has_all_flights_and_python_agrees_with_pandas(frame: object) -> None:
-    messages = list(flights.messages(frame))
+    messages = list(flights.make_flight_messages(frame))
     assert len(messages) == flights.FLIGHTS
     truth = flights.compute_delays_with_pandas(frame)
     assert flights.compute_delays_from_messages(payload for _, payload in messages) == truth
@@ -21,7 +21,7 @@ def test_the_file_has_all_flights_and_python_agrees_with_pandas(frame: object) -
 
 
 def test_cancelled_flights_have_null_delays_and_count_as_flights_only(frame: object) -> None:
-    cancelled = [payload for _, payload in flights.messages(frame) if b'"dep_delay":null' in payload]
+    cancelled = [payload for _, payload in flights.make_flight_messages(frame) if b'"dep_delay":null' in payload]
     assert len(cancelled) == 8255
     assert b"NaN" not in b"".join(cancelled)
     found = flights.compute_delays_from_messages(cancelled)

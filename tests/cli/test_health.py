@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli import check
-from magnetar.cli.common.exits import Failure
+from magnetar.cli.common.exits import CommandFailure
 from magnetar.cli.common.processes import Process, Processes
 from tests.support.processes import Result, run_cli, run_here
 
@@ -26,12 +26,12 @@ def health(where: str, *options: str) -> Result:
 
 
 def test_a_command_waits_until_a_server_is_ready_and_not_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [Failure("not reached"), (503, "it starts"), (200, "ok")]
+    answers = [CommandFailure("not reached"), (503, "it starts"), (200, "ok")]
     times = list[float]()
 
     def ask(*_: object) -> tuple[int, str]:
         answer = answers.pop(0)
-        if isinstance(answer, Failure):
+        if isinstance(answer, CommandFailure):
             raise answer
         return answer
 

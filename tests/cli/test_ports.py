@@ -13,7 +13,7 @@ import pytest
 from magnetar.cli.common.processes import find_free_port
 from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
-from magnetar.runtime.network import Endpoint, rpc
+from magnetar.runtime.network import Endpoint, find_rpc
 from magnetar.runtime.process import make_system_world
 from tests.broker.pulsar.raw import Raw
 from tests.broker.rest.http import Http
@@ -60,7 +60,7 @@ def _given(folder: Path, port: int | None) -> standalone.StandaloneOptions:
 async def _tenants(port: int) -> list[str]:
     channel = make_system_world().network.connect(Endpoint("127.0.0.1", port))
     try:
-        return list((await channel.call(rpc("Admin", "ListTenants"), wire.Empty(), timeout_s=10)).names)
+        return list((await channel.call(find_rpc("Admin", "ListTenants"), wire.Empty(), timeout_s=10)).names)
     finally:
         await channel.close()
 

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from magnetar.cli.common.profiles import load_profile
-from magnetar.cli.common.session import Session, with_session
+from magnetar.cli.common.session import CommandSession, with_session
 from magnetar.proto.errors import InvalidConfiguration
 from tests.security.test_settings import private
 
@@ -33,9 +33,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
     return lambda text: private(tmp_path / "magnetar" / "client.toml", text.encode())
 
 
-def run(*arguments: str) -> Session:
+def run(*arguments: str) -> CommandSession:
     """The session of a command with these options."""
-    found: list[Session] = []
+    found: list[CommandSession] = []
     command = click.command()(with_session(lambda session: found.append(session)))
     command.main(arguments, standalone_mode=False)
     return found[0]

@@ -20,8 +20,8 @@ __all__ = ["lines"]
 async def _lose(running: Cluster) -> tuple[int, str]:
     """A ledger of the topic is lost with four messages; (its id, the bookie that had it and is not forgotten yet)."""
     await _publish(running, *range(4))
-    topic = await running.brokers[0].topic_manager.topic(NAME)
-    await topic.registry.subscribe("s", topic.log.shape.start)
+    topic = await running.brokers[0].topic_manager.load_topic(NAME)
+    await topic.registry.subscribe("s", topic.log.shape.start_position)
     (ledger,) = [span.ledger_id for span in topic.log.shape.spans]
     await running.brokers[0].topic_manager.unload_topic(NAME)
     gone = await _replace_bookie(running)
@@ -65,7 +65,7 @@ async def test_clients_that_load_the_topic_again_and_again_hold_the_command_up_n
         async def load() -> None:
             while True:
                 try:
-                    await owned.topic(NAME)
+                    await owned.load_topic(NAME)
                 except Unavailable as error:
                     refused.append(error)
                 await asyncio.sleep(0)
@@ -79,7 +79,7 @@ async def test_clients_that_load_the_topic_again_and_again_hold_the_command_up_n
             await asyncio.gather(*clients, return_exceptions=True)
         assert (hole.ledger_id, hole.first_entry, hole.last_entry) == (ledger, 0, 3)
         assert any("being passed over" in each.message for each in refused)
-        assert (await owned.topic(NAME)).name == NAME
+        assert (await owned.load_topic(NAME)).name == NAME
 
 
 async def test_the_route_passes_over_what_is_lost_of_the_topic_or_of_a_ledger(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_each_broker_is_asked_who_is_connected_and_one_that_is_silent_is_named()
         def __init__(self, endpoint: str) -> None:
             self.endpoint, self.admin = endpoint, self
 
-        def brief(self, timeout_s: float) -> Any:
+        def with_timeout(self, timeout_s: float) -> Any:
             return self
 
         def describe_security(self) -> SecurityDescription:
@@ -175,7 +175,7 @@ def test_each_broker_is_asked_who_is_connected_and_one_that_is_silent_is_named()
             closed.append(self.endpoint)
 
     closed = list[str]()
-    session: Any = SimpleNamespace(at=Other)
+    session: Any = SimpleNamespace(with_broker=Other)
     brokers = [BrokerInfo(f"broker-{number}", f"b{number}:1") for number in (1, 2, 3)]
     found, silent = cluster.ask_who_is_connected(session, brokers)
     assert [each["broker"] for each in found] == ["b1:1", "b3:1"]

@@ -110,10 +110,12 @@ class TransactionalBroker(FakeBroker):
         sink = request.sink if request.HasField("sink") else None
         if sink is not None and self._has_batch(sink):
             return wire.BeginReply(already=True)
-        first = TxnId.of(request.coordinator, 1, self._last)
+        first = TxnId.from_parts(request.coordinator, 1, self._last)
         count = request.count or 1
         for number in range(count):
-            self.known[TxnId.of(request.coordinator, 1, self._last + number)] = Known(request.name, holder, sink)
+            self.known[TxnId.from_parts(request.coordinator, 1, self._last + number)] = Known(
+                request.name, holder, sink
+            )
         self._last += count
         return wire.BeginReply(
             first=wire.TransactionId(most=first.most, least=first.least), count=count, lease_ms=self.lease_ms,

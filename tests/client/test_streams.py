@@ -182,11 +182,11 @@ def test_a_state_is_a_dictionary_of_json_whose_values_change_by_assignment_alone
     state["a"] = {"list": [1]}
     state["a"]["list"].append(2)
     assert state["a"] == {"list": [1]}
-    state.keep_message()
+    state.keep_message_changes()
     del state["a"]
     assert "a" not in state
     assert state.get("a") is None
-    state.drop_message()
+    state.drop_message_changes()
     assert dict(state) == {"a": {"list": [1]}}
     with pytest.raises(TypeError):
         state["b"] = object()
@@ -194,5 +194,5 @@ def test_a_state_is_a_dictionary_of_json_whose_values_change_by_assignment_alone
         state[streams.OWNER_KEY] = 1
     with pytest.raises(KeyError):
         del state["missing"]
-    state.keep_batch()
-    assert (state.changes, state.committed) == ({}, {"a": b'{"list":[1]}'})
+    state.commit_batch_changes()
+    assert (state.batch_changes, state.committed) == ({}, {"a": b'{"list":[1]}'})

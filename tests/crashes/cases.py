@@ -21,7 +21,7 @@ from magnetar.metadata.store import MetadataStore, PutNode, VersionedValue
 from magnetar.metadata.store import Operation as MetadataOperation
 from magnetar.runtime.files import join_path
 from magnetar.runtime.network import World
-from magnetar.runtime.sim.disk import Operation, SimDisk, SimFiles
+from magnetar.runtime.sim.disk import DiskOperation, SimDisk, SimFiles
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, SMALL, UUID, add, payload
 from tests.crashes.control import Found
@@ -85,7 +85,7 @@ class Stage:
     def _keep(self, nodes: Nodes) -> None:
         self.nodes.append((self._disk.operations, nodes))
 
-    def _record(self, operation: Operation) -> None:
+    def _record(self, operation: DiskOperation) -> None:
         self.steps.append(Step(operation, site_of(operation)))
 
     def say(self, what: str) -> None:
@@ -113,7 +113,7 @@ class Stage:
 
     def damage(self, suffix: str, offset: int) -> None:
         """A bit is flipped, in the first file of that name; a negative offset counts from the end."""
-        file = self.world.files.open(next(path for path in self._disk.paths() if path.endswith(suffix)))
+        file = self.world.files.open(next(path for path in self._disk.list_paths() if path.endswith(suffix)))
         at = offset % file.size()
         file.pwrite([bytes([file.pread(1, at)[0] ^ 1])], at)
         file.fdatasync()
@@ -136,7 +136,7 @@ async def _three_starts(stage: Stage) -> None:
     for _ in range(3):
         claimed = await identity.claim_directory(stage.world, stage.metadata, DATA, PLACE)
         stage.world.files.make_directories(join_path(DATA, "journal"))  # its store
-        await identity.record_start(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
+        await identity.record_bookie_start(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
         claimed.lock.close()
         stage.say(claimed.text)
 
@@ -221,13 +221,13 @@ async def _read_all(stage: Stage, said: Sequence[str]) -> None:
     store = await stage.open(LATER)
     for ledger in LEDGERS:
         for entry in range(ENTRIES):
-            found = await store.read(ledger, entry)
+            found = await store.read_entries(ledger, entry)
             whole = found.status is Status.OK and payload_of(found.entries[0]) == payload(ledger, entry)
             hold(f"entry {entry} of ledger {ledger}: {found.status!r}", whole or not said)
 
 
 CASES = {
-    "owner": Case(("lock_directory", "_make_cookie", "record_start"), _three_starts, _claim_again),
+    "owner": Case(("lock_directory", "_make_cookie", "record_bookie_start"), _three_starts, _claim_again),
     "loss": Case(("DataLossLog._write", "rebuild_index"), _loss, _start_after_loss),
     "nothing-to-lose": Case(("DataLossLog.delete_log",), _nothing_to_lose, _start_without_loss),
     "scrub": Case(("rewrite_table",), _scrub, _read_all),

@@ -84,7 +84,7 @@ async def _quarantine(life: Life, ledger: int, entry: int) -> None:
 
 async def _mend(life: Life, ledger: int, entry: int) -> None:
     await life.add(ledger, entry, True)
-    if (await life.store.read(ledger, entry)).status is Status.OK and await _checkpoint(life):
+    if (await life.store.read_entries(ledger, entry)).status is Status.OK and await _checkpoint(life):
         life.fact(Kind.MENDED, ledger, entry)
 
 

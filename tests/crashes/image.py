@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 from magnetar.runtime.sim.disk import (
     SECTOR_BYTES,
-    Operation,
-    Pages,
+    DiskOperation,
     SimDirectory,
     SimDisk,
     SimInode,
+    SimPages,
     UnsyncedResize,
-    Write,
+    UnsyncedWrite,
     split_path,
 )
 from tests.crashes.sites import WRITE_BACK
@@ -44,7 +44,7 @@ MUTATING = frozenset(
 class Step(NamedTuple):
     """An operation, and for a sync the site that asked for it."""
 
-    operation: Operation
+    operation: DiskOperation
     site: str = ""
 
 
@@ -53,7 +53,7 @@ class Content(NamedTuple):
 
     number: int  # of the operation
     inode: int
-    change: Write | UnsyncedResize
+    change: UnsyncedWrite | UnsyncedResize
 
 
 class Names(NamedTuple):
@@ -80,7 +80,7 @@ class State(NamedTuple):
 
     names: dict[str, int]
     folders: frozenset[str]
-    pages: dict[int, Pages]
+    pages: dict[int, SimPages]
     operations: int
 
     def key(self) -> int:
@@ -116,12 +116,12 @@ class SharedInode(SimInode):
 
     __slots__ = ("_shared",)
 
-    def __init__(self, number: int, pages: Pages) -> None:
+    def __init__(self, number: int, pages: SimPages) -> None:
         super().__init__(number)
         self.now = pages
         self._shared = True
 
-    def apply(self, change: Write | UnsyncedResize) -> None:
+    def apply(self, change: UnsyncedWrite | UnsyncedResize) -> None:
         if self._shared:
             self.now = self.now.copy()
             self._shared = False
@@ -131,9 +131,9 @@ class SharedInode(SimInode):
         return
 
 
-def apply(pages: Pages, change: Write | UnsyncedResize) -> None:
+def apply(pages: SimPages, change: UnsyncedWrite | UnsyncedResize) -> None:
     match change:
-        case Write(offset, data):
+        case UnsyncedWrite(offset, data):
             pages.write(data, offset)
         case UnsyncedResize(size):
             pages.resize(size)
@@ -147,7 +147,7 @@ class Image:
         self._now: dict[str, int] = dict(state.names) if state else {}
         self._durable: dict[str, int] = dict(state.names) if state else {}
         self._folders: dict[str, None] = dict.fromkeys(sorted(state.folders)) if state else {}
-        self._pages: dict[int, Pages] = dict(state.pages) if state else {}
+        self._pages: dict[int, SimPages] = dict(state.pages) if state else {}
         self._sizes = {inode: pages.size for inode, pages in self._pages.items()}
         self._owned: set[int] = set()
         self._alone: dict[int, None] = {}  # direct writes whose own sync was removed: that of the next does not help
@@ -162,7 +162,7 @@ class Image:
         match operation.kind:
             case "pwrite":
                 if operation.data:
-                    self._change(Content(operation.number, inode, Write(operation.offset, operation.data)))
+                    self._change(Content(operation.number, inode, UnsyncedWrite(operation.offset, operation.data)))
             case "allocate":
                 if operation.size > self._sizes[inode]:
                     self._change(Content(operation.number, inode, UnsyncedResize(operation.size)))
@@ -174,7 +174,7 @@ class Image:
                 elif operation.size:
                     self._alone[operation.number - 1] = None
             case "create":
-                self._pages[inode] = Pages()
+                self._pages[inode] = SimPages()
                 self._sizes[inode] = 0
                 self._rename(operation.number, (), ((_absolute(operation.path), inode),))
             case "mkdir":
@@ -191,7 +191,7 @@ class Image:
     def _change(self, content: Content) -> None:
         size = self._sizes[content.inode]
         match content.change:
-            case Write(offset, data):
+            case UnsyncedWrite(offset, data):
                 self._sizes[content.inode] = max(size, offset + len(data))
             case UnsyncedResize(new):
                 self._sizes[content.inode] = new
@@ -232,7 +232,7 @@ class Image:
         """The durable part, and of the volatile one what the cut keeps. The state's pages are not changed any more."""
         names = dict(self._durable)
         pages = self._pages
-        changed: dict[int, Pages] = {}
+        changed: dict[int, SimPages] = {}
         for at in cut.kept:
             change = self.volatile[at]
             if isinstance(change, Names):
@@ -242,7 +242,7 @@ class Image:
             if found is None:
                 found = changed[change.inode] = pages[change.inode].copy()
             if cut.torn and at == cut.kept[-1]:
-                assert isinstance(change.change, Write)
+                assert isinstance(change.change, UnsyncedWrite)
                 for first, last in cut.torn:
                     found.write(change.change.data[first:last], change.change.offset + first)
             else:
@@ -283,14 +283,14 @@ class Image:
         writes = [
             at
             for at, change in enumerate(self.volatile)
-            if isinstance(change, Content) and isinstance(change.change, Write)
+            if isinstance(change, Content) and isinstance(change.change, UnsyncedWrite)
         ]
         if not writes:
             return
         last = writes[-1]
         change = self.volatile[last]
         assert isinstance(change, Content)
-        assert isinstance(change.change, Write)
+        assert isinstance(change.change, UnsyncedWrite)
         length = len(change.change.data)
         before = tuple(at for at in range(last))
         sectors = list(_sectors(change.change.offset, length))

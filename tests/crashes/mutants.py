@@ -21,7 +21,7 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
 from magnetar.bookie.store.entrylog.mover import EntryMover
 from magnetar.bookie.store.entrylog.writer import MemtableFlush, WrittenEntries, _Open
-from magnetar.bookie.store.group_commit_core import GroupCommit, Stage, WriteBlock
+from magnetar.bookie.store.group_commit_core import GroupCommit, GroupCommitState, WriteBlock
 from magnetar.bookie.store.index_files import LedgerDescriptors, TombstoneWriter
 from magnetar.bookie.store.journal import Done, Journal
 from magnetar.bookie.store.memtable import Memtable
@@ -60,7 +60,7 @@ def fence_lost_on_checkpoint(stack: contextlib.ExitStack) -> None:
 
 def fence_answered_before_its_sync(stack: contextlib.ExitStack) -> None:
     """The store calls a seal of fences alone durable when it is queued, and not when it is synced."""
-    real = Store.seal
+    real = Store.seal_group
 
     def seal(self: Store, done: Done) -> None:
         early = bool(self._fencing) and not self._adding
@@ -68,7 +68,7 @@ def fence_answered_before_its_sync(stack: contextlib.ExitStack) -> None:
         if early:
             done(True)
 
-    _replace(stack, Store, "seal", seal)
+    _replace(stack, Store, "seal_group", seal)
 
 
 LATE_S = 0.005
@@ -108,13 +108,13 @@ def journal_before_memtable(stack: contextlib.ExitStack) -> None:
 
 
 def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:
-    real = Journal.enqueue
+    real = Journal.enqueue_record
 
     def enqueue(self: Journal, kind: RecordType, *arguments: Any) -> None:
         if kind is not RecordType.TOMBSTONE:
             real(self, kind, *arguments)
 
-    _replace(stack, Journal, "enqueue", enqueue)
+    _replace(stack, Journal, "enqueue_record", enqueue)
 
 
 def mark_captured_at_the_end(stack: contextlib.ExitStack) -> None:
@@ -244,7 +244,7 @@ def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
 
     def refuse(self: GroupCommit[Any], block: WriteBlock[Any]) -> None:
         real(self, block)
-        self._stage = Stage.WRITING  # a block after it is confirmed when it is synced
+        self._stage = GroupCommitState.WRITING  # a block after it is confirmed when it is synced
 
     _replace(stack, GroupCommit, "_refuse", refuse)
 
@@ -266,13 +266,13 @@ def commit_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
 
 
 def fence_in_memory_only(stack: contextlib.ExitStack) -> None:
-    real = Journal.enqueue
+    real = Journal.enqueue_record
 
     def enqueue(self: Journal, kind: RecordType, *arguments: Any) -> None:
         if kind is not RecordType.FENCE:
             real(self, kind, *arguments)
 
-    _replace(stack, Journal, "enqueue", enqueue)
+    _replace(stack, Journal, "enqueue_record", enqueue)
 
 
 def flush_waits_for_its_last_write(stack: contextlib.ExitStack) -> None:

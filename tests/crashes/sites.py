@@ -17,13 +17,13 @@ from pathlib import Path
 from types import CodeType
 
 import magnetar.bookie
-from magnetar.runtime.sim.disk import Operation
+from magnetar.runtime.sim.disk import DiskOperation
 
 BOOKIE = Path(magnetar.bookie.__file__).parent
 _OURS = str(BOOKIE)
 _DISK = str(BOOKIE / "store" / "disk.py")
-WRITE_BACK = "write_back"
-"""The site of every sync on which nothing may rest (`disk.write_back`): it never makes anything durable here."""
+WRITE_BACK = "start_write_back"
+"""The site of every sync on which nothing may rest (`disk.start_write_back`): it never makes anything durable here."""
 SYNCS = ("fdatasync", "sync_directory")
 _ASKING = re.compile(r"^(?:disk|files|.*[._]files)\.(sync|sync_directory|replace|make_directories)$")
 """How the store's code asks. `replace` is a sync of a file and of its folder; `make_directories` syncs parents."""
@@ -31,7 +31,7 @@ _ASKING = re.compile(r"^(?:disk|files|.*[._]files)\.(sync|sync_directory|replace
 _ours: dict[CodeType, bool] = {}
 
 
-def site_of(operation: Operation) -> str:
+def site_of(operation: DiskOperation) -> str:
     """The site of the sync that is being recorded now, called from `SimDisk.record`; empty: not one of the store's."""
     if operation.kind not in SYNCS:
         return ""
@@ -55,7 +55,7 @@ def site_of(operation: Operation) -> str:
     return ""
 
 
-def _name(code: CodeType, line: int, operation: Operation) -> str:
+def _name(code: CodeType, line: int, operation: DiskOperation) -> str:
     return f"{code.co_qualname}+{line - code.co_firstlineno} {operation.kind} {kind_of(operation.path)}"  # type: ignore[attr-defined]
 
 

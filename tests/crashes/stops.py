@@ -25,7 +25,7 @@ from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import FileFault, Operation
+from magnetar.runtime.sim.disk import DiskOperation, FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import DATA, NODE, UUID
 from tests.crashes import chapters
@@ -84,7 +84,7 @@ async def _sparse(life: Life) -> None:
     for ledger in range(old, life.first):
         life.deleted[ledger] = None
         life.fact(Kind.DELETING, ledger)
-    if await life.simulation.spawn(NODE, life.store.delete(list(range(old, life.first)))):
+    if await life.simulation.spawn(NODE, life.store.delete_ledgers(list(range(old, life.first)))):
         for ledger in range(old, life.first):
             life.fact(Kind.DELETED, ledger)
     await life.turns(1)
@@ -224,7 +224,7 @@ class Stopping:
         self._struck = asyncio.Event()
         self._counting = False
 
-    def operated(self, operation: Operation) -> None:
+    def operated(self, operation: DiskOperation) -> None:
         """Called from the disk, before the operation takes effect; the loop runs when it has."""
         if not self._counting:
             return
@@ -316,7 +316,7 @@ class Stopping:
         life = self.life
         acked = [fact for fact in life.recording.facts if fact.kind is Kind.ACKED and fact.ledger not in life.deleted]
         for fact in acked:
-            status = (await life.store.read(fact.ledger, fact.entry)).status
+            status = (await life.store.read_entries(fact.ledger, fact.entry)).status
             if status is not Status.OK:
                 life.complain(f"acknowledged entry {fact.entry} of ledger {fact.ledger} is answered {status!r}")
 

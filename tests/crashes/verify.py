@@ -23,7 +23,7 @@ from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import join_path
-from magnetar.runtime.sim.disk import Operation, SimDisk, SimFiles, SimInode
+from magnetar.runtime.sim.disk import DiskOperation, SimDisk, SimFiles, SimInode
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, SMALL, UUID
 from tests.crashes.chapters import LOSS
@@ -97,7 +97,7 @@ def start(
         raise Broken(f"the mark is {before} and was {expected.mark} before the crash")
     steps: list[Step] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         steps.append(Step(operation, site_of(operation)))
 
     disk.record = record if recorded else None
@@ -211,7 +211,7 @@ async def _check_quarantine(store: Store, ledger: int, known: Ledger) -> None:
         kept = store.descriptors.is_quarantined(ledger, entry)
         if kept != (kind is Kind.QUARANTINED) and kind in (Kind.QUARANTINED, Kind.MENDED):
             raise Broken(f"entry {entry} of ledger {ledger} was {kind.value}, and quarantined is {kept}")
-        status = (await store.read(ledger, entry)).status
+        status = (await store.read_entries(ledger, entry)).status
         if kept and status not in (Status.UNKNOWN, Status.OK):
             raise Broken(f"entry {entry} of ledger {ledger} is quarantined and answered {status!r}")
 
@@ -221,7 +221,7 @@ async def _entries(store: Store, ledger: int, known: Ledger) -> list[int]:
     found: list[int] = []
     entry, last = 0, max(known.sent, default=-1)
     while entry <= last + 1:
-        result = await store.read(ledger, entry, last + 2 - entry, 1 << 20)
+        result = await store.read_entries(ledger, entry, last + 2 - entry, 1 << 20)
         unknown = in_limbo(store, ledger) or store.descriptors.is_quarantined(ledger, entry)
         if result.status is (Status.UNKNOWN if unknown else Status.NO_SUCH_ENTRY):
             entry += 1
@@ -240,4 +240,4 @@ async def _entries(store: Store, ledger: int, known: Ledger) -> list[int]:
 
 def _try_add(store: Store, ledger: int) -> Status:
     stored = stored_bytes(ledger, LATE, 8)
-    return store.add(ledger, LATE, KEY, (stored,), len(stored), -1, False)
+    return store.add_entry(ledger, LATE, KEY, (stored,), len(stored), -1, False)

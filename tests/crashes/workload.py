@@ -23,7 +23,7 @@ from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import UNLIMITED_BYTES, FileFault, Operation, SimDisk
+from magnetar.runtime.sim.disk import UNLIMITED_BYTES, DiskOperation, FileFault, SimDisk
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL, UUID
@@ -93,10 +93,10 @@ class Life:
         self.deleted: dict[int, None] = {}
         self.fenced_upto = -1  # by limbo
         self.first = 1  # ledgers first .. first + LEDGERS - 1 are in use
-        self.told: Callable[[Operation], None] = lambda operation: None  # of each operation, before it takes effect
+        self.told: Callable[[DiskOperation], None] = lambda operation: None  # of each operation, before it takes effect
         self._work: list[asyncio.Future[None]] = []
 
-    def _record(self, operation: Operation) -> None:
+    def _record(self, operation: DiskOperation) -> None:
         self.recording.steps.append(Step(operation, site_of(operation)))
         self.told(operation)
 
@@ -155,7 +155,7 @@ class Life:
     async def _present(self, ledger: int) -> list[int]:
         """What a recovery would see: asked at once, without an await before the look at memory."""
         entries = sorted(self.sent.get(ledger, {}))
-        answers = await asyncio.gather(*(self.store.read(ledger, entry) for entry in entries))
+        answers = await asyncio.gather(*(self.store.read_entries(ledger, entry) for entry in entries))
         return [entry for entry, answer in zip(entries, answers, strict=True) if answer.status is Status.OK]
 
     async def _lac(self, ledger: int) -> None:
@@ -175,20 +175,22 @@ class Life:
         for ledger in ledgers:
             self.deleted[ledger] = None
             self.fact(Kind.DELETING, ledger)
-        if await self.store.delete(ledgers):
+        if await self.store.delete_ledgers(ledgers):
             for ledger in ledgers:
                 self.fact(Kind.DELETED, ledger)
         await self._compact(None)
 
     async def _compact(self, policy: CompactionPolicy | None) -> None:
         try:
-            await self.store.compactor.run(policy, major=self.rng.random() < 0.7, roll=self.rng.random() < 0.7)
+            await self.store.compactor.run_compaction(
+                policy, major=self.rng.random() < 0.7, roll=self.rng.random() < 0.7
+            )
         except store_disk.NoSpace:
             return
 
     async def _read(self, ledger: int) -> None:
         for entry, size in sorted(self.sent.get(ledger, {}).items()):
-            result = await self.store.read(ledger, entry, self.rng.randint(1, 4), 1 << 20)
+            result = await self.store.read_entries(ledger, entry, self.rng.randint(1, 4), 1 << 20)
             if result.status is Status.OK and bytes(result.entries[0]) != stored_bytes(ledger, entry, size):
                 self.complain(f"entry {entry} of ledger {ledger} has other bytes than were added")
 
@@ -310,7 +312,7 @@ class Life:
         await self._close_hot_log()
         self.deleted[short_lived] = None
         self.fact(Kind.DELETING, short_lived)
-        if await self.simulation.spawn(NODE, self.store.delete([short_lived])):
+        if await self.simulation.spawn(NODE, self.store.delete_ledgers([short_lived])):
             self.fact(Kind.DELETED, short_lived)
         self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=20)]
         self.start(self._move(ALL._replace(small_bytes=0), roll=False))
@@ -388,7 +390,7 @@ class Life:
                 self.deleted[ledger] = None
                 self.fact(Kind.DELETING, ledger)
             self.disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=int(old in ledgers))]
-            if await self.simulation.spawn(NODE, self.store.delete(ledgers)):
+            if await self.simulation.spawn(NODE, self.store.delete_ledgers(ledgers)):
                 for ledger in ledgers:
                     self.fact(Kind.DELETED, ledger)
             self.disk.faults = []
@@ -407,7 +409,7 @@ class Life:
 
     async def _move(self, policy: CompactionPolicy | None, *, roll: bool) -> None:
         try:
-            await self.store.compactor.run(policy, major=True, roll=roll)
+            await self.store.compactor.run_compaction(policy, major=True, roll=roll)
         except store_disk.NoSpace:
             return
 
@@ -473,7 +475,7 @@ def admit(life: Life, ledger: int, entry: int, recovery: bool) -> Status:
     life.sent.setdefault(ledger, {})[entry] = size
     life.fact(Kind.SENT, ledger, entry, size)
     stored = stored_bytes(ledger, entry, size)
-    return life.store.add(ledger, entry, KEY, (stored,), len(stored), -1, recovery)
+    return life.store.add_entry(ledger, entry, KEY, (stored,), len(stored), -1, recovery)
 
 
 async def settle_add(life: Life, ledger: int, entry: int, recovery: bool, status: Status) -> None:

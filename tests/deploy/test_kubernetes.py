@@ -23,7 +23,7 @@ from magnetar.bookie.server import BookieConfig
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.main import root
-from magnetar.runtime.config import load
+from magnetar.runtime.config import load_config
 from tests.layout import ROOT
 from tests.support.processes import run_here
 
@@ -163,9 +163,9 @@ def test_settings_of_values_are_those_that_the_servers_read() -> None:
         role: {each["name"]: each.get("value", "") for each in pod(role, objects, "m")["containers"][0]["env"]}
         for role in ROLES
     }
-    bookie = load(BookieConfig, "bookie", environment=environment["bookie"], overrides={"data": "-"})
+    bookie = load_config(BookieConfig, "bookie", environment=environment["bookie"], overrides={"data": "-"})
     assert (bookie.store.memtable_bytes, bookie.disk_full_share) == (16 << 20, 0.9)
-    assert load(BrokerConfig, "broker", environment=environment["broker"]).roll_minutes == 60
+    assert load_config(BrokerConfig, "broker", environment=environment["broker"]).roll_minutes == 60
     for role in ROLES:
         assert environment[role]["MAGNETAR_PROCESS__MEMORY_BYTES"] == str(1 << 30)
         assert environment[role]["MAGNETAR_INSECURE"] == "1"

@@ -54,7 +54,7 @@ def numbers_table() -> str:
     lines = ["| metrics | from |", "|---|---|"]
     for module in layout.modules("cli"):
         for node in module.nodes:
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "page.statistics":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "page.add_statistics":
                 prefix, numbers = (ast.unparse(each) for each in node.args[:2])
                 lines.append(f"| `magnetar_{ast.literal_eval(prefix)}_…` | `{numbers}` in `{module.path}` |")
     return "\n".join(lines)

@@ -44,7 +44,7 @@ from magnetar.ledger.writer_core import (
     PendingAdd,
     QuorumTimedOut,
     SendAdd,
-    Writer,
+    WriterCore,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
 
@@ -77,7 +77,7 @@ def writer_diagram() -> str:
 
 
 def _write(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
-    core: Writer[PendingAdd] = Writer(shape, [f"b{slot}" for slot in range(shape.ensemble_size)], changes_max=2)
+    core: WriterCore[PendingAdd] = WriterCore(shape, [f"b{slot}" for slot in range(shape.ensemble_size)], changes_max=2)
     waiting: list[Any] = []
     others = iter(range(100, 200))
     for _ in range(STEPS):
@@ -89,7 +89,9 @@ def _write(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
             steps.add((before, cause, core.state.name))
 
 
-def _move(rng: random.Random, core: Writer[PendingAdd], waiting: list[Any], others: Iterator[int]) -> tuple[str, Any]:
+def _move(
+    rng: random.Random, core: WriterCore[PendingAdd], waiting: list[Any], others: Iterator[int]
+) -> tuple[str, Any]:
     """One intent or one answer, by chance; what it is called, and its effects."""
     chance = rng.random()
     if chance < 0.05:
@@ -109,7 +111,7 @@ def _move(rng: random.Random, core: Writer[PendingAdd], waiting: list[Any], othe
     return type(fact).__name__, core.receive(fact)
 
 
-def _writer_answer(rng: random.Random, core: Writer[PendingAdd], effect: Any, others: Iterator[int]) -> Any:
+def _writer_answer(rng: random.Random, core: WriterCore[PendingAdd], effect: Any, others: Iterator[int]) -> Any:
     if isinstance(effect, SendAdd):
         kind = AddAcked if rng.random() < 0.8 else AddFailed
         return kind(effect.add.entry, effect.slot, effect.bookie)

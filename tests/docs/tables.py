@@ -31,7 +31,7 @@ from magnetar.ledger.bookies import LedgerConfig
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.config import NO_LIMIT, REQUIRED, ProcessConfig, list_setting_defaults, plan_memory, settings
+from magnetar.runtime.config import NO_LIMIT, REQUIRED, ProcessConfig, list_setting_defaults, list_settings, plan_memory
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT, replaced
@@ -61,7 +61,7 @@ class Table(NamedTuple):
 def settings_table(kind: type) -> str:
     """One row per setting, in the order of the source: name with unit, default, meaning and cost."""
     lines = ["| setting | default | what it ends or bounds, and costs |", "|---|---|---|"]
-    for setting, default in zip(settings(kind), list_setting_defaults(kind).values(), strict=True):
+    for setting, default in zip(list_settings(kind), list_setting_defaults(kind).values(), strict=True):
         text = setting.doc.replace("|", chr(92) + "|")
         lines.append(f"| `{setting.name}` | {_default(setting.name, default)} | {text} |")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from magnetar.broker.grpc import checked
 from magnetar.cli.run import metrics as samples
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.metadata import records
-from magnetar.metadata.records import CounterRecord, DamagedRecord, Record
+from magnetar.metadata.records import CounterRecord, DamagedRecord, MetadataRecord
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import get_record, update_record
 from magnetar.runtime import tasks as supervisor
@@ -26,7 +26,7 @@ from magnetar.runtime.tasks import Supervisor
 from tests.support.cluster import cluster
 
 
-class NoteRecord(Record, frozen=True, kw_only=True):
+class NoteRecord(MetadataRecord, frozen=True, kw_only=True):
     """A record that no Magnetar has."""
 
     kind = 250

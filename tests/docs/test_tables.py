@@ -23,7 +23,7 @@ from magnetar.cli.common.exits import (
     find_exit_code,
 )
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
-from magnetar.runtime.config import SECTIONS, list_setting_defaults, load, settings
+from magnetar.runtime.config import SECTIONS, list_setting_defaults, list_settings, load_config
 from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from magnetar.spark_connector import options as spark
@@ -51,12 +51,14 @@ def test_a_table_is_replaced_between_its_marks_only() -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_setting_says_what_it_is_for(name: str) -> None:
-    assert not [setting.name for setting in settings(CONFIGURATIONS[name]) if not setting.doc]
+    assert not [setting.name for setting in list_settings(CONFIGURATIONS[name]) if not setting.doc]
 
 
 def test_every_setting_of_security_and_each_section_says_what_it_is_for() -> None:
     assert all(kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(") for kind in OF_SECURITY.values())
-    silent = [(section, each.name) for section, kind in OF_SECURITY.items() for each in settings(kind) if not each.doc]
+    silent = [
+        (section, each.name) for section, kind in OF_SECURITY.items() for each in list_settings(kind) if not each.doc
+    ]
     assert not silent
 
 
@@ -109,7 +111,7 @@ def _reads(nodes: Sequence[ast.AST], owner: str) -> set[str]:
 def test_every_section_of_a_settings_file_is_read_by_a_process() -> None:
     modules = layout.modules("cli", "runtime")
     calls = [node for module in modules for node in module.nodes if isinstance(node, ast.Call)]
-    loads = [call for call in calls if ast.unparse(call.func) == "load" and len(call.args) == 2]
+    loads = [call for call in calls if ast.unparse(call.func) == "load_config" and len(call.args) == 2]
     assert {ast.literal_eval(call.args[1]) for call in loads} == set(SECTIONS)
 
 
@@ -134,8 +136,8 @@ def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:
     (example,) = [block.text for block in blocks("docs/settings.md") if block.language == "toml"]
     file = tmp_path / "magnetar.toml"
     file.write_text(example, encoding="utf-8")
-    broker = load(BrokerConfig, "broker", file=str(file), environment={"MAGNETAR_BROKER_ROLL_MINUTES": "60"})
-    bookie = load(BookieConfig, "bookie", file=str(file), environment={}, overrides={"data": "here"})
+    broker = load_config(BrokerConfig, "broker", file=str(file), environment={"MAGNETAR_BROKER_ROLL_MINUTES": "60"})
+    bookie = load_config(BookieConfig, "bookie", file=str(file), environment={}, overrides={"data": "here"})
     assert (broker.roll_minutes, broker.cursor_flush_s) == (60, 0.2)
     assert (bookie.free_bytes_min, bookie.store.memtable_bytes, bookie.data) == (4 << 30, 32 << 20, "here")
 

@@ -79,7 +79,7 @@ class Cast:
 
 
 # ------------------------------------------------------------------------------------ the writer
-def play_writer(core: w.Writer[PendingAddWithPayload[bytes]], event: Event) -> list[Output]:
+def play_writer(core: w.WriterCore[PendingAddWithPayload[bytes]], event: Event) -> list[Output]:
     """Events: ("append", payload), ("close",), ("fact", fact)."""
     if event[0] == "append":
         return _wanted(core, core.append(PendingAddWithPayload(event[1]), len(event[1])))
@@ -89,7 +89,7 @@ def play_writer(core: w.Writer[PendingAddWithPayload[bytes]], event: Event) -> l
 
 
 def _wanted(
-    core: w.Writer[PendingAddWithPayload[bytes]], effects: Sequence[w.Effect[PendingAddWithPayload[bytes]]]
+    core: w.WriterCore[PendingAddWithPayload[bytes]], effects: Sequence[w.Effect[PendingAddWithPayload[bytes]]]
 ) -> list[Output]:
     wanted: list[Output] = []
     for effect in effects:

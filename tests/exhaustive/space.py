@@ -85,7 +85,7 @@ class Space:
                              created_ms=0, properties={})  # fmt: skip
         self._read = "read" if _fences(first, BookieOperation.READ) else "look"
         writer = self.writers.number(
-            w.Writer[PendingAddWithPayload[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2)
+            w.WriterCore[PendingAddWithPayload[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2)
         )
         column = self.columns.empty
         self.first: State = (
@@ -279,7 +279,7 @@ class Space:
     def _covered(self, state: State, record: LedgerRecord, entry: int, text: str) -> None:
         fragment, _ = m.find_fragment_of_entry(record, entry)
         copies = 0
-        for slot in self.striping.write_set(entry):
+        for slot in self.striping.slots_of_entry(entry):
             column = self.columns.values[state[C][int(fragment.bookies[slot][1:])]]
             store = self.stores.cores[column[0]]
             if entry in store.synced:

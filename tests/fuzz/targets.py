@@ -87,7 +87,7 @@ def _tried(parse: Callable[[bytes], object], data: bytes) -> None:
 # ---------------------------------------------------------------------------------- peers
 def _envelopes() -> list[bytes]:
     items = [(1, b"head", [b"frame", bytes(5000)]), (2, b"", [])]
-    return [bytes(envelope.encode(kind, bytes(16), items)[0]) for kind in envelope.EnvelopeKind]
+    return [bytes(envelope.encode_envelope(kind, bytes(16), items)[0]) for kind in envelope.EnvelopeKind]
 
 
 # ---------------------------------------------------------------------------------- frames of clients
@@ -250,12 +250,14 @@ def _rows() -> list[bytes]:
 
 
 def _dedup(data: bytes) -> None:
-    dedup.decode_snapshot([dedup.Piece(1, 0, 1, data)])
+    dedup.decode_snapshot([dedup.DedupSnapshotPiece(1, 0, 1, data)])
 
 
 TARGETS: dict[str, Target] = {
     "entry": Target(_entries, _entry),
-    "peer-envelope": Target(_envelopes, envelope.decode, (envelope.MalformedEnvelope, envelope.WrongEnvelopeMagic)),
+    "peer-envelope": Target(
+        _envelopes, envelope.decode_envelope, (envelope.MalformedEnvelope, envelope.WrongEnvelopeMagic)
+    ),
     "frames": Target(_frames, _frame, (MagnetarError, DecodeError)),
     "bitmap": Target(lambda: [BitMap(range(0, 9000, 2)).serialize(), BitMap([1, 1 << 30]).serialize(),
                               _run_set(), b""], _bitmap),
@@ -265,7 +267,7 @@ TARGETS: dict[str, Target] = {
     "jwks": Target(lambda: [_JWKS, b'{"keys": []}', b"[]"], _jwks),
     "settings": Target(lambda: [_TOML], _settings),
     "policies": Target(lambda: [b"{}", b'{"retention_minutes": 3, "deduplication": true}', b"[" * 5000],
-                       lambda data: policies.decode(data.decode("latin-1"))),
+                       lambda data: policies.decode_policies(data.decode("latin-1"))),
     "offsets": Target(lambda: [b'{"persistent://t/n/topic": {"0": 23, "1": 42}}', b'{"a": 1}', b"[]"], _json),
     "cursor": Target(_states, _state),
     "compacted": Target(_rows, compacted.decode_survivor_table_rows),

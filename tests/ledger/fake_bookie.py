@@ -23,7 +23,7 @@ from magnetar.ledger.peer_format import (
     verify_adds,
 )
 from magnetar.metadata import paths
-from magnetar.metadata.records import BookieRecord, encode
+from magnetar.metadata.records import BookieRecord, encode_record
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.network import Endpoint, Request, RunningServer, World
 
@@ -53,7 +53,7 @@ class FakeBookie:
         identity = uuid.UUID(self.id).bytes
         self._serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, self._serve)
         record = BookieRecord(bookie=self.id, endpoint=str(self._serving.endpoint), rack=rack)
-        await metadata.put(paths.bookie(self.id), encode(record, paths.bookie(self.id)))
+        await metadata.put(paths.bookie(self.id), encode_record(record, paths.bookie(self.id)))
         return self
 
     async def stop(self) -> None:

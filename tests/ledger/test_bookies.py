@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from magnetar.ledger.bookies import Bookies
 from magnetar.metadata import paths
-from magnetar.metadata.records import BookieRecord, RacksRecord, encode
+from magnetar.metadata.records import BookieRecord, RacksRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, put_record
 from magnetar.proto.errors import NotEnoughBookies, SessionExpired, Unavailable
@@ -44,7 +44,7 @@ async def register(
     record = BookieRecord(
         bookie=name(number), endpoint="127.0.0.1:1", rack=rack, read_only=read_only, process=process
     )
-    await metadata.put(paths.bookie(name(number)), encode(record, paths.bookie(name(number))))
+    await metadata.put(paths.bookie(name(number)), encode_record(record, paths.bookie(name(number))))
 
 
 async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: MetadataStore, bookies: Bookies) -> None:
@@ -53,13 +53,13 @@ async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: M
     await register(metadata, 9, rack="/d", read_only=True)
     await bookies.wait_bookies_listed()
     for _ in range(20):
-        chosen = bookies.choose(3)
+        chosen = bookies.choose_bookies(3)
         assert {name(4), name(5)} < set(chosen)
-        assert len(set(bookies.choose(6))) == 6
+        assert len(set(bookies.choose_bookies(6))) == 6
     with pytest.raises(NotEnoughBookies) as caught:
-        bookies.choose(7)
+        bookies.choose_bookies(7)
     assert caught.value.fields == {"wanted": "7", "available": "6"}
-    assert name(4) not in bookies.choose(3, exclude=[name(4)])
+    assert name(4) not in bookies.choose_bookies(3, exclude=[name(4)])
 
 
 async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
@@ -68,11 +68,11 @@ async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
     for number in range(4):
         await register(metadata, number)
     await bookies.wait_bookies_listed()
-    await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"}), paths.RACKS))
+    await metadata.put(paths.RACKS, encode_record(RacksRecord(racks={name(3): "/b"}), paths.RACKS))
     await bookies.refresh_bookie_list()
     assert bookies.find_rack(name(3)) == "/b"
-    assert all(name(3) in bookies.choose(2) for _ in range(20))
-    assert bookies.choose(1, exclude=[name(0)]) == [name(3)]
+    assert all(name(3) in bookies.choose_bookies(2) for _ in range(20))
+    assert bookies.choose_bookies(1, exclude=[name(0)]) == [name(3)]
     await metadata.put(paths.RACKS, b"damage")
     await bookies.refresh_bookie_list()
     assert bookies.find_rack(name(3)) == "/b"
@@ -89,13 +89,13 @@ async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: Met
     await metadata.delete(paths.bookie(name(1)))
     await bookies.refresh_bookie_list()
     for _ in range(10):
-        assert bookies.replace(ensemble, [1], 3) == {1: name(4)}
-        assert set(bookies.replace(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
+        assert bookies.choose_replacements(ensemble, [1], 3) == {1: name(4)}
+        assert set(bookies.choose_replacements(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
     bookies.record_failure(name(4))
-    assert bookies.replace(ensemble, [1], 3)[1] in (name(3), name(5))
+    assert bookies.choose_replacements(ensemble, [1], 3)[1] in (name(3), name(5))
     bookies.record_failure(name(3))
     bookies.record_failure(name(5))
-    assert bookies.replace(ensemble, [1], 3) == {}
+    assert bookies.choose_replacements(ensemble, [1], 3) == {}
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["it was away", "its session had not ended"])
@@ -109,17 +109,19 @@ async def test_a_bookie_that_restarts_at_its_address_is_chosen_at_once(
     bookies.record_failure(failed)
     await register(metadata, 0, process="first", rack="/b")
     await bookies.refresh_bookie_list()
-    assert bookies.replace(ensemble, [1], 2) == {}, "the process that failed told something, and is the same"
+    assert bookies.choose_replacements(ensemble, [1], 2) == {}, (
+        "the process that failed told something, and is the same"
+    )
     if left:
         await metadata.delete(paths.bookie(failed))
         await bookies.refresh_bookie_list()
-        assert bookies.replace(ensemble, [1], 2) == {}
+        assert bookies.choose_replacements(ensemble, [1], 2) == {}
     await register(metadata, 0, process="second")
     await bookies.refresh_bookie_list()
-    assert bookies.replace(ensemble, [1], 2) == {1: failed}
+    assert bookies.choose_replacements(ensemble, [1], 2) == {1: failed}
     assert not bookies.fault_weights()
     bookies.record_failure(failed)
-    assert bookies.replace(ensemble, [1], 2) == {}, "the new one fails too"
+    assert bookies.choose_replacements(ensemble, [1], 2) == {}, "the new one fails too"
 
 
 async def test_too_few_racks_are_told_once_or_refused_as_configured(
@@ -133,10 +135,10 @@ async def test_too_few_racks_are_told_once_or_refused_as_configured(
         await table.wait_bookies_listed()
         if enforce:
             with pytest.raises(NotEnoughBookies, match=r"2 racks .*on too few racks: /a; start bookies"):
-                table.choose(3, write_quorum=3)
-            assert len(table.choose(1, [name(0)])) == 1, "recovery is not held up by racks"
+                table.choose_bookies(3, write_quorum=3)
+            assert len(table.choose_bookies(1, [name(0)])) == 1, "recovery is not held up by racks"
         else:
-            assert len(table.choose(3, write_quorum=3)) == len(table.choose(2, write_quorum=2)) + 1
+            assert len(table.choose_bookies(3, write_quorum=3)) == len(table.choose_bookies(2, write_quorum=2)) + 1
             assert caplog.text.count("fewer than 2 racks") == 1
         await table.close()
 
@@ -145,7 +147,7 @@ async def test_the_choice_spreads(metadata: MetadataStore, bookies: Bookies) -> 
     for number in range(6):
         await register(metadata, number)
     await bookies.wait_bookies_listed()
-    chosen = [bookie for _ in range(200) for bookie in bookies.choose(3)]
+    chosen = [bookie for _ in range(200) for bookie in bookies.choose_bookies(3)]
     assert all(60 < chosen.count(name(number)) < 140 for number in range(6))
 
 
@@ -156,8 +158,8 @@ async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffic
         await register(metadata, number)
     await bookies.wait_bookies_listed()
     bookies.record_failure(name(0))
-    assert all(name(0) not in bookies.choose(3) for _ in range(20))
-    assert name(0) in bookies.choose(4)
+    assert all(name(0) not in bookies.choose_bookies(3) for _ in range(20))
+    assert name(0) in bookies.choose_bookies(4)
     assert bookies.quarantined_bookies() == {name(0)}
 
 
@@ -178,9 +180,9 @@ async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataS
     await put_record(metadata, paths.bookie("no-uuid"), BookieRecord(bookie="no-uuid", endpoint="127.0.0.1:1"))
     await put_record(metadata, paths.bookie(name(3)), BookieRecord(bookie=name(3), endpoint="nowhere"))
     await bookies.wait_bookies_listed()
-    assert bookies.choose(1) == [name(1)]
+    assert bookies.choose_bookies(1) == [name(1)]
     with pytest.raises(NotEnoughBookies):
-        bookies.choose(2)
+        bookies.choose_bookies(2)
 
 
 async def test_a_request_to_a_bookie_nobody_knows_fails_at_once(bookies: Bookies) -> None:

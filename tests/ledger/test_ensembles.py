@@ -10,7 +10,7 @@ from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
 from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.ledger.writer_core import WriterState
 from magnetar.metadata import paths
-from magnetar.metadata.records import CLOSED, LedgerRecord, decode
+from magnetar.metadata.records import CLOSED, LedgerRecord, decode_record
 from magnetar.metadata.store import Operation, VersionedValue
 from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
 from tests.ledger.conftest import Cluster
@@ -237,12 +237,12 @@ async def test_a_change_of_a_ledger_that_was_recovered_adopts_the_end_and_confir
     assert isinstance(outcomes[1], LedgerFenced)
     assert await writer.close() == LedgerEnd(0, 1)
     path = paths.ledger(writer.ledger_id)
-    assert decode_record(await five.metadata.get(path), path).state == CLOSED
+    assert decode_ledger_record(await five.metadata.get(path), path).state == CLOSED
 
 
-def decode_record(node: VersionedValue | None, path: str) -> LedgerRecord:
+def decode_ledger_record(node: VersionedValue | None, path: str) -> LedgerRecord:
     assert node is not None
-    return decode(node.value, LedgerRecord, path)
+    return decode_record(node.value, LedgerRecord, path)
 
 
 # ------------------------------------------------------------------------------ back-pressure

@@ -167,10 +167,10 @@ def test_a_restart_ends_a_quarantine_but_not_the_memory_of_what_led_to_it() -> N
     quarantine = BookieQuarantine(10, 100)
     quarantine.record_failure("b", 0)
     quarantine.on_bookie_restarted("b", 1)
-    assert quarantine.quarantined(1) == []
+    assert quarantine.quarantined_bookies(1) == []
     quarantine.record_failure("b", 2)
-    assert quarantine.quarantined(21) == ["b"]
-    assert quarantine.quarantined(22) == []
+    assert quarantine.quarantined_bookies(21) == ["b"]
+    assert quarantine.quarantined_bookies(22) == []
 
 
 # ------------------------------------------------------------------------------------------ shape

@@ -148,7 +148,7 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
         facts.append(EntryMissing if step % 2 else ReadFailed)
         effect = read.receive(facts[-1](bookie))
     assert isinstance(effect, FailRead)
-    assert sorted(effect.asked) == sorted("abcdef"[slot] for slot in Striping(*shape).write_set(3))
+    assert sorted(effect.asked) == sorted("abcdef"[slot] for slot in Striping(*shape).slots_of_entry(3))
     assert (effect.why is ReadFailure.LOST) == (ReadFailed not in facts)
 
 

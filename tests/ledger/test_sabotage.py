@@ -114,7 +114,7 @@ def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatc
     ) -> list[SendAdd[PendingAddWithPayload[str]]]:
         self.ensemble, self.frozen = ensemble, False
         for add in list(self._adds.values()):
-            for slot in self.striping.write_set(add.entry):
+            for slot in self.striping.slots_of_entry(add.entry):
                 if add.sent.get(slot) != ensemble[slot]:
                     add.acks.discard(slot)
             self.take_confirmed()

@@ -85,7 +85,7 @@ class Rig:
 
     @property
     def peers(self) -> dict[str, Any]:
-        return {bookie: SimpleNamespace(post=partial(self._post, bookie)) for bookie in BOOKIES}
+        return {bookie: SimpleNamespace(send_request=partial(self._post, bookie)) for bookie in BOOKIES}
 
     def _post(
         self, bookie: str, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float

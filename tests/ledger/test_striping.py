@@ -45,13 +45,13 @@ def test_run_length_counts_consecutive_entries_on_a_slot(shape: tuple[int, int, 
         for slot in range(striping.ensemble_size):
             run = striping.count_consecutive_entries(entry, slot)
             counted = 0
-            while counted < 20 and slot in striping.write_set(entry + counted):
+            while counted < 20 and slot in striping.slots_of_entry(entry + counted):
                 counted += 1
             assert min(run, 20) == counted
 
 
 def test_entries_go_round_the_ensemble() -> None:
-    assert [Striping(3, 2, 2).write_set(e) for e in range(4)] == [(0, 1), (1, 2), (2, 0), (0, 1)]
+    assert [Striping(3, 2, 2).slots_of_entry(e) for e in range(4)] == [(0, 1), (1, 2), (2, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 1), (3, 2, 3), (3, 3, 0), (0, 0, 0), (1, 1, 2)])

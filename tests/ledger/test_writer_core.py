@@ -24,7 +24,7 @@ from magnetar.ledger.writer_core import (
     QuorumTimedOut,
     SendAdd,
     Striping,
-    Writer,
+    WriterCore,
     WriterState,
 )
 
@@ -36,7 +36,7 @@ class Script:
     ("change", first entry, failed), and ("send", entry, bookie). No ensemble changes unless it says how many."""
 
     def __init__(self, *payloads: bytes, shape: tuple[int, int, int] = (3, 3, 2), changes_max: int = 0) -> None:
-        self.core: Writer[PendingAddWithPayload[bytes]] = Writer(
+        self.core: WriterCore[PendingAddWithPayload[bytes]] = WriterCore(
             Striping(*shape), NAMES[: shape[0]], changes_max=changes_max
         )
         for payload in payloads:

@@ -29,8 +29,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from magnetar.metadata.records import CounterRecord, DamagedRecord, decode, encode
-from magnetar.metadata.store import ANY, Delete, Operation, PutNode
+from magnetar.metadata.records import CounterRecord, DamagedRecord, decode_record, encode_record
+from magnetar.metadata.store import ANY, DeleteNode, Operation, PutNode
 from magnetar.metadata.tree import ENDING, EndSession, Job, MetadataDiskFailed, MetadataTree, OpenSession
 from magnetar.metadata.tree_core import CommitJob
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError
@@ -78,13 +78,13 @@ def _jobs(rng: random.Random, sessions: list[str]) -> list[Job]:
 def _operation(rng: random.Random) -> Operation:
     path = f"/some/{rng.randrange(30):02d}"
     if rng.random() < 0.15:
-        return Delete(path, ANY)
+        return DeleteNode(path, ANY)
     return PutNode(path, _value(rng, path), ANY)
 
 
 def _value(rng: random.Random, path: str) -> bytes:
     """A record, as every value of ours is."""
-    return encode(CounterRecord(next=rng.randrange(10 ** rng.choice((1, 9)))), path)
+    return encode_record(CounterRecord(next=rng.randrange(10 ** rng.choice((1, 9)))), path)
 
 
 def record(folder: str, seed: int, transactions: int) -> list[Moment]:
@@ -259,7 +259,7 @@ def _compared(state: State, tree: MetadataTree) -> tuple[str, Failure | None]:
 
 def _says_that_it_is_damaged(path: str, value: bytes) -> bool:
     try:
-        decode(value, CounterRecord, path)
+        decode_record(value, CounterRecord, path)
     except DamagedRecord:
         return True
     return False

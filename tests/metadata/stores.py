@@ -14,11 +14,11 @@ import pytest
 
 from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.session import ZookeeperAddress, parse
+from magnetar.metadata.session import ZookeeperAddress, parse_address
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
 from magnetar.metadata.store import (
     ANY,
-    Delete,
+    DeleteNode,
     MetadataStore,
     NodeChanged,
     Operation,
@@ -140,7 +140,7 @@ class ZookeeperBackend:
 
     def __init__(self) -> None:
         ZookeeperBackend._trees += 1
-        address = parse(self.server().url)
+        address = parse_address(self.server().url)
         assert isinstance(address, ZookeeperAddress)
         self.address = address._replace(root=f"/trees/{ZookeeperBackend._trees}")
         self._stores: list[ZookeeperStore] = []
@@ -242,7 +242,7 @@ class Forgetful:
         return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
-        await self.commit([Delete(path, expected)])
+        await self.commit([DeleteNode(path, expected)])
 
     async def revision(self) -> int:
         return await self._store.revision()

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import JUTE_MAXBUFFER, ZookeeperAddress, parse
+from magnetar.metadata.session import JUTE_MAXBUFFER, ZookeeperAddress, parse_address
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world
@@ -21,14 +21,14 @@ from magnetar.runtime.process import make_system_world
     ],
 )
 def test_an_address_of_a_zookeeper(text: str, hosts: str, root: str, limit: int) -> None:
-    address = parse(text)
+    address = parse_address(text)
     assert isinstance(address, ZookeeperAddress)
     assert (address.hosts, address.root, address.jute_maxbuffer) == (hosts, root, limit)
     assert str(address) == f"zk://{hosts}{root}"
 
 
 def test_an_address_of_our_own_service() -> None:
-    assert parse("metadata:7640") == Endpoint("metadata", 7640)
+    assert parse_address("metadata:7640") == Endpoint("metadata", 7640)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_address_of_our_own_service() -> None:
 )  # fmt: skip
 def test_what_is_no_address_says_so(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        parse(text)
+        parse_address(text)
 
 
 async def test_without_kazoo_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +47,4 @@ async def test_without_kazoo_the_error_says_what_to_install(monkeypatch: pytest.
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'magnetar\[zookeeper\]'"):
-        await connect_address(make_system_world(1), parse("zk://127.0.0.1:1/m"), 0.1)
+        await connect_address(make_system_world(1), parse_address("zk://127.0.0.1:1/m"), 0.1)

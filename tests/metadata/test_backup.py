@@ -13,26 +13,26 @@ from magnetar.metadata.records import (
     ClusterRecord,
     CounterRecord,
     LedgerRecord,
-    Record,
+    MetadataRecord,
     TopicRecord,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
 )
 from magnetar.metadata.store import ABSENT, PutNode
 from magnetar.metadata.tree import MetadataTree, OpenSession
 from magnetar.metadata.tree_core import CommitJob
 from tests.metadata.test_records import EXAMPLES, place
 
-Encoded = Callable[[Record, str], bytes]
+Encoded = Callable[[MetadataRecord, str], bytes]
 
 
-def version_1(record: Record, path: str) -> bytes:
+def version_1(record: MetadataRecord, path: str) -> bytes:
     """As the version before this one wrote it: the checksum of the body alone."""
-    data = encode(record, "")
+    data = encode_record(record, "")
     return data[:2] + b"\x01" + data[3:]
 
 
-def where(record: Record) -> str:
+def where(record: MetadataRecord) -> str:
     match record:
         case BookieRecord():
             return paths.bookie(record.bookie)
@@ -43,7 +43,7 @@ def where(record: Record) -> str:
     return place(record) if type(record) in PLACES else f"/of/{type(record).__name__}"
 
 
-def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, Record]]:
+def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, MetadataRecord]]:
     """With a record of every kind, and a registered bookie."""
     live = {where(record): record for record in EXAMPLES}
     tree = MetadataTree(str(folder / "metadata.sqlite"), "first")
@@ -57,7 +57,7 @@ def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, Record]]:
     return copy, live
 
 
-@pytest.mark.parametrize("encoded", [version_1, encode])
+@pytest.mark.parametrize("encoded", [version_1, encode_record])
 def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same_cluster(
     tmp_path: Path, encoded: Encoded
 ) -> None:
@@ -81,9 +81,9 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
                 continue
             assert node is not None
             if path == paths.LEDGER_IDS:
-                assert decode(node.value, CounterRecord, path).next == found.highest + 101
+                assert decode_record(node.value, CounterRecord, path).next == found.highest + 101
             else:
-                assert decode(node.value, type(record), path) == record
+                assert decode_record(node.value, type(record), path) == record
         assert {type(record) for record in live.values()} >= {ClusterRecord, TopicRecord, CounterRecord}
     finally:
         tree.close()
@@ -92,7 +92,7 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
     assert again.highest == found.highest + 100
 
 
-@pytest.mark.parametrize("encoded", [version_1, encode])
+@pytest.mark.parametrize("encoded", [version_1, encode_record])
 def test_a_bookies_damaged_record_stops_no_restore(tmp_path: Path, encoded: Encoded) -> None:
     copy, live = a_copy(tmp_path, encoded)
     path = next(path for path, record in live.items() if isinstance(record, BookieRecord))

@@ -10,7 +10,7 @@ from magnetar.metadata.store import (
     ANY,
     VALUE_BYTES_MAX,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     MetadataStore,
     NodeChanged,
     PutNode,
@@ -75,12 +75,12 @@ async def test_a_wrong_expectation_is_definite_and_names_what_was_found(backend:
 async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(backend: Backend) -> None:
     store = await backend.store()
     assert await store.commit(
-        [PutNode("/a", b"1"), PutNode("/a", b"2", 0), CheckNodeVersion("/a", 1), Delete("/b")]
+        [PutNode("/a", b"1"), PutNode("/a", b"2", 0), CheckNodeVersion("/a", 1), DeleteNode("/b")]
     ) == [0, 1, 1, -1]
     before = await store.revision()
     for refused in (
         [PutNode("/a", b"3"), PutNode("/c", b""), CheckNodeVersion("/a", 9)],
-        [Delete("/a"), PutNode("/c", b"", 0)],
+        [DeleteNode("/a"), PutNode("/c", b"", 0)],
         [PutNode("/c", b"", ABSENT), PutNode("/c", b"", ABSENT)],
     ):
         with pytest.raises(BadVersion):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
-from magnetar.metadata.store import ABSENT, CheckNodeVersion, Delete, PutNode, VersionedValue
-from magnetar.metadata.tree import Node
+from magnetar.metadata.store import ABSENT, CheckNodeVersion, DeleteNode, PutNode, VersionedValue
+from magnetar.metadata.tree import StoredNode
 from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, NodeCache
 from magnetar.metadata.tree_core import KNOWN_VALUE_BYTES_MAX as VALUE_BYTES_MAX
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
@@ -66,11 +66,11 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
         PutNode("/b", b"", ephemeral=True),
         PutNode("/c", b"x"),
     ]
-    await session.commit([*many, CheckNodeVersion("/a", 2), Delete("/c"), PutNode("/d", b"unknown")])
+    await session.commit([*many, CheckNodeVersion("/a", 2), DeleteNode("/c"), PutNode("/d", b"unknown")])
     calls = counted(store, monkeypatch)
     known = [await store.get(path) for path in ("/a", "/b", "/c")]
     assert len(calls) == 1, "one that is deleted is read again"
-    assert known == [Node(b"3", 2, False), Node(b"", 0, True), None]
+    assert known == [StoredNode(b"3", 2, False), StoredNode(b"", 0, True), None]
     assert known == [await store._worker.run(store._tree.get, path) for path in ("/a", "/b", "/c")]
     assert "/d" not in store._known.nodes
 
@@ -78,11 +78,11 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
 async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     session = store.new_session()
     await session.commit(
-        [PutNode("/a", b"1", ABSENT), PutNode("/b", b"2", ephemeral=True), PutNode("/c", b"3"), Delete("/c")]
+        [PutNode("/a", b"1", ABSENT), PutNode("/b", b"2", ephemeral=True), PutNode("/c", b"3"), DeleteNode("/c")]
     )
     calls = counted(store, monkeypatch)
-    assert await store.get("/a") == Node(b"1", 0, False)
-    assert await store.get("/b") == Node(b"2", 0, True)
+    assert await store.get("/a") == StoredNode(b"1", 0, False)
+    assert await store.get("/b") == StoredNode(b"2", 0, True)
     assert not calls
     assert await store.get("/c") is None
     assert len(calls) == 1, "one that is deleted is read again"
@@ -186,7 +186,7 @@ async def test_a_commit_that_is_refused_changes_nothing_that_is_known(store: Sql
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.none() | st.integers(0, 900)), max_size=60))
 def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[tuple[str, int | None]]) -> None:
-    known: NodeCache[Node] = NodeCache(2500)
+    known: NodeCache[StoredNode] = NodeCache(2500)
     model: dict[str, int] = {}
     for path, size in steps:
         if size is None:
@@ -198,7 +198,7 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
             else:
                 known.discard(path)
         else:
-            known.add(path, Node(bytes(size), 0, False))
+            known.add(path, StoredNode(bytes(size), 0, False))
             model.pop(path, None)
             model[path] = size
         known.check()
@@ -208,9 +208,9 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
 
 
 def test_a_large_value_is_not_kept() -> None:
-    known: NodeCache[Node] = NodeCache()
-    known.add("/a", Node(b"1", 0, False))
-    known.add("/a", Node(bytes(VALUE_BYTES_MAX + 1), 1, False))
+    known: NodeCache[StoredNode] = NodeCache()
+    known.add("/a", StoredNode(b"1", 0, False))
+    known.add("/a", StoredNode(bytes(VALUE_BYTES_MAX + 1), 1, False))
     assert "/a" not in known.nodes
     assert known.bytes == 0
     assert VALUE_BYTES_MAX * 2 < KNOWN_BYTES_MAX

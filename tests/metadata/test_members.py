@@ -42,7 +42,7 @@ def test_members_know_each_other_at_once_and_no_stranger() -> None:
         one = await cluster.member("b1", "bookie")
         two = await cluster.member("br", "broker")
         found = await cluster.simulation.spawn("b1", one.admit(two.keys.public))
-        principal = one.principal(two.keys.public)
+        principal = one.find_principal(two.keys.public)
         assert (found, principal and principal.name) == (True, "broker/br")
         assert not await cluster.simulation.spawn("b1", one.admit(STRANGER))
 
@@ -55,8 +55,8 @@ def test_the_key_of_a_dead_process_opens_nothing_when_its_session_ends_and_that_
         one = await cluster.member("b1", "bookie")
         dead, closed = await cluster.member("b2", "bookie"), await cluster.member("b3", "bookie")
         await asyncio.sleep(1)
-        assert one.principal(dead.keys.public)
-        assert one.principal(closed.keys.public)
+        assert one.find_principal(dead.keys.public)
+        assert one.find_principal(closed.keys.public)
         cluster.simulation.crash("b2")
         await cluster.simulation.spawn("b3", closed.close())
         await asyncio.sleep(1)
@@ -64,10 +64,10 @@ def test_the_key_of_a_dead_process_opens_nothing_when_its_session_ends_and_that_
         assert await cluster.simulation.spawn("b1", one.admit(dead.keys.public))
         await asyncio.sleep(10)
         assert not await cluster.simulation.spawn("b1", one.admit(dead.keys.public))
-        assert one.principal(dead.keys.public), "the connections that it has are served"
+        assert one.find_principal(dead.keys.public), "the connections that it has are served"
         await asyncio.sleep(LEAVE_S)
-        assert one.principal(dead.keys.public) is None
-        assert one.principal(closed.keys.public) is None
+        assert one.find_principal(dead.keys.public) is None
+        assert one.find_principal(closed.keys.public) is None
 
     cluster = Cluster()
     cluster.simulation.run(main())
@@ -83,7 +83,7 @@ def test_without_metadata_the_known_members_stay_and_others_may_come_again() -> 
         with pytest.raises(Unavailable):
             await cluster.simulation.spawn("b1", one.admit(STRANGER))
         await asyncio.sleep(60)
-        assert one.principal(two.keys.public)
+        assert one.find_principal(two.keys.public)
 
     cluster = Cluster()
     cluster.simulation.run(main())
@@ -92,10 +92,10 @@ def test_without_metadata_the_known_members_stay_and_others_may_come_again() -> 
 def test_a_member_that_lost_its_session_shows_its_key_again() -> None:
     async def main() -> None:
         one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
-        cluster.simulation.wires.partition("br", "metadata")
+        cluster.simulation.wires.partition_nodes("br", "metadata")
         await asyncio.sleep(20)
         assert not await cluster.simulation.spawn("b1", one.admit(two.keys.public))
-        cluster.simulation.wires.heal()
+        cluster.simulation.wires.heal_partition()
         await asyncio.sleep(20)
         assert await cluster.simulation.spawn("b1", one.admit(two.keys.public))
 
@@ -130,7 +130,7 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
             paths.member("bookie", "01" * 32): records.MemberRecord(role="operator", name="x", key="01" * 32),
             paths.member("broker", "02" * 32): records.MemberRecord(role="broker", name="x", key="03" * 32),
         }
-        puts = [PutNode(path, records.encode(record, path), ABSENT) for path, record in wrong.items()]
+        puts = [PutNode(path, records.encode_record(record, path), ABSENT) for path, record in wrong.items()]
         await cluster.simulation.spawn(
             "client-0", store.commit([*puts, PutNode(paths.member("broker", STRANGER), b"bad")])
         )

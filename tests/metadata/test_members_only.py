@@ -13,20 +13,20 @@ from magnetar.cli.storage.metadata_copies import serve_metadata_copy
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, connect_metadata, make_commit_request
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, Operation, PutNode
+from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, Operation, PutNode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized, Unavailable
 from magnetar.runtime.access import OPEN, CallerAccess, TlsFiles
 from magnetar.runtime.network import Channel, Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import make_system_world
-from magnetar.security.authority import create_files
+from magnetar.security.authority import create_authority_files
 from tests.security.test_members import world_of
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 KEY = "ab" * 32
 OWN = paths.member("operator", KEY)
-RECORD = records.encode(records.MemberRecord(role="operator", name="a", key=KEY), OWN)
+RECORD = records.encode_record(records.MemberRecord(role="operator", name="a", key=KEY), OWN)
 ELSEWHERE = ("/", "/incarnations", "/ledgers", "/ledgers/1", "/bookies", "/membersx", "/brokers/a", "/cluster/x")
 
 
@@ -62,7 +62,7 @@ async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_
     async with served(tmp_path) as server:
         one, two = [await connect_metadata(make_system_world(1), server.endpoint, 5.0) for _ in range(2)]
         changes = two.watch(paths.MEMBERS, await two.revision())
-        await one.commit([Delete(OWN, ANY), PutNode(OWN, RECORD, ABSENT, ephemeral=True)])
+        await one.commit([DeleteNode(OWN, ANY), PutNode(OWN, RECORD, ABSENT, ephemeral=True)])
         assert (await anext(changes)).path == OWN  # type: ignore[union-attr]
         assert await two.children(paths.member("operator", "")[:-1]) == [KEY]
         await one.close()
@@ -81,8 +81,8 @@ async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Pa
                 assert isinstance(await refused(channel, rpc, wire.GetRequest(path=path)), Unavailable), (rpc, path)
         mine = PutNode(OWN, RECORD, ABSENT, ephemeral=True)
         others: list[list[Operation]] = [
-            [PutNode("/ledgers/2", b"x", ABSENT)], [Delete("/ledgers/1", ANY)], [CheckNodeVersion("/ledgers/1", 0)],
-            [mine, Delete("/ledgers/1", ANY)], [PutNode(paths.LEDGER_IDS, b"x", ANY)],
+            [PutNode("/ledgers/2", b"x", ABSENT)], [DeleteNode("/ledgers/1", ANY)], [CheckNodeVersion("/ledgers/1", 0)],
+            [mine, DeleteNode("/ledgers/1", ANY)], [PutNode(paths.LEDGER_IDS, b"x", ANY)],
             [PutNode(paths.CLUSTER, b"x", ANY)],
         ]  # fmt: skip
         for operations in others:
@@ -112,7 +112,7 @@ def with_tls(files: TlsFiles) -> World:
 async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
     ours, theirs, data = tmp_path / "ours", tmp_path / "theirs", tmp_path / "data"
     for folder, name in ((ours, "one"), (theirs, "two")):
-        create_files(folder, ["127.0.0.1"], datetime.now(UTC), name)
+        create_authority_files(folder, ["127.0.0.1"], datetime.now(UTC), name)
     data.mkdir()
     put = [PutNode(OWN, RECORD, ABSENT, ephemeral=True)]
     async with served(data, world_of(ours, "metadata")) as server:

@@ -6,8 +6,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, NodeChanged, Operation, PutNode, WatchReset
-from magnetar.metadata.tree import EndSession, MetadataTree, Node, OpenSession
+from magnetar.metadata.store import (
+    ABSENT,
+    ANY,
+    CheckNodeVersion,
+    DeleteNode,
+    NodeChanged,
+    Operation,
+    PutNode,
+    WatchReset,
+)
+from magnetar.metadata.tree import EndSession, MetadataTree, OpenSession, StoredNode
 from magnetar.metadata.tree_core import ChangeHistory, CommitJob, TreeJobResult
 from magnetar.proto.errors import BadVersion
 
@@ -17,7 +26,7 @@ _paths = st.sampled_from(PATHS)
 _versions = st.integers(ANY, 3)
 _operations = st.one_of(
     st.builds(PutNode, _paths, st.binary(max_size=3), _versions, st.booleans()),
-    st.builds(Delete, _paths, _versions),
+    st.builds(DeleteNode, _paths, _versions),
     st.builds(CheckNodeVersion, _paths, _versions),
 )
 _commits = st.builds(CommitJob, st.lists(_operations, min_size=1, max_size=4), st.sampled_from(SESSIONS))
@@ -46,7 +55,7 @@ class Model:
         if isinstance(what, PutNode):
             nodes[what.path] = (what.value, found + 1, session if what.ephemeral else None)
             return found + 1
-        if isinstance(what, Delete):
+        if isinstance(what, DeleteNode):
             nodes.pop(what.path, None)
             return ABSENT
         return found
@@ -126,7 +135,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         self.history.check()
         for path in PATHS:
             expected = self.model.nodes.get(path)
-            node = None if expected is None else Node(expected[0], expected[1], expected[2] is not None)
+            node = None if expected is None else StoredNode(expected[0], expected[1], expected[2] is not None)
             assert self.tree.get(path) == node
 
     def teardown(self) -> None:

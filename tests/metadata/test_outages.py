@@ -49,15 +49,15 @@ pytestmark = pytest.mark.run_by.with_args(_simulate)
 
 
 def _partition(backend: SimulatedBackend, store: RemoteStore) -> None:
-    backend.simulation.wires.partition(backend.node(store), "metadata")
+    backend.simulation.wires.partition_nodes(backend.node(store), "metadata")
 
 
 def _heal(backend: SimulatedBackend, store: RemoteStore) -> None:
-    backend.simulation.wires.heal(backend.node(store), "metadata")
+    backend.simulation.wires.heal_partition(backend.node(store), "metadata")
 
 
 def _cut(backend: SimulatedBackend, store: RemoteStore) -> None:
-    assert backend.simulation.wires.cut(backend.node(store), "metadata") >= 1
+    assert backend.simulation.wires.cut_connections(backend.node(store), "metadata") >= 1
 
 
 async def test_a_session_and_its_watches_outlive_their_connections(backend: SimulatedBackend, /) -> None:
@@ -131,7 +131,7 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
         gone = asyncio.ensure_future(anext(other.watch("/owner", await other.revision())))
         lost = asyncio.ensure_future(store.wait_session_lost())
         await asyncio.sleep(backend.simulation.random_generator("test").uniform(0, 20))
-        backend.simulation.wires.partition(backend.node(store), "metadata", both=False)
+        backend.simulation.wires.partition_nodes(backend.node(store), "metadata", both=False)
         cut_at = loop.time()
         await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
         assert lost.done()
@@ -188,7 +188,7 @@ async def test_calls_without_a_connection_are_definitely_not_done(backend: Simul
 
 async def test_a_commit_whose_answer_does_not_come_is_unknown(backend: SimulatedBackend, /) -> None:
     store, other = await backend.store(timeout_s=60.0), await backend.store()
-    backend.simulation.wires.partition("metadata", backend.node(store), both=False)  # answers stay out
+    backend.simulation.wires.partition_nodes("metadata", backend.node(store), both=False)  # answers stay out
     with pytest.raises(TimedOut) as lost:
         await store.put("/a", b"")
     assert not lost.value.definite
@@ -230,7 +230,7 @@ def _cuts(seed: int) -> str:
 
 
 def _cut_any(backend: SimulatedBackend, store: RemoteStore) -> None:
-    backend.simulation.wires.cut(backend.node(store), "metadata")
+    backend.simulation.wires.cut_connections(backend.node(store), "metadata")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -397,7 +397,7 @@ def test_the_last_moment_before_a_deadline_takes_few_attempts() -> None:
         assert backend.server is not None
         for number in range(40):
             node = f"partitioned-{number}"
-            simulation.wires.partition(node, "metadata")
+            simulation.wires.partition_nodes(node, "metadata")
             connecting = connect_metadata(simulation.world(node), backend.server.endpoint, 0.37 + number / 7)
             with pytest.raises(Unavailable):
                 await simulation.spawn(node, connecting)

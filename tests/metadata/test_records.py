@@ -23,12 +23,12 @@ from magnetar.metadata.records import (
     IncarnationsRecord,
     LedgerRecord,
     MemberRecord,
+    MetadataRecord,
     NamespaceRecord,
     OwnerRecord,
     PartitionedRecord,
     PoliciesRecord,
     RacksRecord,
-    Record,
     RepairLockRecord,
     RepairSettingsRecord,
     RepairWorkerRecord,
@@ -44,14 +44,14 @@ from magnetar.metadata.records import (
     TopicRecord,
     TransactionsRecord,
     UnderReplicatedRecord,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
 )
 from magnetar.proto.checksum import crc32c
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.policies import Policies
 
-EXAMPLES: list[Record] = [
+EXAMPLES: list[MetadataRecord] = [
     SchedulesRecord(schedules=(
         Schedule(name="reports", id="9f", topic_ms=1, cron="0 9 * * MON", zone="Europe/Berlin", payload=b"\x00\xff",
                  key="ключ", properties={"a": "b"}, missed="last", created_ms=7, since_ms=8),
@@ -104,19 +104,21 @@ EXAMPLES: list[Record] = [
 ]  # fmt: skip
 
 
-def place(record: Record) -> str:
+def place(record: MetadataRecord) -> str:
     """A path at which the record may be."""
     named = records.PLACES.get(type(record))
     return "/where" if named is None else named(record)
 
 
 def test_the_example_of_the_format_byte_for_byte() -> None:
-    assert encode(CounterRecord(next=7), "/ids/ledger") == b"MR\x02\x02" + bytes.fromhex("ff6f6a53") + b'{"next":7}'
+    assert (
+        encode_record(CounterRecord(next=7), "/ids/ledger") == b"MR\x02\x02" + bytes.fromhex("ff6f6a53") + b'{"next":7}'
+    )
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
-def test_every_record_comes_back_as_it_was(record: Record) -> None:
-    assert decode(encode(record, place(record)), type(record), place(record)) == record
+def test_every_record_comes_back_as_it_was(record: MetadataRecord) -> None:
+    assert decode_record(encode_record(record, place(record)), type(record), place(record)) == record
 
 
 def test_every_kind_has_an_example() -> None:
@@ -124,63 +126,65 @@ def test_every_kind_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
-def test_a_record_cut_at_any_byte_is_damaged(record: Record) -> None:
-    data = encode(record, place(record))
+def test_a_record_cut_at_any_byte_is_damaged(record: MetadataRecord) -> None:
+    data = encode_record(record, place(record))
     for size in range(len(data)):
         with pytest.raises(DamagedRecord, match=place(record)):
-            decode(data[:size], type(record), place(record))
+            decode_record(data[:size], type(record), place(record))
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
-def test_a_record_with_any_bit_flipped_is_damaged(record: Record) -> None:
-    data = encode(record, place(record))
+def test_a_record_with_any_bit_flipped_is_damaged(record: MetadataRecord) -> None:
+    data = encode_record(record, place(record))
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamagedRecord):
-            decode(bytes(flipped), type(record), place(record))
+            decode_record(bytes(flipped), type(record), place(record))
 
 
 def test_another_kind_and_a_newer_version_are_refused_by_name() -> None:
     with pytest.raises(DamagedRecord, match="a CounterRecord, not a TopicRecord"):
-        decode(encode(CounterRecord(next=1), "/where"), TopicRecord, "/where")
-    data = bytearray(encode(CounterRecord(next=1), "/where"))
+        decode_record(encode_record(CounterRecord(next=1), "/where"), TopicRecord, "/where")
+    data = bytearray(encode_record(CounterRecord(next=1), "/where"))
     data[2] = 3
     with pytest.raises(DamagedRecord, match=r"version 3; .* upgrade"):
-        decode(bytes(data), CounterRecord, "/where")
+        decode_record(bytes(data), CounterRecord, "/where")
 
 
 def test_fields_of_a_newer_writer_are_ignored_and_missing_ones_have_their_defaults() -> None:
     def raw(body: bytes) -> bytes:
         return b"MR\x01\x08" + crc32c(body).to_bytes(4, "big") + body
 
-    assert decode(raw(b'{"admin_roles":["a"],"new":1}'), TenantRecord, "/where") == TenantRecord(admin_roles=("a",))
+    assert decode_record(raw(b'{"admin_roles":["a"],"new":1}'), TenantRecord, "/where") == TenantRecord(
+        admin_roles=("a",)
+    )
     for body in (b'{"admin_roles":1}', b"[]", b"", b'{"a"', b"\xff"):
         with pytest.raises(DamagedRecord):
-            decode(raw(body), TenantRecord, "/where")
+            decode_record(raw(body), TenantRecord, "/where")
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
-def test_a_record_is_damaged_at_every_path_that_differs_from_its_own_in_a_bit(record: Record) -> None:
+def test_a_record_is_damaged_at_every_path_that_differs_from_its_own_in_a_bit(record: MetadataRecord) -> None:
     path = place(record)
-    data = encode(record, path)
+    data = encode_record(record, path)
     for bit in range(7 * len(path)):
         at, flip = bit // 7, 1 << bit % 7
         other = path[:at] + chr(ord(path[at]) ^ flip) + path[at + 1 :]
         with pytest.raises(DamagedRecord):
-            decode(data, type(record), other)
+            decode_record(data, type(record), other)
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
 def test_a_record_of_version_1_is_read_and_only_at_the_path_of_the_ledger_or_bookie_that_it_names(
-    record: Record,
+    record: MetadataRecord,
 ) -> None:
-    data = encode(record, "")  # the checksum of the body alone
+    data = encode_record(record, "")  # the checksum of the body alone
     data = data[:2] + b"\x01" + data[3:]
-    assert decode(data, type(record), place(record)) == record
+    assert decode_record(data, type(record), place(record)) == record
     if type(record) in records.PLACES:
         with pytest.raises(DamagedRecord, match=f"the record of {place(record)}"):
-            decode(data, type(record), "/elsewhere")
+            decode_record(data, type(record), "/elsewhere")
 
 
 def test_a_process_writes_the_format_that_its_cluster_had_when_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +194,8 @@ def test_a_process_writes_the_format_that_its_cluster_had_when_it_started(monkey
         records.set_written_format(records.CLUSTER_FORMAT + 1)
     records.set_written_format(1)
     assert not any(records.may_write_feature(feature) for feature in records.Feature)
-    before = encode(CounterRecord(next=7), "/ids/ledger")
+    before = encode_record(CounterRecord(next=7), "/ids/ledger")
     assert before == b"MR\x01\x02" + bytes.fromhex("2a9661f6") + b'{"next":7}', "as the Magnetar before wrote it"
-    assert decode(before, CounterRecord, "/ids/ledger") == CounterRecord(next=7)
+    assert decode_record(before, CounterRecord, "/ids/ledger") == CounterRecord(next=7)
     records.set_written_format(2)  # raised while the process runs
-    assert encode(CounterRecord(next=7), "/ids/ledger") == before
+    assert encode_record(CounterRecord(next=7), "/ids/ledger") == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import sqlite
-from magnetar.metadata.store import ANY, Delete, PutNode
+from magnetar.metadata.store import ANY, DeleteNode, PutNode
 from magnetar.metadata.tree import (
     ENDING,
     AnsweredRevisionFile,
@@ -129,8 +129,9 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     done = tree.apply([
         OpenSession("s", 60.0), CommitJob((PutNode("/eph/1", b"", ephemeral=True), PutNode("/eph/2", b"",
         ephemeral=True)), "s"),
-        CommitJob((PutNode(PATHS[1], b"x", 77),), ""), CommitJob((Delete(PATHS[2], ANY), Delete("/nothing", ANY)), ""),
-        CommitJob((Delete(PATHS[3], ANY), PutNode(PATHS[3], b"again")), ""), EndSession("s"), EndSession("nobody"),
+        CommitJob((PutNode(PATHS[1], b"x", 77),), ""),
+        CommitJob((DeleteNode(PATHS[2], ANY), DeleteNode("/nothing", ANY)), ""),
+        CommitJob((DeleteNode(PATHS[3], ANY), PutNode(PATHS[3], b"again")), ""), EndSession("s"), EndSession("nobody"),
     ])  # fmt: skip
     assert [isinstance(each, Exception) for each in done].count(True) == 1
     assert tree._total == tree._sum() != 0

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.cli.run.servers import parse_metadata_address
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import SessionState, ZookeeperAccess, ZookeeperAddress, parse
+from magnetar.metadata.session import SessionState, ZookeeperAccess, ZookeeperAddress, parse_address
 from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
 
 
 def _address(server: ZookeeperServer, ca: str, credentials: str = OURS, root: str = "/magnetar") -> ZookeeperAddress:
-    found = parse(server.url)
+    found = parse_address(server.url)
     assert isinstance(found, ZookeeperAddress)
     own = (lambda: credentials) if credentials else None
     return found._replace(root=root, access=ZookeeperAccess(ca, credentials=own))
@@ -143,7 +143,7 @@ async def test_another_authority_another_host_and_a_server_in_clear_are_said_at_
     with pytest.raises(InvalidConfiguration, match="TLS files"):
         await connect_address(make_system_world(1), _address(server, str(tmp_path / "none.pem")))
     assert asyncio.get_running_loop().time() - began < 5
-    in_clear = parse(server.url)
+    in_clear = parse_address(server.url)
     with pytest.raises(Unavailable):
         await connect_address(make_system_world(1), in_clear, 1.0)
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from magnetar.metadata.tree_core import LATE_S, Sessions
+from magnetar.metadata.tree_core import LATE_S, MetadataSessions
 from magnetar.proto.errors import SessionExpired
 
 
-def _two() -> Sessions:
-    sessions = Sessions()
+def _two() -> MetadataSessions:
+    sessions = MetadataSessions()
     sessions.open("a", 10.0, 0.0)
     sessions.open("b", 20.0, 0.0)
     return sessions
@@ -17,13 +17,13 @@ def test_a_session_expires_when_its_timeout_has_passed_since_its_last_sign_of_li
     sessions = _two()
     assert sessions.next_deadline() == 10.0
     assert sessions.expire(9.99) == []
-    assert sessions.touch("a", 8.0) == 10.0
+    assert sessions.renew_session("a", 8.0) == 10.0
     assert sessions.expire(10.0) == []
     assert sessions.next_deadline() == 18.0
     assert sessions.expire(18.0) == ["a"]
-    assert sessions.ids() == ["b"]
+    assert sessions.list_session_ids() == ["b"]
     with pytest.raises(SessionExpired):
-        sessions.touch("a", 18.0)
+        sessions.renew_session("a", 18.0)
     sessions.check()
 
 
@@ -38,11 +38,11 @@ def test_a_closed_session_has_expired_and_closing_twice_says_so() -> None:
 
 
 def test_a_session_without_a_deadline_lives_until_it_is_abandoned() -> None:
-    sessions = Sessions()
+    sessions = MetadataSessions()
     sessions.open("here", 5.0, None)
     assert sessions.next_deadline() is None
     assert sessions.expire(1e9) == []
-    sessions.touch("here", 1.0)
+    sessions.renew_session("here", 1.0)
     sessions.abandon("here", 100.0)
     sessions.abandon("unknown", 100.0)
     assert sessions.expire(104.9) == []
@@ -53,7 +53,7 @@ def test_who_slept_does_not_judge() -> None:
     """The process was stopped over both deadlines: signs of life may lie unread, so all get their time again."""
     sessions = _two()
     assert sessions.expire(25.0 + LATE_S) == []
-    assert sorted(sessions.ids()) == ["a", "b"]
+    assert sorted(sessions.list_session_ids()) == ["a", "b"]
     first = sessions.next_deadline()
     assert first is not None
     assert first >= 25.0 + LATE_S + 10.0

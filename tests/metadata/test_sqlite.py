@@ -314,7 +314,7 @@ class _MortalFiles(SystemFiles):
     def __init__(self) -> None:
         self.deaths: list[str] = []
 
-    def die(self, reason: str) -> None:
+    def end_process(self, reason: str) -> None:
         self.deaths.append(reason)
 
 

@@ -18,7 +18,7 @@ from magnetar.metadata.records import (
     ClusterRecord,
     CounterRecord,
     DamagedRecord,
-    encode,
+    encode_record,
 )
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import (
@@ -226,7 +226,7 @@ async def test_a_counter_of_ids_is_begun_once_and_never_set_back(store: Metadata
 
 
 async def test_an_upgrade_is_finished_when_no_older_process_is_registered(store: MetadataStore) -> None:
-    older = encode(ClusterRecord(instance="c0ffee"), paths.CLUSTER, cluster_format=1)
+    older = encode_record(ClusterRecord(instance="c0ffee"), paths.CLUSTER, cluster_format=1)
     await store.put(paths.CLUSTER, older)
     await put_record(store, paths.broker("old"), BrokerRecord(name="old", endpoint="a:1"))
     bookie = BookieRecord(bookie="b", endpoint="b:1", version="0.1.0")
@@ -241,5 +241,5 @@ async def test_an_upgrade_is_finished_when_no_older_process_is_registered(store:
     assert await finish_upgrade(store) == (1, CLUSTER_FORMAT, [])
     node = await store.get(paths.CLUSTER)
     assert node is not None
-    assert node.value == encode(ClusterRecord(instance="c0ffee", format=CLUSTER_FORMAT), paths.CLUSTER)
+    assert node.value == encode_record(ClusterRecord(instance="c0ffee", format=CLUSTER_FORMAT), paths.CLUSTER)
     assert await finish_upgrade(store) == (CLUSTER_FORMAT, CLUSTER_FORMAT, [])

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata import znodes_core as znodes
-from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, Delete, Operation, PutNode
+from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, Operation, PutNode
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
     CheckZnodeVersion,
-    Create,
+    CreateZnode,
     DeleteZnode,
     FolderContent,
     NodeVersionAndOwner,
@@ -54,7 +54,7 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
     assert FolderContent.from_names([last]).values == [segments[-1]]
     assert above == (znodes.folder_znode_paths(path) or [""])[-1]
     for depth, folder in enumerate(znodes.folder_znode_paths(path), 1):
-        assert folder == znodes.folder("/" + "/".join(segments[:depth]))
+        assert folder == znodes.folder_znode_path("/" + "/".join(segments[:depth]))
         assert znodes.node_path_of_znode(folder) is None
         assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
 
@@ -65,7 +65,7 @@ def _apply(steps: list[Step], nodes: dict[str, NodeVersionAndOwner | None]) -> d
     for step in steps:
         node = after.get(step.path)
         match step:
-            case Create():
+            case CreateZnode():
                 assert node is None, f"{step} on {node}"
                 after[step.path] = NodeVersionAndOwner(0, ME if step.ephemeral else 0)
             case SetZnodeValue() | DeleteZnode() | CheckZnodeVersion():
@@ -89,7 +89,7 @@ def _model(
         if isinstance(operation, PutNode):
             owner = ME if operation.ephemeral else 0
             node = after[operation.path] = NodeVersionAndOwner(0 if node is None else node.version + 1, owner)
-        elif isinstance(operation, Delete):
+        elif isinstance(operation, DeleteNode):
             node = after[operation.path] = None
         versions.append(ABSENT if node is None else node.version)
     return versions, after
@@ -100,7 +100,7 @@ EXPECTED = st.sampled_from([ANY, ANY, ABSENT, 0, 1, 2])
 OPERATIONS = st.lists(
     st.one_of(
         st.builds(PutNode, PATHS, st.binary(max_size=1), EXPECTED, st.booleans()),
-        st.builds(Delete, PATHS, EXPECTED),
+        st.builds(DeleteNode, PATHS, EXPECTED),
         st.builds(CheckNodeVersion, PATHS, EXPECTED),
     ),
     min_size=1,
@@ -148,11 +148,11 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
 
 def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
     nothing = {"/a": None, "/b": None}
-    assert plan_zookeeper_commit([Delete("/a"), CheckNodeVersion("/b", ABSENT)], nothing, ME) == ZookeeperCommitPlan(
-        [], [ABSENT, ABSENT]
-    )
+    assert plan_zookeeper_commit(
+        [DeleteNode("/a"), CheckNodeVersion("/b", ABSENT)], nothing, ME
+    ) == ZookeeperCommitPlan([], [ABSENT, ABSENT])
     assert plan_zookeeper_commit([PutNode("/a", b"x"), CheckNodeVersion("/b", ABSENT)], nothing, ME).steps == [
-        Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), DeleteZnode("/b", 0)
+        CreateZnode("/a", b"x", ephemeral=False), CreateZnode("/b", b"", ephemeral=False), DeleteZnode("/b", 0)
     ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_a_node_far_on_does_not_change_its_kind() -> None:
     assert plan_zookeeper_commit([PutNode("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
     with pytest.raises(InvalidRequest, match="delete it first"):
         plan_zookeeper_commit([PutNode("/a", b"", ephemeral=True)], far, ME)
-    assert plan_zookeeper_commit([Delete("/a"), PutNode("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [
+    assert plan_zookeeper_commit([DeleteNode("/a"), PutNode("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [
         ABSENT,
         0,
     ]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.session import SessionState, ZookeeperAddress, parse
+from magnetar.metadata.session import SessionState, ZookeeperAddress, parse_address
 from magnetar.metadata.store import (
     ABSENT,
     CheckNodeVersion,
-    Delete,
+    DeleteNode,
     NodeChanged,
     PutNode,
     VersionedValue,
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperServer
 
 @asynccontextmanager
 async def _store(server: ZookeeperServer, timeout_s: float = 10.0) -> AsyncIterator[ZookeeperStore]:
-    address = parse(server.url)
+    address = parse_address(server.url)
     assert isinstance(address, ZookeeperAddress)
     store = await connect_zookeeper(make_system_world(1), address, timeout_s)
     try:
@@ -137,9 +137,9 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
     assert await heard == NodeChanged("/w/a", 1, await other.revision())
     for operation in (
         PutNode("/w/a", b""),
-        Delete("/w/b"),
+        DeleteNode("/w/b"),
         PutNode("/w/c/d", b""),
-        Delete("/w/c/d"),
+        DeleteNode("/w/c/d"),
         PutNode("/w", b""),
     ):
         heard = asyncio.ensure_future(anext(watch))
@@ -212,7 +212,7 @@ async def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_e
 ) -> None:
     """One way only: what ZooKeeper says arrives, and it is no sign of life that a watch is busy."""
     async with _OneWay(server.port) as relay, _store(server) as other:
-        address = parse(f"zk://127.0.0.1:{relay.port}/magnetar")
+        address = parse_address(f"zk://127.0.0.1:{relay.port}/magnetar")
         assert isinstance(address, ZookeeperAddress)
         store = await connect_zookeeper(make_system_world(1), address, 2.0)
         await store.put("/owner", b"mine", ephemeral=True)
@@ -433,7 +433,7 @@ async def test_connecting_to_nobody_and_to_a_stranger_says_so(server: ZookeeperS
 
     stranger = await asyncio.start_server(shout, "127.0.0.1", 0)
     port = stranger.sockets[0].getsockname()[1]
-    address = parse(f"zk://127.0.0.1:{port}/m")
+    address = parse_address(f"zk://127.0.0.1:{port}/m")
     assert isinstance(address, ZookeeperAddress)
     with pytest.raises(Unavailable, match=str(port)):
         await connect_zookeeper(make_system_world(1), address, 0.5)

@@ -88,9 +88,9 @@ def copies_without_recovery_flag(stack: Stack) -> None:
     def add(
         self: Store, ledger: int, entry: int, key: bytes, stored: Any, size: int, lac: int, recovery: bool
     ) -> Status:
-        return self.add_many(ledger, key, ((entry, stored, size),), size, lac, False)
+        return self.add_entries(ledger, key, ((entry, stored, size),), size, lac, False)
 
-    put(stack, Store, "add", add)
+    put(stack, Store, "add_entry", add)
 
 
 def _passes_by(stack: Stack, *errors: type[MagnetarError]) -> None:

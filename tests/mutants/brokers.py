@@ -17,14 +17,14 @@ from magnetar.broker.log.managed_ledger import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.key_shared import KeyShared
-from magnetar.broker.subscription.core.policy import Entry, Member
+from magnetar.broker.subscription.core.policy import DispatcherEntry, Member
 from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
 from magnetar.broker.topic import topic
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.dedup_core import DedupCore, ProducerSequenceProgress
-from magnetar.broker.topic.producer import Producer
+from magnetar.broker.topic.producer import TopicProducer
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode
+from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode_record
 from magnetar.metadata.store import NodeUpdate, get_record, update_nodes
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.entry import parse_header
@@ -35,9 +35,9 @@ from tests.mutants.ledgers import Stack, put
 
 def sequence_at_push(stack: Stack) -> None:
     """M28: what a producer sent counts as stored when it is pushed; sent again it is a duplicate."""
-    honest = Producer.publish
+    honest = TopicProducer.publish
 
-    def publish(self: Producer, client_part: bytes) -> bool:
+    def publish(self: TopicProducer, client_part: bytes) -> bool:
         published = honest(self, client_part)
         if published:
             pushed = parse_header(client_part).highest_sequence_id
@@ -45,27 +45,27 @@ def sequence_at_push(stack: Stack) -> None:
             known[self.name] = ProducerSequenceProgress(max(self.last_sequence_id, pushed))
         return published
 
-    put(stack, Producer, "publish", publish)
+    put(stack, TopicProducer, "publish", publish)
 
 
 def snapshot_is_believed(stack: Stack) -> None:
     """M46: a new owner takes the sequence ids of the last snapshot for all: it reads nothing after it (ours)."""
 
     async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
-        dedup.core.position = log.shape.last
+        dedup.core.position = log.shape.last_position
 
     put(stack, topic, "replay_log_for_dedup_and_transactions", replay)
 
 
 def deleted_before_the_list(stack: Stack) -> None:
     """M29: a ledger is deleted first, and then the list that names it is changed, or not."""
-    honest = TopicLog.trim
+    honest = TopicLog.trim_ledgers
 
     async def trim(self: TopicLog, choose: Callable[[], list[int]]) -> list[int]:
-        await self._managed_ledger.delete_ledgers([each for each in choose() if each != self.shape.tail.ledger_id])
+        await self._managed_ledger.delete_ledgers([each for each in choose() if each != self.shape.tail_span.ledger_id])
         return await honest(self, choose)
 
-    put(stack, TopicLog, "trim", trim)
+    put(stack, TopicLog, "trim_ledgers", trim)
 
 
 def ends_although_it_is_lost(stack: Stack) -> None:
@@ -90,11 +90,11 @@ def serves_on_after_another_owner(stack: Stack) -> None:
         after = structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
-        value = encode(after, self._path)
+        value = encode_record(after, self._path)
         await update_nodes(self._store, (*together, NodeUpdate(self._path, lambda node: value)))
         self.record, self._stored = after, value
 
-    put(stack, ManagedLedgerRecord, "change", change)
+    put(stack, ManagedLedgerRecord, "change_record", change)
 
 
 def failed_but_still_queued(stack: Stack) -> None:
@@ -113,7 +113,7 @@ def key_moves_with_its_owner(stack: Stack) -> None:
     def owners_changed(self: KeyShared) -> None:
         for number, slot in self.slots.of.items():
             if slot.outstanding:
-                slot.holder = self.owners.owner(number) or slot.holder
+                slot.holder = self.owners.find_owner(number) or slot.holder
             if slot.waiting:
                 self.slots.changed[number] = None
 
@@ -135,7 +135,7 @@ def redelivery_is_free(stack: Stack) -> None:
     """M40: what is delivered again costs its consumer no permits, which the client gives back all the same."""
     honest = Dispatcher._deliver
 
-    def deliver(self: Dispatcher, member: Member, entry: Entry, again: bool) -> Delivery:
+    def deliver(self: Dispatcher, member: Member, entry: DispatcherEntry, again: bool) -> Delivery:
         before = member.permits
         delivery = honest(self, member, entry, again)
         if again:

@@ -10,8 +10,8 @@ from magnetar.broker.transaction.halves_core import IntentQueuedUntilDurable
 from magnetar.broker.transaction.intents_core import AbortReason, SendOutcomeToParticipant
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.outcomes_core import OutcomeDecider
-from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
-from magnetar.broker.transaction.state_core import CoordinatorState, LiveTransaction, Phase, TransactionTable
+from magnetar.broker.transaction.records_core import Participant, SinkBatch, TransactionsSettled
+from magnetar.broker.transaction.state_core import CoordinatorState, LiveTransaction, TransactionPhase, TransactionTable
 from tests.mutants.ledgers import Stack, put
 
 
@@ -19,8 +19,8 @@ def answered_while_in_doubt(stack: Stack) -> None:
     """M90: a question about a transaction is answered while its commit is on its way."""
 
     def certain(self: OutcomeDecider, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
-        found = self.find(txn, now, owner)
-        if getattr(found, "phase", None) is Phase.COMMITTING and not self._decisions.writing:
+        found = self.find_transaction(txn, now, owner)
+        if getattr(found, "phase", None) is TransactionPhase.COMMITTING and not self._decisions.writing:
             found.waiting_intents.append(intent)  # type: ignore[union-attr]
             raise IntentQueuedUntilDurable
         return found
@@ -34,7 +34,7 @@ def done_before_all_stored(stack: Stack) -> None:
     def settled(self: OutcomeDecider, txn: int, topic: str) -> None:
         ending = self._table.ending.pop(txn, None)
         if ending is not None and ending.is_durable:
-            self._decisions.defer_record(Done([txn]))
+            self._decisions.defer_record(TransactionsSettled([txn]))
 
     put(stack, OutcomeDecider, "on_outcome_stored", settled)
 

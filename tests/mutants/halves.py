@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from magnetar.broker.transaction import log
 from magnetar.broker.transaction.coordinator_core import TransactionCoordinatorCore
 from magnetar.broker.transaction.halves_core import HalfMessages, OpenHalfMessage
-from magnetar.broker.transaction.halves_core import Phase as HalfMessagePhase
+from magnetar.broker.transaction.halves_core import UndecidedHalfPhase as HalfMessagePhase
 from magnetar.broker.transaction.intents_core import EndHalf, HalfMessageEndVerb
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.records_core import (
@@ -16,7 +16,7 @@ from magnetar.broker.transaction.records_core import (
     TransactionsCommitted,
     make_commit_record,
 )
-from magnetar.broker.transaction.state_core import CoordinatorState, Phase
+from magnetar.broker.transaction.state_core import CoordinatorState, TransactionPhase
 from tests.mutants.ledgers import Stack, put
 
 
@@ -28,9 +28,9 @@ def decided_apart(stack: Stack) -> None:
     ) -> None:
         live = self.table.live[txn]
         found = self.ends.match_reported_participants(live, listed, now)
-        live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self.decisions.decide(make_commit_record({txn: found}))
-        self.decisions.decide(HalfMessageRolledBack(half))
+        live.phase, live.participants = TransactionPhase.COMMITTING, {each.topic: each for each in found}
+        self.decisions.append_decision(make_commit_record({txn: found}))
+        self.decisions.append_decision(HalfMessageRolledBack(half))
 
     put(stack, TransactionCoordinatorCore, "commit_transaction_for_half_message", commit_own)
 
@@ -68,7 +68,7 @@ def dropped_when_unknown(stack: Stack) -> None:
             return
         self._leave(half)
         half.phase = HalfMessagePhase.ROLLING_BACK
-        self._coordinator.decisions.decide(HalfMessageRolledBack(half.record.half))
+        self._coordinator.decisions.append_decision(HalfMessageRolledBack(half.record.half))
         self._ask(half.half_message_group_key, now)
 
     put(stack, HalfMessages, "_park", park)

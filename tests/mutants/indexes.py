@@ -51,7 +51,7 @@ def index_outlives_its_ledger(stack: Stack) -> None:
     """M29b: trimming forgets the key index of a ledger, and leaves it on the bookies."""
 
     async def remove_ledgers(self: ManagedLedger, gone: list[int]) -> None:
-        await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
+        await self.listed.change_record([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._discard_ledgers(gone)
         await self.delete_ledgers(gone)
 

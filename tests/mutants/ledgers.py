@@ -25,7 +25,7 @@ from magnetar.ledger.writer_core import (
     PendingAdds,
     SendAdd,
     Striping,
-    Writer,
+    WriterCore,
     WriterState,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
@@ -191,7 +191,7 @@ def drain_inside_the_loop(stack: Stack) -> None:
         early = self.__dict__.setdefault("early", [])
         frozen, self.frozen = self.frozen, False
         for add in list(self._adds.values()):
-            for slot in self.striping.write_set(add.entry):
+            for slot in self.striping.slots_of_entry(add.entry):
                 if add.sent.get(slot) != ensemble[slot] and slot not in self.failed:
                     add.acks.discard(slot)
                     add.sent[slot] = ensemble[slot]
@@ -231,7 +231,7 @@ def change_of_old_and_new(stack: Stack) -> None:
         old, self.ensemble = self.ensemble, tuple(ensemble)
         sends = []
         for add in self._adds.values():
-            for slot in self.striping.write_set(add.entry):
+            for slot in self.striping.slots_of_entry(add.entry):
                 if add.sent.get(slot) == old[slot] != ensemble[slot]:  # what was never sent there is forgotten
                     add.acks.discard(slot)
                     add.sent[slot] = ensemble[slot]
@@ -272,12 +272,12 @@ def leaves_after_its_ledger_ended(stack: Stack) -> None:
 def close_at_lap(stack: Stack) -> None:
     """M18: the ledger is closed where the last entry was sent."""
 
-    def closing(self: Writer[Any]) -> list[CloseLedger]:
+    def closing(self: WriterCore[Any]) -> list[CloseLedger]:
         self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lap, self.adds.length)]
 
-    put(stack, Writer, "_closing", closing)
+    put(stack, WriterCore, "_closing", closing)
 
 
 def acks_out_of_order(stack: Stack) -> None:

@@ -10,7 +10,7 @@ from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import SettledAcks, TransactionalAckRefused
 from magnetar.broker.subscription.core.pending_set import PendingAcks
-from magnetar.client.consume.transactional_acks import TransactionalAcks
+from magnetar.client.consume.transactional_acks import ClientTransactionalAcks
 from magnetar.client.core.redelivery import DuplicateFilter
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
@@ -19,7 +19,7 @@ from tests.mutants.ledgers import Stack, put
 
 def commit_takes_the_batch(stack: Stack) -> None:
     """M70: a commit acknowledges all messages of a batch that are pending, those of other transactions too."""
-    honest = pending_acks.settle
+    honest = pending_acks.settle_transactional_acks
 
     def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         pending = cursor.pending
@@ -32,7 +32,7 @@ def commit_takes_the_batch(stack: Stack) -> None:
                 cursor.pending = kept
         return settled
 
-    put(stack, pending_acks, "settle", settle)
+    put(stack, pending_acks, "settle_transactional_acks", settle)
 
 
 def settled_and_still_pending(stack: Stack) -> None:
@@ -50,13 +50,13 @@ def settled_and_still_pending(stack: Stack) -> None:
 
 def pending_comes_again(stack: Stack) -> None:
     """M72: what is pending is delivered again when its consumer gives it back or leaves."""
-    put(stack, Cursor, "is_done", Cursor.is_acked)
-    put(stack, Cursor, "next_deliverable", Cursor.next_unacked_position)
+    put(stack, Cursor, "is_acked_or_pending", Cursor.is_acked)
+    put(stack, Cursor, "next_deliverable_position", Cursor.next_unacked_position)
 
 
 def refused_in_the_middle(stack: Stack) -> None:
     """M73: a request that is refused for one of its entries leaves those before it pending."""
-    honest = pending_acks.judge
+    honest = pending_acks.judge_transactional_acks
 
     def judge(
         cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
@@ -70,17 +70,17 @@ def refused_in_the_middle(stack: Stack) -> None:
                     pending_acks.add_pending_acks(cursor, txn, found)
         return honest(cursor, txn, wanted, named)
 
-    put(stack, pending_acks, "judge", judge)
+    put(stack, pending_acks, "judge_transactional_acks", judge)
 
 
 def aborted_is_acknowledged(stack: Stack) -> None:
     """M74: an abort acknowledges what it should give back."""
-    honest = pending_acks.settle
+    honest = pending_acks.settle_transactional_acks
 
     def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         return honest(cursor, txn, committed=True)
 
-    put(stack, pending_acks, "settle", settle)
+    put(stack, pending_acks, "settle_transactional_acks", settle)
 
 
 def abort_forgets_the_order(stack: Stack) -> None:
@@ -93,7 +93,7 @@ def abort_forgets_the_order(stack: Stack) -> None:
 
 def delivered_twice_in_the_sdk(stack: Stack) -> None:
     """M70b: the SDK acknowledges two deliveries of a message in one transaction: it is processed twice."""
-    put(stack, TransactionalAcks, "_delivered_twice", lambda *_: None)
+    put(stack, ClientTransactionalAcks, "_delivered_twice", lambda *_: None)
 
 
 def shown_again_and_covered(stack: Stack) -> None:

@@ -14,7 +14,7 @@ from magnetar.broker.access.table_core import GrantsAndAdministrators
 from magnetar.broker.grpc import checked
 from magnetar.broker.grpc.admin import AdminService
 from magnetar.broker.session import consumer
-from magnetar.broker.session.backlogs import RangeReader
+from magnetar.broker.session.backlogs import EntryRangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.broker.transaction.halves_core import HalfMessages
@@ -107,12 +107,12 @@ def read_before_is_kept(stack: Stack) -> None:
 def open_reads_go_on(stack: Stack) -> None:
     """M88: a read of a range goes on after its role lost the right to consume."""
 
-    async def require(self: RangeReader, name: TopicName) -> None:
+    async def require(self: EntryRangeReader, name: TopicName) -> None:
         if self.next_index == self._wanted.first:
             await honest(self, name)
 
-    honest = RangeReader._require
-    put(stack, RangeReader, "_require", require)
+    honest = EntryRangeReader._require
+    put(stack, EntryRangeReader, "_require", require)
 
 
 # ------------------------------------------------------------------------------------ credentials
@@ -155,7 +155,7 @@ def any_key_is_a_members(stack: Stack) -> None:
         return True
 
     put(stack, Members, "admit", admit)
-    put(stack, Members, "principal", lambda self, key: Principal("broker/any", PrincipalKind.MEMBER, "key"))
+    put(stack, Members, "find_principal", lambda self, key: Principal("broker/any", PrincipalKind.MEMBER, "key"))
 
 
 def dead_members_stay(stack: Stack) -> None:

@@ -14,9 +14,9 @@ from magnetar.broker.subscription import expiry
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
-from magnetar.broker.subscription.core.fair_shared import FairShared, KeyQueue, KeyTurns
+from magnetar.broker.subscription.core.fair_shared import FairKeyQueues, FairShared, KeyQueue
 from magnetar.broker.subscription.core.key_slots import KeySlotTable
-from magnetar.broker.subscription.core.policy import Entry, HeldSlot, Member
+from magnetar.broker.subscription.core.policy import DispatcherEntry, HeldSlot, Member
 from magnetar.broker.subscription.dead_letters import HeldBackEntries
 from magnetar.broker.subscription.expiry import ExpiredMessages
 from magnetar.broker.subscription.filtering import SubscriptionFilter
@@ -114,7 +114,7 @@ def verdicts_of_another_entry(stack: Stack) -> None:
 def rest_is_hidden_from_whole_ackers(stack: Stack) -> None:
     """M99f: a consumer that acknowledges whole entries is shown the rest of a batch, which it never acknowledges."""
 
-    def deliver(self: Dispatcher, member: Member, entry: Entry, again: bool) -> Delivery:
+    def deliver(self: Dispatcher, member: Member, entry: DispatcherEntry, again: bool) -> Delivery:
         before, member.acks_by_index = member.acks_by_index, True
         try:
             return honest(self, member, entry, again)
@@ -155,26 +155,26 @@ def former_worker_writes_on(stack: Stack) -> None:
 def given_back_is_in_flight(stack: Stack) -> None:
     """M32b: what was given back counts as in flight until it is acknowledged: its key is stuck (ours)."""
 
-    def returned(self: KeyTurns, position: Position) -> None:
+    def returned(self: FairKeyQueues, position: Position) -> None:
         slot = self._held[position][0] if position in self._held else -1
         if slot < 0:
             self.entries += self.unread.add(position)
         else:
-            self.add_to_key(position, slot)
+            self.add_entry_of_key(position, slot)
 
-    put(stack, KeyTurns, "add", returned)
+    put(stack, FairKeyQueues, "add", returned)
 
 
 def idle_time_saves_turns(stack: Stack) -> None:
     """M32c: a key that was idle gets all the turns that it did not need, before any other key (ours)."""
-    honest = KeyTurns._first_in_turn
+    honest = FairKeyQueues._first_in_turn
 
-    def first(self: KeyTurns, count: int) -> list[KeyQueue]:
+    def first(self: FairKeyQueues, count: int) -> list[KeyQueue]:
         found = honest(self, count)
         self._served = 0.0
         return found
 
-    put(stack, KeyTurns, "_first_in_turn", first)
+    put(stack, FairKeyQueues, "_first_in_turn", first)
 
 
 def what_waits_goes_before_what_is_unread(stack: Stack) -> None:
@@ -185,11 +185,11 @@ def what_waits_goes_before_what_is_unread(stack: Stack) -> None:
 def idle_key_forgets_its_rate(stack: Stack) -> None:
     """M32e: a key of which nothing is in flight or waits has its whole rate again (ours)."""
 
-    def forget(self: KeyTurns, slot: int, queue: KeyQueue) -> None:
+    def forget(self: FairKeyQueues, slot: int, queue: KeyQueue) -> None:
         if not queue.in_flight and not queue.waiting:
             del self.of[slot]
 
-    put(stack, KeyTurns, "_forget_if_idle", forget)
+    put(stack, FairKeyQueues, "_forget_if_idle", forget)
 
 
 def expired_is_redelivered(stack: Stack) -> None:

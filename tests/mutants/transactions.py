@@ -8,7 +8,7 @@ from pyroaring import BitMap64
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.broker.topic.transactions_core import Transactions, TxnEndEffect, TxnPhaseAtTopic
+from magnetar.broker.topic.transactions_core import TopicTransactionsCore, TxnEndEffect, TxnPhaseAtTopic
 from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId, TxnState
@@ -43,16 +43,16 @@ def settled_before_it_is_stored(stack: Stack) -> None:
 
 def aborted_by_id(stack: Stack) -> None:
     """M82: an entry that comes after the end aborts its transaction, and not itself alone."""
-    honest = Transactions.on_publish_confirmed
+    honest = TopicTransactionsCore.on_publish_confirmed
 
-    def confirmed(self: Transactions, txn: TxnId, *args: Any) -> None:
+    def confirmed(self: TopicTransactionsCore, txn: TxnId, *args: Any) -> None:
         found = self.known[txn]
         honest(self, txn, *args)
         if found.phase is TxnPhaseAtTopic.ENDED:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes or BitMap64()
 
-    put(stack, Transactions, "on_publish_confirmed", confirmed)
+    put(stack, TopicTransactionsCore, "on_publish_confirmed", confirmed)
 
 
 def outcomes_ahead_of_their_position(stack: Stack) -> None:
@@ -72,7 +72,7 @@ def numbers_at_append(stack: Stack) -> None:
     def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
         honest(self, txn, name, *args)
         if self.core is not None and (found := self.core.known.get(txn)) is not None:
-            self.topic.pass_sequence_ids_to_dedup(TxnEndEffect({name: found.numbers[name].progress}, shown=False))
+            self.topic.apply_sequence_ids_to_dedup(TxnEndEffect({name: found.numbers[name].progress}, shown=False))
 
     put(stack, TopicTransactions, "on_publish_confirmed", confirmed)
 
@@ -89,9 +89,9 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
 def forgotten_without_an_answer(stack: Stack) -> None:
     """M67: a transaction whose coordinator gives no answer is forgotten: no outcome shows its entries any more."""
 
-    def refused(self: Transactions, txn: TxnId) -> None:
+    def refused(self: TopicTransactionsCore, txn: TxnId) -> None:
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhaseAtTopic.ASKED:
             del self.known[txn]
 
-    put(stack, Transactions, "on_join_refused", refused)
+    put(stack, TopicTransactionsCore, "on_join_refused", refused)

@@ -23,7 +23,7 @@ def reset_and_not_credited(stack: Stack) -> None:
 
 def patient_for_ever(stack: Stack) -> None:
     """M65b: frames that carry nothing and refused calls are never counted."""
-    put(stack, FrameAllowance, "charge", lambda self, frames_=1: None)
+    put(stack, FrameAllowance, "charge_frames", lambda self, frames_=1: None)
 
 
 def slice_without_end(stack: Stack) -> None:

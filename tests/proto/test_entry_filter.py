@@ -23,7 +23,7 @@ from magnetar.proto.entry_filter import (
     encode_names,
     find_filter,
     make_tags_filter,
-    wants_message,
+    passes_filter,
 )
 from magnetar.proto.entry_pb2 import EncryptionKeys, KeyValue, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import InvalidRequest
@@ -78,7 +78,7 @@ def test_the_verdicts_of_a_batch_are_those_of_its_messages(several: list[dict[st
     judge, entry = EntryFilter(wanted), batch(several, [b"x" * (1 + at % 3) for at in range(len(several))])
     header = parse_header(entry)
     messages = decode_batch(header, entry)
-    each = [wants_message(wanted, about, len(payload), header.metadata) for about, payload in messages]
+    each = [passes_filter(wanted, about, len(payload), header.metadata) for about, payload in messages]
     expected = sum(1 << at for at, found in enumerate(each) if not found)
     assert unwanted(judge, entry) == expected == unwanted(judge, entry)
 
@@ -134,7 +134,7 @@ def test_verdicts_that_depend_on_the_entry_are_not_kept_for_the_next_one() -> No
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_batch_whose_summary_says_that_nothing_is_wanted_is_not_looked_into(encrypted: bool) -> None:
     builder = SummaryBuilder(("region",))
-    builder.add({"region": "us"})
+    builder.add_message({"region": "us"})
     more = {"encryption_keys": [EncryptionKeys(key="k", value=b"v")]} if encrypted else {}
     entry = batch([{"region": "eu"}] * 3, summary=builder.encode(), **more)  # so it is seen what was asked
     for text, expected in (("region = 'eu'", 0b111), ("region = 'eu' OR x = 'y'", 0), ("region IN ('us', 'eu')", 0)):

@@ -13,8 +13,8 @@ from magnetar.proto.expiry import (
     EntryExpiry,
     ExpiryRun,
     find_entry_expiry,
+    make_dead_letter_properties,
     parse_expires_at,
-    rename_in_letter,
 )
 
 TIMES = st.lists(st.one_of(st.just(0), st.integers(1, 6)), min_size=1, max_size=300)
@@ -98,4 +98,4 @@ def test_runs_that_contradict_the_batch_count_as_absent() -> None:
 
 
 def test_a_letter_does_not_expire() -> None:
-    assert rename_in_letter({"a": "b", EXPIRES_AT: "9"}) == {"a": "b", EXPIRED_AT: "9"}
+    assert make_dead_letter_properties({"a": "b", EXPIRES_AT: "9"}) == {"a": "b", EXPIRED_AT: "9"}

@@ -3,31 +3,40 @@
 import pytest
 
 from magnetar.proto.errors import InvalidRequest
-from magnetar.proto.policies import NAMES, Policies, check, decode, encode, fill_retention, merge_policies, without
+from magnetar.proto.policies import (
+    NAMES,
+    Policies,
+    check_policies,
+    decode_policies,
+    encode_policies,
+    fill_retention,
+    merge_policies,
+    remove_policies,
+)
 
 
 def test_json_holds_what_is_set_and_nothing_else_and_comes_back() -> None:
     policies = Policies(message_ttl_s=600, deduplication=False, subscription_types=("Shared",))
-    assert encode(Policies()) == "{}"
-    assert encode(policies) == '{"message_ttl_s":600,"deduplication":false,"subscription_types":["Shared"]}'
-    assert decode(encode(policies)) == policies
-    assert decode("") == Policies()
+    assert encode_policies(Policies()) == "{}"
+    assert encode_policies(policies) == '{"message_ttl_s":600,"deduplication":false,"subscription_types":["Shared"]}'
+    assert decode_policies(encode_policies(policies)) == policies
+    assert decode_policies("") == Policies()
 
 
 @pytest.mark.parametrize("text", ['{"message_ttl_s":"long"}', "[]", "{", '{"subscription_types":["Solo"]}'])
 def test_what_is_no_policies_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        decode(text)
+        decode_policies(text)
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
-    assert decode('{"message_ttl_s":5,"of_tomorrow":1}') == Policies(message_ttl_s=5)
+    assert decode_policies('{"message_ttl_s":5,"of_tomorrow":1}') == Policies(message_ttl_s=5)
 
 
 def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
     policies = merge_policies(Policies(message_ttl_s=5, max_producers=1), Policies(max_producers=0))
     assert policies == Policies(message_ttl_s=5, max_producers=0)
-    assert without(policies, "message_ttl_s") == Policies(max_producers=0)
+    assert remove_policies(policies, "message_ttl_s") == Policies(max_producers=0)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,7 @@ def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
 )  # fmt: skip
 def test_what_no_policy_can_be_is_refused(wrong: Policies) -> None:
     with pytest.raises(InvalidRequest):
-        check(wrong)
+        check_policies(wrong)
 
 
 def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
@@ -54,12 +63,14 @@ def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
 
 
 def test_nothing_set_is_always_right() -> None:
-    assert check(Policies()) == Policies()
+    assert check_policies(Policies()) == Policies()
     assert len(NAMES) == len(set(NAMES))
 
 
 def test_a_quota_that_an_earlier_version_wrote_in_mebibytes_is_read() -> None:
-    assert decode('{"backlog_quota_mib":2,"message_ttl_s":5}') == Policies(backlog_quota_bytes=2 << 20, message_ttl_s=5)
-    assert decode('{"backlog_quota_mib":0}') == Policies(backlog_quota_bytes=0)
+    assert decode_policies('{"backlog_quota_mib":2,"message_ttl_s":5}') == Policies(
+        backlog_quota_bytes=2 << 20, message_ttl_s=5
+    )
+    assert decode_policies('{"backlog_quota_mib":0}') == Policies(backlog_quota_bytes=0)
     with pytest.raises(InvalidRequest):
-        decode('{"backlog_quota_mib":"x"}')
+        decode_policies('{"backlog_quota_mib":"x"}')

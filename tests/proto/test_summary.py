@@ -58,7 +58,7 @@ messages = st.lists(
 def summarize(batch: list[dict[str, str]], names: tuple[str, ...]) -> bytes:
     builder = SummaryBuilder(names)
     for properties in batch:
-        builder.add(properties)
+        builder.add_message(properties)
     return builder.encode()
 
 

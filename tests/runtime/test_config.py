@@ -13,10 +13,10 @@ from magnetar.runtime.config import (
     Setting,
     find_explicit_settings,
     get_setting_value,
-    load,
+    list_settings,
+    load_config,
     replace_settings,
     set_variables_from_files,
-    settings,
 )
 from magnetar.runtime.network import Endpoint
 
@@ -49,7 +49,7 @@ def write(tmp_path: Path, text: str) -> str:
 def test_options_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, '[bookie]\nflush_bytes = 1\ntimeout_s = 2\nmode = "fast"\n[broker]\nunknown = 1\n')
     environment = {"MAGNETAR_BOOKIE_FLUSH_BYTES": "2", "MAGNETAR_BOOKIE_TIMEOUT_S": "3", "MAGNETAR_BROKER_X": "1"}
-    config = load(
+    config = load_config(
         Sample, "bookie", file=file, environment=environment, overrides={"flush_bytes": 3, "mode": None}
     )
     assert (config.flush_bytes, config.timeout_s, config.mode, config.verbose) == (3, 3.0, "fast", False)
@@ -62,7 +62,7 @@ def test_every_type_may_come_as_text() -> None:
         "MAGNETAR_BOOKIE_VERBOSE": "true",
         "MAGNETAR_BOOKIE_LIMIT": "70",
     }
-    config = load(Sample, "bookie", environment=environment)
+    config = load_config(Sample, "bookie", environment=environment)
     assert config.listen == Endpoint("::1", 80)
     assert config.directories == ("/a", "/b")
     assert config.verbose is True
@@ -83,7 +83,7 @@ def test_every_type_may_come_as_text() -> None:
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: object, allowed: str) -> None:
     with pytest.raises(InvalidConfiguration, match=name) as raised:
-        load(Sample, "bookie", environment={}, overrides={name: value})
+        load_config(Sample, "bookie", environment={}, overrides={name: value})
     assert raised.value.fields["setting"] == name
     assert raised.value.fields["allowed"] == allowed
     assert raised.value.definite
@@ -91,15 +91,15 @@ def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: object, a
 
 def test_unknown_names_are_errors_wherever_they_stand(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="did you mean 'flush_bytes'"):
-        load(Sample, "bookie", environment={}, overrides={"flush_byte": 1})
+        load_config(Sample, "bookie", environment={}, overrides={"flush_byte": 1})
     with pytest.raises(InvalidConfiguration, match="no setting 'color'"):
-        load(Sample, "bookie", environment={"MAGNETAR_BOOKIE_COLOR": "red"})
+        load_config(Sample, "bookie", environment={"MAGNETAR_BOOKIE_COLOR": "red"})
     with pytest.raises(InvalidConfiguration, match="no setting 'color'"):
-        load(Sample, "bookie", environment={}, file=write(tmp_path, "[bookie]\ncolor = 1\n"))
+        load_config(Sample, "bookie", environment={}, file=write(tmp_path, "[bookie]\ncolor = 1\n"))
     with pytest.raises(InvalidConfiguration, match="did you mean 'bookie'"):
-        load(Sample, "bookie", environment={}, file=write(tmp_path, "[boookie]\n"))
+        load_config(Sample, "bookie", environment={}, file=write(tmp_path, "[boookie]\n"))
     with pytest.raises(InvalidConfiguration, match="no section"):
-        load(Sample, "bookie", environment={}, file=write(tmp_path, "flush_bytes = 3\n"))
+        load_config(Sample, "bookie", environment={}, file=write(tmp_path, "flush_bytes = 3\n"))
 
 
 def test_an_unknown_name_in_a_table_of_a_file_is_an_error_too(tmp_path: Path) -> None:
@@ -111,23 +111,23 @@ def test_an_unknown_name_in_a_table_of_a_file_is_an_error_too(tmp_path: Path) ->
         ("[bookie.repair]\nspeed = 1\n", "there is no setting 'repair.speed'"),
     ):
         with pytest.raises(InvalidConfiguration, match=said):
-            load(BookieConfig, "bookie", environment={}, file=write(tmp_path, text), overrides={"data": "d"})
+            load_config(BookieConfig, "bookie", environment={}, file=write(tmp_path, text), overrides={"data": "d"})
 
 
 def test_a_file_that_cannot_be_read_or_is_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"missing\.toml"):
-        load(Sample, "bookie", environment={}, file=str(tmp_path / "missing.toml"))
+        load_config(Sample, "bookie", environment={}, file=str(tmp_path / "missing.toml"))
     with pytest.raises(InvalidConfiguration, match="not TOML"):
-        load(Sample, "bookie", environment={}, file=write(tmp_path, "[bookie\n"))
+        load_config(Sample, "bookie", environment={}, file=write(tmp_path, "[bookie\n"))
 
 
 def test_relations_are_checked_by_the_configuration_itself() -> None:
     with pytest.raises(InvalidConfiguration, match="limit is below flush_bytes"):
-        load(Sample, "bookie", environment={}, overrides={"limit": 9})
+        load_config(Sample, "bookie", environment={}, overrides={"limit": 9})
 
 
 def test_all_settings_are_listed_with_their_text() -> None:
-    rows = settings(Sample)
+    rows = list_settings(Sample)
     assert [row.name for row in rows][:3] == ["flush_bytes", "timeout_s", "mode"]
     assert rows[0] == Setting("flush_bytes", "int ≥ 1 and ≤ 1000", "10", "ends a flush; more costs memory")
     assert rows[1] == Setting("timeout_s", "float", "1.5", "Bounds a wait. Over two lines.")
@@ -184,13 +184,13 @@ def test_two_underscores_of_a_variable_are_a_level_at_any_depth(tmp_path: Path) 
         "MAGNETAR_BOOKIE__DATA": "/data", "MAGNETAR_BOOKIE__STORE__LOW": "8",
         "MAGNETAR_BOOKIE_STORE__JOURNAL__BLOCK_BYTES": "512",
     }  # fmt: skip
-    found = load(Deep, "bookie", file=file, environment=environment)
+    found = load_config(Deep, "bookie", file=file, environment=environment)
     assert found == Deep("/data", Store(8, 9, Journal(512)))
     assert find_explicit_settings(Deep, "bookie", file=file, environment=environment) == {
         "data", "store.low", "store.high", "store.journal.block_bytes"
     }  # fmt: skip
     together = {"MAGNETAR_BOOKIE__STORE__LOW": "50", "MAGNETAR_BOOKIE__STORE__HIGH": "60"}
-    assert load(Deep, "bookie", environment=together).store == Store(50, 60)
+    assert load_config(Deep, "bookie", environment=together).store == Store(50, 60)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_two_underscores_of_a_variable_are_a_level_at_any_depth(tmp_path: Path) 
 )
 def test_a_wrong_variable_of_a_table_is_named(variable: str, text: str, said: str) -> None:
     with pytest.raises(InvalidConfiguration) as raised:
-        load(Deep, "bookie", environment={variable: text})
+        load_config(Deep, "bookie", environment={variable: text})
     assert said in str(raised.value)
     if "above" not in said:
         assert variable in str(raised.value)
@@ -215,7 +215,7 @@ def test_a_wrong_variable_of_a_table_is_named(variable: str, text: str, said: st
 def test_two_spellings_of_one_setting_are_refused() -> None:
     environment = {"MAGNETAR_BOOKIE_DATA": "a", "MAGNETAR_BOOKIE__DATA": "b"}
     with pytest.raises(InvalidConfiguration, match="MAGNETAR_BOOKIE_DATA and MAGNETAR_BOOKIE__DATA are the same"):
-        load(Deep, "bookie", environment=environment)
+        load_config(Deep, "bookie", environment=environment)
 
 
 def test_a_variable_may_be_the_content_of_a_file(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_variable_may_be_the_content_of_a_file(tmp_path: Path) -> None:
         "MAGNETAR_BOOKIE__DATA": "two\nlines\n", "MAGNETAR_METADATA": "", "MAGNETAR_TOKEN": str(secret),
         "OTHER_FILE": "nowhere",
     }  # fmt: skip
-    assert load(Deep, "bookie", environment=environment).data == "two\nlines\n"
+    assert load_config(Deep, "bookie", environment=environment).data == "two\nlines\n"
 
 
 def test_a_file_that_cannot_be_read_or_is_given_beside_the_value_is_named(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_direct_file_takes_any_buffers_and_gives_back_unaligned_ends(tmp_path:
         pytest.skip("this file system does not write direct")
     assert file.direct
     assert file.pwrite([b"a" * 4000, bytearray(b"b" * 96), memoryview(b"c" * 4096)], 4096) == 8192
-    arena = FILES.arena(12288)
+    arena = FILES.allocate_buffer(12288)
     arena[:4] = b"head"
     assert file.pwrite([arena[:4096]], 12288) == 4096
     assert file.pread_into(arena[:8192], 8192) == 8192
@@ -80,7 +80,7 @@ def test_a_direct_file_takes_any_buffers_and_gives_back_unaligned_ends(tmp_path:
 
 @pytest.mark.parametrize("size", [1, 4096, (1 << 20) + 4096, 5 << 20])
 def test_an_arena_is_as_long_as_asked_zeros_and_aligned_as_the_disk_wants_it(size: int) -> None:
-    arena = FILES.arena(size)
+    arena = FILES.allocate_buffer(size)
     assert len(arena) == size
     assert ctypes.addressof(ctypes.c_char.from_buffer(arena)) % (2 << 20 if size >= 1 << 20 else DIRECT_ALIGNMENT) == 0
     assert not any(bytes(arena))
@@ -142,7 +142,7 @@ def test_a_lock_dies_with_its_process_and_die_flushes_nothing(tmp_path: Path) ->
     program = (
         "import sys; from magnetar.runtime.disk import SystemFiles; files = SystemFiles()\n"
         "lock = files.lock(sys.argv[1]); buffered = open(sys.argv[2], 'w'); buffered.write('never flushed')\n"
-        "files.die('fsync of x\\nfailed')"
+        "files.end_process('fsync of x\\nfailed')"
     )
     path, buffered = str(tmp_path / "lock"), tmp_path / "buffered"
     command = [sys.executable, "-c", program, path, str(buffered)]

@@ -7,7 +7,13 @@ import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime import config as settings
-from magnetar.runtime.config import MemoryShare, ProcessConfig, compute_process_memory, load, measure_machine_memory
+from magnetar.runtime.config import (
+    MemoryShare,
+    ProcessConfig,
+    compute_process_memory,
+    load_config,
+    measure_machine_memory,
+)
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 SHARE = MemoryShare("a", "x.a_bytes", 1, 1, 1000, 1 << 40, "…")
@@ -59,4 +65,4 @@ def test_the_setting_counts_else_a_quarter_within_the_bounds(tmp_path: Path, mon
     monkeypatch.setenv("MAGNETAR_PROCESS_MEMORY_BYTES", "7777")
     assert compute_process_memory(str(file), None, (SHARE,), {}) == 7777
     with pytest.raises(InvalidConfiguration):
-        load(ProcessConfig, "process", environment={"MAGNETAR_PROCESS_MEMORY_BYTES": "-1"})
+        load_config(ProcessConfig, "process", environment={"MAGNETAR_PROCESS_MEMORY_BYTES": "-1"})

@@ -20,9 +20,9 @@ def shown(page: MetricsPage) -> dict[str, float]:
 
 def test_a_family_has_one_help_text_and_a_sample_for_each_set_of_labels() -> None:
     page = MetricsPage()
-    page.counter("magnetar_published_total", "Entries.", 3, topic="a")
-    page.counter("magnetar_published_total", "Entries.", 5, topic="b")
-    page.gauge("magnetar_topics", "Owned.", 2)
+    page.add_counter("magnetar_published_total", "Entries.", 3, topic="a")
+    page.add_counter("magnetar_published_total", "Entries.", 5, topic="b")
+    page.add_gauge("magnetar_topics", "Owned.", 2)
     assert shown(page) == {
         'magnetar_published_total{topic="a"}': 3,
         'magnetar_published_total{topic="b"}': 5,
@@ -33,7 +33,7 @@ def test_a_family_has_one_help_text_and_a_sample_for_each_set_of_labels() -> Non
 
 def test_statistics_are_counters_unless_they_are_said_to_be_gauges() -> None:
     page = MetricsPage()
-    page.statistics("tail_cache", {"hits": 4, "bytes": 9}, gauges={"bytes"}, broker="b")
+    page.add_statistics("tail_cache", {"hits": 4, "bytes": 9}, gauges={"bytes"}, broker="b")
     assert shown(page) == {'magnetar_tail_cache_hits_total{broker="b"}': 4, 'magnetar_tail_cache_bytes{broker="b"}': 9}
     assert "# HELP magnetar_tail_cache_hits_total Tail cache: hits." in text(page)
 
@@ -41,10 +41,10 @@ def test_statistics_are_counters_unless_they_are_said_to_be_gauges() -> None:
 def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
     histogram = Histogram((0.5, 1, 2))
     for value in (0.1, 0.5, 0.6, 2.0, 2.1):
-        histogram.observe(value)
+        histogram.observe_value(value)
     assert histogram.counts == [2, 1, 1, 1]
     page = MetricsPage()
-    page.histogram("magnetar_sync_seconds", "Sync.", histogram)
+    page.add_histogram("magnetar_sync_seconds", "Sync.", histogram)
     assert shown(page) == {
         'magnetar_sync_seconds_bucket{le="0.5"}': 2,
         'magnetar_sync_seconds_bucket{le="1"}': 3,
@@ -59,11 +59,11 @@ def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
     histogram, recent = Histogram((1.0, 2.0, 4.0)), RecentQuantiles()
     assert recent.compute_quantiles("h", histogram, 0.0, [0.5]) == [pytest.approx(float("nan"), nan_ok=True)]
     for value in (0.5, 0.5, 0.5, 0.5):
-        histogram.observe(value)
+        histogram.observe_value(value)
     assert recent.compute_quantiles("h", histogram, 30.0, [0.5, 1.0]) == [0.5, 1.0]
     assert recent.compute_quantiles("h", histogram, 1 + RECENT_S, [0.5]) == [0.5]
     for value in (3.0, 3.0, 9.0, 9.0):
-        histogram.observe(value)
+        histogram.observe_value(value)
     assert recent.compute_quantiles("h", histogram, 2 + RECENT_S, [0.75, 1.0]) == [4.0, 4.0], (
         "beyond the last bound: the bound"
     )
@@ -76,7 +76,7 @@ def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
 
 def test_names_of_other_systems_are_theirs_and_keep_their_spelling() -> None:
     page = MetricsPage()
-    page.foreign("bookie_WRITE_BYTES", "W.", 5, bookie="b")
+    page.add_foreign("bookie_WRITE_BYTES", "W.", 5, bookie="b")
     page.add_summary_of_other_system("bookie_flush", "F.", 3, 12.5, {"0.5": 2.0}, success="true")
     assert shown(page) == {
         'bookie_WRITE_BYTES{bookie="b"}': 5,
@@ -85,29 +85,29 @@ def test_names_of_other_systems_are_theirs_and_keep_their_spelling() -> None:
         'bookie_flush_sum{success="true"}': 12.5,
     }
     with pytest.raises(AssertionError, match="no name"):
-        page.foreign("magnetar_x", "X.", 1)
+        page.add_foreign("magnetar_x", "X.", 1)
 
 
 def test_a_page_knows_what_it_shows() -> None:
     page, histogram = MetricsPage(), Histogram((1,))
-    page.gauge("magnetar_x", "X.", 7, bookie="b")
-    page.histogram("magnetar_y_seconds", "Y.", histogram)
+    page.add_gauge("magnetar_x", "X.", 7, bookie="b")
+    page.add_histogram("magnetar_y_seconds", "Y.", histogram)
     assert page.shown == {("magnetar_x", (("bookie", "b"),)): 7, ("magnetar_y_seconds", ()): histogram}
 
 
 def test_a_name_has_one_kind_one_set_of_labels_and_our_prefix() -> None:
     page = MetricsPage()
-    page.gauge("magnetar_x", "X.", 1, topic="a")
+    page.add_gauge("magnetar_x", "X.", 1, topic="a")
     with pytest.raises(AssertionError, match="gauge already"):
-        page.histogram("magnetar_x", "X.", Histogram((1,)), topic="a")
+        page.add_histogram("magnetar_x", "X.", Histogram((1,)), topic="a")
     with pytest.raises(AssertionError, match="labels"):
-        page.gauge("magnetar_x", "X.", 1)
+        page.add_gauge("magnetar_x", "X.", 1)
     with pytest.raises(AssertionError, match="no name"):
-        page.counter("other_total", "X.", 1)
+        page.add_counter("other_total", "X.", 1)
     with pytest.raises(AssertionError, match="must end in _total"):
-        page.counter("magnetar_y", "Y.", 1)
+        page.add_counter("magnetar_y", "Y.", 1)
     with pytest.raises(AssertionError, match="must not end in _total"):
-        page.gauge("magnetar_y_total", "Y.", 1)
+        page.add_gauge("magnetar_y_total", "Y.", 1)
     with pytest.raises(AssertionError, match="rise"):
         Histogram((2, 1))
     assert list(SECONDS) == sorted(SECONDS)
@@ -122,7 +122,7 @@ def test_a_series_is_read_as_what_prometheus_client_writes(value: float) -> None
         for _ in range(3):
             add(format_labels(**named), value)
     for _ in range(3):
-        same.gauge("magnetar_x", "What it is.", value, **named)
-        same.counter("magnetar_x_total", "What it is.", value, **named)
+        same.add_gauge("magnetar_x", "What it is.", value, **named)
+        same.add_counter("magnetar_x_total", "What it is.", value, **named)
     written = b"".join(page.series_chunks()).decode()
     assert [*text_string_to_metric_families(written)] == [*text_string_to_metric_families(text(same))]

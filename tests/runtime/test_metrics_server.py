@@ -35,7 +35,7 @@ async def test_a_page_is_made_in_the_event_loop_when_it_is_asked_for() -> None:
 
     async def measure(page: MetricsPage) -> None:
         asked.append(threading.current_thread())
-        page.gauge("magnetar_asked", "Times.", len(asked))
+        page.add_gauge("magnetar_asked", "Times.", len(asked))
 
     server = await MetricsServer.start(ANY, measure)
     try:
@@ -100,7 +100,7 @@ async def test_numbers_that_do_not_come_in_time_are_an_error_and_their_question_
 
 async def test_connections_without_a_request_and_garbage_keep_no_scraper_out(capfd: pytest.CaptureFixture[str]) -> None:
     async def measure(page: MetricsPage) -> None:
-        page.gauge("magnetar_asked", "Times.", 1)
+        page.add_gauge("magnetar_asked", "Times.", 1)
 
     server = await MetricsServer.start(ANY, measure)
     held = [socket.create_connection(server.endpoint) for _ in range(3 * metrics_server.CONNECTIONS_MAX)]

@@ -3,15 +3,15 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage, format_labels
-from magnetar.runtime.metrics_server import as_text
+from magnetar.runtime.metrics_server import format_metrics_page
 
 
 def _page(topic: str, count: int) -> MetricsPage:
     page, seconds = MetricsPage(), Histogram(SECONDS)
-    seconds.observe(0.02)
-    page.counter("magnetar_a_total", "A.", count)
-    page.gauge("magnetar_g", "G.", count, topic=topic)
-    page.histogram("magnetar_h_seconds", "H.", seconds)
+    seconds.observe_value(0.02)
+    page.add_counter("magnetar_a_total", "A.", count)
+    page.add_gauge("magnetar_g", "G.", count, topic=topic)
+    page.add_histogram("magnetar_h_seconds", "H.", seconds)
     page.add_series("magnetar_s", "gauge", "S.").add(format_labels(topic=topic), count)
     return page
 
@@ -19,8 +19,8 @@ def _page(topic: str, count: int) -> MetricsPage:
 def test_every_series_has_its_process_and_every_metric_one_group() -> None:
     first, other = _page('odd {"topic"} ', 1), _page("t", 2)
     first.process = "broker-1"
-    first.others = {"storage": b"".join(as_text(other)), "late": b""}
-    text = b"".join(as_text(first)).decode()
+    first.others = {"storage": b"".join(format_metrics_page(other)), "late": b""}
+    text = b"".join(format_metrics_page(first)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert text.count("# TYPE magnetar_g gauge") == text.count("# HELP magnetar_a_total") == 1
     counted = {sample.labels["process"]: sample.value for sample in families["magnetar_a"].samples}
@@ -34,4 +34,4 @@ def test_every_series_has_its_process_and_every_metric_one_group() -> None:
 
 
 def test_a_server_of_one_process_has_no_such_label() -> None:
-    assert b"process=" not in b"".join(as_text(_page("t", 1)))
+    assert b"process=" not in b"".join(format_metrics_page(_page("t", 1)))

@@ -55,9 +55,9 @@ def test_the_three_hashes_of_htpasswd_match_their_password_and_no_other() -> Non
     users = basic.parse_htpasswd(FILE)
     assert list(users) == ["ada", "bob", "eve"]
     for user, password in (("ada", b"secret"), ("bob", b"myPassword"), ("eve", b"myPassword")):
-        assert basic.matches(password, users[user])
+        assert basic.matches_password(password, users[user])
         for wrong in (b"", password + b"x", password[:-1], password.upper()):
-            assert not basic.matches(wrong, users[user])
+            assert not basic.matches_password(wrong, users[user])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_any_file_gives_roles_with_hashes_that_can_be_compared_or_is_refused(tex
         return
     for user, hashed in users.items():
         assert is_valid_role(user)
-        assert not basic.matches(b"no password of these", hashed)
+        assert not basic.matches_password(b"no password of these", hashed)
 
 
 # ---------------------------------------------------------------------------------- logins
@@ -154,7 +154,7 @@ async def test_what_is_no_user_and_password_is_refused_and_not_quoted(path: Path
 
 
 def test_a_password_may_have_colons() -> None:
-    assert basic.parse(credentials("ada", "p:w:")) == ("ada", b"p:w:")
+    assert basic.parse_basic_credentials(credentials("ada", "p:w:")) == ("ada", b"p:w:")
 
 
 async def test_passwords_in_clear_are_taken_of_this_machine_only(path: Path) -> None:
@@ -170,13 +170,13 @@ async def test_a_success_is_remembered_five_minutes_and_until_the_file_changes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, compared = Clock(), []
-    ours, right = provider(path, clock), basic.matches
+    ours, right = provider(path, clock), basic.matches_password
 
     def counted(password: bytes, hashed: str) -> bool:
         compared.append(hashed)
         return right(password, hashed)
 
-    monkeypatch.setattr(basic, "matches", counted)
+    monkeypatch.setattr(basic, "matches_password", counted)
     for _ in range(3):
         await login(ours, "ada", "secret")
     assert len(compared) == 1

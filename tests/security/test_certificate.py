@@ -21,7 +21,7 @@ BY_NAME = CertificateSection("prod")
 
 
 def principal(pem: bytes, section: CertificateSection = BY_NAME, clock: Clock | None = None) -> Principal:
-    return CertificateProvider(section, clock or Clock()).principal(pem)
+    return CertificateProvider(section, clock or Clock()).verify_principal(pem)
 
 
 def test_a_role_uri_makes_a_client_with_the_end_and_the_serial_number(make_certificate: MakeCertificate) -> None:
@@ -88,10 +88,10 @@ def test_a_certificate_expires_although_it_is_remembered(make_certificate: MakeC
     clock, pem = Clock(), make_certificate([["ada"]])
     provider = CertificateProvider(BY_NAME, clock)
     clock.now_ms += 90 * DAY_MS - 1
-    assert provider.principal(pem).name == "ada"
+    assert provider.verify_principal(pem).name == "ada"
     clock.now_ms += 1
     with pytest.raises(Unauthenticated, match=r"has expired at 2027-04-15 08:00:00 UTC"):
-        provider.principal(pem)
+        provider.verify_principal(pem)
 
 
 # ---------------------------------------------------------------------------------- fuzz

@@ -15,7 +15,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import make_system_world
-from magnetar.security.authority import create_files, issue_member_certificate
+from magnetar.security.authority import create_authority_files, issue_member_certificate
 from magnetar.security.members import ROLES, MemberGuard, make_member_network, make_member_uri, read_own_member_name
 from magnetar.security.settings import SecuritySettings
 from tests.support.certificates import Authority
@@ -28,7 +28,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster") / "security"
-    create_files(folder, ["127.0.0.1"], NOW, "one")
+    create_authority_files(folder, ["127.0.0.1"], NOW, "one")
     return folder
 
 
@@ -122,7 +122,7 @@ def test_names_of_members_have_no_characters_that_a_path_reads(folder: Path) -> 
 
 def test_a_certificate_of_another_role_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "s"
-    create_files(other, ["127.0.0.1"], NOW, "one")
+    create_authority_files(other, ["127.0.0.1"], NOW, "one")
     for end in (".pem", "-key.pem"):
         (other / "members" / f"bookie{end}").write_bytes((other / "members" / f"broker{end}").read_bytes())
     settings = SecuritySettings.load(str(other / "security.toml")).members
@@ -142,7 +142,7 @@ async def test_members_use_the_metadata_and_others_do_not(folder: Path, authorit
         await member.put("/tenants/t", b"x", ABSENT)
         await member.close()
         other = tmp_path / "other"
-        create_files(other, ["127.0.0.1"], NOW, "one")  # of the same name, and another authority
+        create_authority_files(other, ["127.0.0.1"], NOW, "one")  # of the same name, and another authority
         stranger = authority.issue("nobody", hosts=("magnetar://one/broker/a",))
         broker = str(folder / "broker.pem"), str(folder / "broker-key.pem"), str(folder / "ca.pem")
         ways = {

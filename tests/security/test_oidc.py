@@ -56,7 +56,7 @@ def token(issuer: Issuer, role: str = "ada", kid: str = "one", clock: Clock | No
 # ---------------------------------------------------------------------------------- accepted
 async def test_the_issuers_keys_say_who_calls_and_are_fetched_once(issuer: Issuer) -> None:
     ours = provider(issuer, Clock())
-    found = await asyncio.gather(*(ours.principal(token(issuer, f"role{n}", jti=f"t{n}")) for n in range(20)))
+    found = await asyncio.gather(*(ours.verify_principal(token(issuer, f"role{n}", jti=f"t{n}")) for n in range(20)))
     assert [(each.name, each.credential_id) for each in found] == [(f"role{n}", f"t{n}") for n in range(20)]
     assert (found[0].kind, found[0].method, found[0].expires_ms) == (
         PrincipalKind.CLIENT, "token", (NOW_S + 60) * 1000
@@ -66,7 +66,7 @@ async def test_the_issuers_keys_say_who_calls_and_are_fetched_once(issuer: Issue
 
 async def test_another_claim_and_several_audiences(issuer: Issuer) -> None:
     ours = provider(issuer, Clock(), role_claim="roles", audiences=("other", AUDIENCE))
-    assert (await ours.principal(token(issuer, roles=["first", "second"], aud=["x", "other"]))).name == "first"
+    assert (await ours.verify_principal(token(issuer, roles=["first", "second"], aud=["x", "other"]))).name == "first"
 
 
 async def test_a_token_of_an_issuer_is_the_issuers_and_any_other_is_of_the_key(issuer: Issuer, tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ async def test_a_token_of_an_issuer_is_the_issuers_and_any_other_is_of_the_key(i
 async def test_a_token_that_lacks_a_claim_or_is_for_others_is_refused(issuer: Issuer, claims: dict[str, Any]) -> None:
     ours = provider(issuer, Clock())
     with pytest.raises(Unauthenticated):
-        await ours.principal(token(issuer, **claims))
-    assert (await ours.principal(token(issuer))).name == "ada"
+        await ours.verify_principal(token(issuer, **claims))
+    assert (await ours.verify_principal(token(issuer))).name == "ada"
 
 
 async def test_a_tokens_own_keys_and_addresses_are_not_followed(issuer: Issuer) -> None:
@@ -107,38 +107,38 @@ async def test_a_tokens_own_keys_and_addresses_are_not_followed(issuer: Issuer) 
     for kid in ("one", "two", "../../one", "http://x/", "x" * 300):
         headers = {"kid": kid, "jku": address, "x5u": address, "jwk": jwk, "x5c": ["AA=="]}
         with pytest.raises(Unauthenticated):
-            await ours.principal(jwt.encode(claims, own, "ES256", headers))
+            await ours.verify_principal(jwt.encode(claims, own, "ES256", headers))
     assert "/evil" not in issuer.asked
 
 
 async def test_the_algorithm_of_a_key_is_that_of_the_token(issuer: Issuer) -> None:
     issuer.more = {"alg": "ES384"}
     with pytest.raises(Unavailable):
-        await provider(issuer, Clock()).principal(token(issuer))
+        await provider(issuer, Clock()).verify_principal(token(issuer))
     issuer.more = {"alg": "ES256"}
     ours = provider(issuer, Clock())
-    assert (await ours.principal(token(issuer))).name == "ada"
+    assert (await ours.verify_principal(token(issuer))).name == "ada"
     claims = jwt.decode(token(issuer), options={"verify_signature": False})
     for algorithm in ("HS256", "none"):
         forged = jwt.encode(claims, SECRET if algorithm == "HS256" else None, algorithm, {"kid": "one"})
         with pytest.raises(Unauthenticated, match="algorithm"):
-            await ours.principal(forged)
+            await ours.verify_principal(forged)
 
 
 # ---------------------------------------------------------------------------------- the cache
 async def test_an_unknown_kid_fetches_the_keys_again_at_most_every_five_minutes(issuer: Issuer) -> None:
     clock = Clock()
     ours = provider(issuer, clock)
-    await ours.principal(token(issuer))
+    await ours.verify_principal(token(issuer))
     issuer.add_key("two")
     for _ in range(3):
         with pytest.raises(Unauthenticated):
-            await ours.principal(token(issuer, kid="two"))
+            await ours.verify_principal(token(issuer, kid="two"))
     clock.now_ms += int(UNKNOWN_KID_S * 1000)
-    assert (await ours.principal(token(issuer, kid="two", clock=clock))).name == "ada"
+    assert (await ours.verify_principal(token(issuer, kid="two", clock=clock))).name == "ada"
     issuer.add_key("three")
     with pytest.raises(Unauthenticated):
-        await ours.principal(token(issuer, kid="three", clock=clock))
+        await ours.verify_principal(token(issuer, kid="three", clock=clock))
     assert issuer.asked.count("/keys") == 2
 
 
@@ -146,13 +146,13 @@ async def test_a_removed_key_is_forgotten_with_what_it_verified(issuer: Issuer) 
     clock = Clock()
     ours = provider(issuer, clock)
     lasting = token(issuer, exp=NOW_S + 10**6)
-    await ours.principal(lasting)
+    await ours.verify_principal(lasting)
     issuer.add_key("two")
     del issuer.keys["one"]
     clock.now_ms += int(UNKNOWN_KID_S * 1000)
-    await ours.principal(token(issuer, kid="two", clock=clock))
+    await ours.verify_principal(token(issuer, kid="two", clock=clock))
     with pytest.raises(Unauthenticated):
-        await ours.principal(lasting)
+        await ours.verify_principal(lasting)
 
 
 async def test_keys_are_refreshed_after_18_hours_and_while_the_issuer_is_down_they_go_on_until_24(
@@ -160,23 +160,23 @@ async def test_keys_are_refreshed_after_18_hours_and_while_the_issuer_is_down_th
 ) -> None:
     clock = Clock()
     ours = provider(issuer, clock)
-    await ours.principal(token(issuer))
+    await ours.verify_principal(token(issuer))
     clock.now_ms += int(REFRESH_S * 1000)
-    await ours.principal(token(issuer, clock=clock))
+    await ours.verify_principal(token(issuer, clock=clock))
     await _until(lambda: issuer.asked.count("/keys") == 2 and ours._issuers[issuer.url]._fetching is None)
     issuer.answers[DISCOVERY] = 503
     clock.now_ms += int((DROP_S - 1) * 1000)
-    assert (await ours.principal(token(issuer, clock=clock))).name == "ada"
+    assert (await ours.verify_principal(token(issuer, clock=clock))).name == "ada"
     issuer.add_key("two")
     await asyncio.sleep(0.1)
     with pytest.raises(Unavailable, match="not known"):
-        await ours.principal(token(issuer, kid="two", clock=clock))
+        await ours.verify_principal(token(issuer, kid="two", clock=clock))
     clock.now_ms += 2000
     with pytest.raises(Unavailable):
-        await ours.principal(token(issuer, clock=clock))
+        await ours.verify_principal(token(issuer, clock=clock))
     del issuer.answers[DISCOVERY]
     clock.now_ms += int(RETRY_S * 1000)
-    assert (await ours.principal(token(issuer, kid="two", clock=clock))).name == "ada"
+    assert (await ours.verify_principal(token(issuer, kid="two", clock=clock))).name == "ada"
 
 
 async def _until(condition: Any) -> None:
@@ -202,29 +202,29 @@ async def test_an_issuer_that_does_not_answer_well_is_unavailable_and_is_not_ask
     issuer.answers[path] = answer
     for _ in range(3):
         with pytest.raises(Unavailable, match=issuer.url):
-            await ours.principal(token(issuer))
+            await ours.verify_principal(token(issuer))
     assert issuer.asked.count(DISCOVERY) == 1
     issuer.answers.clear()
     clock.now_ms += int(RETRY_S * 1000)
-    assert (await ours.principal(token(issuer))).name == "ada"
+    assert (await ours.verify_principal(token(issuer))).name == "ada"
 
 
 async def test_a_redirect_is_not_followed_and_a_document_of_another_issuer_not_believed(issuer: Issuer) -> None:
     issuer.answers["/keys"] = 302
     with pytest.raises(Unavailable, match="302"):
-        await provider(issuer, Clock()).principal(token(issuer))
+        await provider(issuer, Clock()).verify_principal(token(issuer))
     assert "/moved" not in issuer.asked
     del issuer.answers["/keys"]
     said = {"issuer": issuer.url + "/", "jwks_uri": issuer.url + "/keys"}
     issuer.answers[DISCOVERY] = json.dumps(said).encode()
     with pytest.raises(Unavailable, match="another issuer"):
-        await provider(issuer, Clock()).principal(token(issuer))
+        await provider(issuer, Clock()).verify_principal(token(issuer))
 
 
 async def test_the_loop_does_not_wait_for_a_slow_issuer(issuer: Issuer) -> None:
     issuer.slow_s = 0.3
     ours = provider(issuer, Clock())
-    waiting = asyncio.ensure_future(ours.principal(token(issuer)))
+    waiting = asyncio.ensure_future(ours.verify_principal(token(issuer)))
     turns = 0
     while not waiting.done():
         await asyncio.sleep(0.01)
@@ -238,7 +238,7 @@ async def test_an_issuer_that_is_not_there_is_unavailable() -> None:
         OidcSection(("http://127.0.0.1:1",), ("a",), require_https=False), Clock(), SystemWorkers()
     )  # fmt: skip
     with pytest.raises(Unavailable):
-        await ours.principal(jwt.encode({"iss": "http://127.0.0.1:1"}, SECRET, "HS256"))
+        await ours.verify_principal(jwt.encode({"iss": "http://127.0.0.1:1"}, SECRET, "HS256"))
 
 
 # ---------------------------------------------------------------------------------- settings and addresses
@@ -307,4 +307,4 @@ async def test_any_text_is_refused_by_an_issuers_provider() -> None:
     ours = OidcProvider(OidcSection(("https://x",), ("a",)), Clock(), SystemWorkers())
     for text in ("", ".", "..", "a.b.c", "e30.e30.", "e30.W10.e30", "\0", "ä.ä.ä", "x" * 100_000):
         with pytest.raises(MagnetarError):
-            await ours.principal(text)
+            await ours.verify_principal(text)

@@ -61,12 +61,12 @@ async def test_a_token_or_a_role_on_the_list_is_refused_and_no_other(folder: Pat
     leaked, next_one, other = token("ada"), token("ada"), token("bob")
     for each in (leaked, next_one, other):
         await guard.authenticate(Caller("p", f"Bearer {each}"))
-    revoked.revoke(str(folder / "revoked.txt"), revoked.read_token_id(leaked))
+    revoked.add_revocation(str(folder / "revoked.txt"), revoked.read_token_id(leaked))
     clock.now_ms += 2100
     with pytest.raises(Unauthenticated, match="the token is revoked"):
         await guard.authenticate(Caller("p", f"Bearer {leaked}"))
     assert (await guard.authenticate(Caller("p", f"Bearer {next_one}"))).name == "ada"
-    revoked.revoke(str(folder / "revoked.txt"), "ada")
+    revoked.add_revocation(str(folder / "revoked.txt"), "ada")
     clock.now_ms += 2100
     with pytest.raises(Unauthenticated, match="the token is revoked"):
         await guard.authenticate(Caller("p", f"Bearer {next_one}"))
@@ -77,8 +77,8 @@ def test_a_list_has_ids_and_roles_comments_and_empty_lines_and_nothing_else(tmp_
     path = tmp_path / "revoked.txt"
     path.write_bytes(b"# once\r\n\n 17-ab \r\norders\nf\xc3\xb6o@x")
     assert revoked.read_revocations(str(path)) == {"17-ab", "orders", "föo@x"}
-    revoked.revoke(str(path), "last")
-    revoked.revoke(str(path), "last")
+    revoked.add_revocation(str(path), "last")
+    revoked.add_revocation(str(path), "last")
     assert path.read_bytes().endswith(b"o@x\nlast\n")
     for wrong in (b"a\0b", b"x" * 2000, b"\xff", b"a\n" * (1 << 19) + b"a"):
         path.write_bytes(wrong)
@@ -86,7 +86,7 @@ def test_a_list_has_ids_and_roles_comments_and_empty_lines_and_nothing_else(tmp_
             revoked.read_revocations(str(path))
     for no_line in ("", "a\nb", "#x", " x", "x" * 2000):
         with pytest.raises(InvalidRequest):
-            revoked.revoke(str(path), no_line)
+            revoked.add_revocation(str(path), no_line)
 
 
 async def test_a_list_that_is_missing_is_an_error_at_the_start_and_later_keeps_the_one_before(folder: Path) -> None:
@@ -108,7 +108,7 @@ ADA, BOB = credentials("ada", "secret"), credentials("bob", "myPassword")
 @pytest.mark.parametrize(
     ("header", "change"),
     [
-        ("Bearer", lambda folder: revoked.revoke(str(folder / "revoked.txt"), "ada")),
+        ("Bearer", lambda folder: revoked.add_revocation(str(folder / "revoked.txt"), "ada")),
         ("Bearer", lambda folder: replaced(folder / "secret.key", b"n" * 32)),
         ("Basic", lambda folder: replaced(folder / "users.htpasswd", f"bob:{SHA}\n".encode())),
         ("Basic", lambda folder: replaced(folder / "users.htpasswd", f"ada:{SHA}\nbob:{SHA}\n".encode())),

@@ -23,7 +23,12 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.access import Caller, ListenerAccess, TlsFiles
 from magnetar.security.authenticator import Authenticator, BrokerChannel, BrokerOwnToken
-from magnetar.security.authority import add_authority, create_files, issue_broker_certificate, issue_member_certificate
+from magnetar.security.authority import (
+    add_authority,
+    create_authority_files,
+    issue_broker_certificate,
+    issue_member_certificate,
+)
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import KEYS_MAX
 from tests.runtime.grpc.test_access import Ends, Gatekeeper, bearer, dial, listen, role
@@ -37,7 +42,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    create_files(tmp_path / "security", ["127.0.0.1"], NOW, "one")
+    create_authority_files(tmp_path / "security", ["127.0.0.1"], NOW, "one")
     return tmp_path / "security"
 
 

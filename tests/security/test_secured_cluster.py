@@ -133,13 +133,13 @@ async def test_a_stranger_can_neither_ask_read_fence_nor_delete_at_a_bookie(secu
     for bookie in secured.bookies:
         ready = dict(each.partition("=")[::2] for each in bookie.lines[0].split() if "=" in each)
         identity, where = uuid.UUID(ready["id"]).bytes, Endpoint.parse(bookie.address)
-        own = network.new_keys()
+        own = network.generate_keys()
         for access, wanted in (
             (PeerClientKeys(), Unauthorized),
             (PeerClientKeys(own.public, own), ConnectionLost),  # another key than the bookie's
         ):
             for head, frames in REQUESTS:
-                peer = network.peer(where, identity, access)
+                peer = network.connect_peer(where, identity, access)
                 with pytest.raises(MagnetarError) as refused:
                     await peer.request(head, frames, timeout_s=30)
                 assert isinstance(refused.value, wanted), refused.value
@@ -166,8 +166,8 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
         [name, *_] = await store.children(paths.BOOKIES)
         found = await get_record(store, paths.bookie(name), BookieRecord)
         assert found is not None
-        access = PeerClientKeys(found[0].key, world.network.new_keys())
-        peer = world.network.peer(Endpoint.parse(found[0].endpoint), uuid.UUID(name).bytes, access)
+        access = PeerClientKeys(found[0].key, world.network.generate_keys())
+        peer = world.network.connect_peer(Endpoint.parse(found[0].endpoint), uuid.UUID(name).bytes, access)
         with pytest.raises(Unauthorized, match="no member"):
             await peer.request(encode_ping_request(), timeout_s=30)
         await peer.close()

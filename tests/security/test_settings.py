@@ -116,7 +116,7 @@ def test_a_secret_that_others_may_read_is_refused_with_the_command_that_mends_it
         with pytest.raises(InvalidConfiguration, match=f"chmod 600 {path}"):
             read_secret(str(path))
     path.chmod(0o400)
-    assert read_secret(f"file:{path}").reveal() == read_secret(f"file://{path}").reveal() == b"x"
+    assert read_secret(f"file:{path}").reveal_bytes() == read_secret(f"file://{path}").reveal_bytes() == b"x"
 
 
 SOURCES = """
@@ -175,7 +175,7 @@ def test_any_file_gives_settings_that_fit_or_is_refused(folder: Path, text: str)
 
 def test_secrets_come_from_the_environment_and_inline_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "x")
-    assert read_secret("env:OURS").reveal() == read_secret("data:;base64,eA==").reveal() == b"x"
+    assert read_secret("env:OURS").reveal_bytes() == read_secret("data:;base64,eA==").reveal_bytes() == b"x"
     for wrong in ("env:NOT_SET", "data:;base64,!", "data:x", "/nowhere", os.devnull):
         with pytest.raises(InvalidConfiguration):
             read_secret(wrong)

@@ -4,8 +4,8 @@ Nodes: `metadata` (does not crash; what it says and hears may be late, lost or c
 or `writer` and `rival`, and `admin`, from where operators and the judge ask. Auditor and repair workers run in every
 bookie, as in production, with short periods of grace. In some seeds each broker is in the process of a bookie
 (`hosts`), as in `magnetar standalone`: the node has the bookie's name, and both live and die together. Whatever dies
-(killed, unplugged, or by `Files.die`) is started again after a while, as by an init system, unless it is in `gone`.
-"""
+(killed, unplugged, or by `Files.end_process`) is started again after a while, as by an init system, unless it is in
+`gone`."""
 
 import asyncio
 import contextlib
@@ -349,7 +349,7 @@ class Cluster:
         self.gone[name] = None
         self.simulation.crash(name, power_loss=True)
         self.simulation.add_line(f"fault: {name} loses its disk")
-        self.simulation.node(name).disk.wipe()
+        self.simulation.node(name).disk.delete_everything()
         self.observer.disk_lost(name, bookie)
         while not await self.ask("forget", lambda world, store: _forget(store, bookie)):  # noqa: ASYNC110
             await asyncio.sleep(1.0)  # until its session is over
@@ -380,7 +380,7 @@ class Cluster:
         self.healed = True
         self.simulation.add_line("heal: the whole cluster")
         self.simulation.wires.faults = NetworkFaults(latency_s=self.options.latency_s)
-        self.simulation.wires.heal()
+        self.simulation.wires.heal_partition()
         self.service.rates, self.service.mute = {}, False
         for node in self.simulation.nodes.values():
             node.disk.cancel_crash()

@@ -126,11 +126,11 @@ class _ObservedPeer:
             future.add_done_callback(over)
         return future
 
-    def post(
+    def send_request(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         watched = _Watched(self._asked, asker)
-        refused = self._inside.post(watched, head, frames, timeout_s=timeout_s)
+        refused = self._inside.send_request(watched, head, frames, timeout_s=timeout_s)
         if refused is None:
             self._asked[watched] = self._now()
             watched.watch = _Deadline(self._loop, timeout_s + SLACK_S, self._gone)
@@ -147,16 +147,16 @@ class ObservedInside:
         self._now = world.clock.monotonic
         self._asked: dict[object, float] = {}  # requests without an outcome → when they were made
         outside = world.network
-        self.serve, self.connect, self.new_keys = outside.serve, outside.connect, outside.new_keys
+        self.serve, self.connect, self.generate_keys = outside.serve, outside.connect, outside.generate_keys
         self.serve_bytes, self.connect_bytes = outside.serve_bytes, outside.connect_bytes
 
     def late(self) -> int:
         """Requests that have waited for an outcome for LATE_S."""
         return sum(asked_at < self._now() - LATE_S for asked_at in self._asked.values())
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         gone = partial(self._observer.forgotten, self._node)
-        return _ObservedPeer(self._inside.peer(endpoint, identity, access), self._asked, self._now, gone)
+        return _ObservedPeer(self._inside.connect_peer(endpoint, identity, access), self._asked, self._now, gone)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None

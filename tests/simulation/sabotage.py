@@ -21,7 +21,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor_state import CursorChunkKey
 from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
-from magnetar.broker.subscription.core.policy import Entry
+from magnetar.broker.subscription.core.policy import DispatcherEntry
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.client.core.effects import (
     ProducerEffect,
@@ -48,13 +48,13 @@ def _sabotage(name: str) -> Callable[[Callable[[], Iterator[None]]], Sabotage]:
 @_sabotage("answer before the sync")
 def _answer_early() -> Iterator[None]:
     """A bookie answers when the add is in memory (invariant 14)."""
-    original = Store.seal
+    original = Store.seal_group
 
     def seal(store: Store, done: Callable[[bool], None]) -> None:
         done(True)
         original(store, lambda ok: None)
 
-    with mock.patch.object(Store, "seal", seal):
+    with mock.patch.object(Store, "seal_group", seal):
         yield
 
 
@@ -99,26 +99,26 @@ def _no_directory_sync() -> Iterator[None]:
 @_sabotage("forgotten fence")
 def _forgotten_fence() -> Iterator[None]:
     """A fence is answered and obeyed in memory, and not journaled (invariant 15)."""
-    original = Journal.enqueue
+    original = Journal.enqueue_record
 
     def enqueue(journal: Journal, kind: Any, *rest: Any) -> Any:
         return None if kind is RecordType.FENCE else original(journal, kind, *rest)
 
-    with mock.patch.object(Journal, "enqueue", enqueue):
+    with mock.patch.object(Journal, "enqueue_record", enqueue):
         yield
 
 
 @_sabotage("fence ignored")
 def _fence_ignored() -> Iterator[None]:
     """A fenced ledger takes adds of its old writer (invariant 16)."""
-    original = Store.add_many
+    original = Store.add_entries
 
     def add_many(
         store: Store, ledger: int, key: bytes, entries: Any, size: int, lac: int, recovery: bool
     ) -> Any:
         return original(store, ledger, key, entries, size, lac, True)
 
-    with mock.patch.object(Store, "add_many", add_many):
+    with mock.patch.object(Store, "add_entries", add_many):
         yield
 
 
@@ -170,12 +170,12 @@ def _resend_reversed() -> Iterator[None]:
 @_sabotage("delays not heeded")
 def _no_delays() -> Iterator[None]:
     """What is read before its time is handed out (Pulsar A12)."""
-    original = Dispatcher.assign
+    original = Dispatcher.assign_entries
 
-    def assign(dispatcher: Dispatcher, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> Any:
+    def assign(dispatcher: Dispatcher, entries: Sequence[DispatcherEntry], now_ms: int = ALL_TIME) -> Any:
         return original(dispatcher, entries)
 
-    with mock.patch.object(Dispatcher, "assign", assign), mock.patch.object(DelayedDelivery, "delay_until"):
+    with mock.patch.object(Dispatcher, "assign_entries", assign), mock.patch.object(DelayedDelivery, "delay_until"):
         yield
 
 

@@ -42,9 +42,11 @@ def test_a_share_of_the_seeds_is_secured() -> None:
 
 @pytest.mark.parametrize("seed", [1, 4])
 def test_a_secured_seed_passes_and_has_the_same_trace_again(seed: int) -> None:
-    begin = RunningCoordinator.begin
+    begin = RunningCoordinator.begin_transactions
     first, second = secured(seed), secured(seed)
-    assert RunningCoordinator.begin is begin, "the judges put back what they replaced, or each keeps its whole cluster"
+    assert RunningCoordinator.begin_transactions is begin, (
+        "the judges put back what they replaced, or each keeps its whole cluster"
+    )
     assert first.failures == []
     assert first.trace_hash == second.trace_hash
     assert first.figures["refused"] > 10, "who knows the ids of others tried"
@@ -105,7 +107,7 @@ def test_without_metadata_open_traffic_goes_on_and_after_half_a_minute_no_other_
         consumer = await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
         await producer.send(b"before")
         assert (await consumer.receive()).data() == b"before"
-        cluster.simulation.wires.partition("broker-1", METADATA)
+        cluster.simulation.wires.partition_nodes("broker-1", METADATA)
         for number in range(25):
             await producer.send(b"%d" % number)
             assert (await consumer.receive()).data() == b"%d" % number
@@ -113,7 +115,7 @@ def test_without_metadata_open_traffic_goes_on_and_after_half_a_minute_no_other_
         await asyncio.sleep(10.0)
         with pytest.raises(MagnetarError):
             await client.create_producer(TOPIC)
-        cluster.simulation.wires.heal("broker-1", METADATA)
+        cluster.simulation.wires.heal_partition("broker-1", METADATA)
         await asyncio.sleep(10.0)
         await (await client.create_producer(TOPIC)).send(b"after")
         while (await consumer.receive()).data() != b"after":

@@ -25,7 +25,7 @@ from magnetar.proto.schema import SchemaInfo, SchemaType, encode_version
 from magnetar.spark_connector import decoding as of_decoding
 from magnetar.spark_connector.decoding import ColumnDecoder
 from magnetar.spark_connector.options import parse_source_options
-from magnetar.spark_connector.rows import Entry, RowBuilder, list_metadata_columns
+from magnetar.spark_connector.rows import DecodedEntry, RowBuilder, list_metadata_columns
 from magnetar.spark_connector.shapes import make_typed_schema, merge_schema_columns
 
 TOPIC = "persistent://public/default/t"
@@ -102,7 +102,7 @@ def rows(
             producer_name="p", sequence_id=0, publish_time=1, schema_version=encode_version(version)
         )
         entry = encode_broker_part(first + len(payloads) - 1, 5) + encode_batch(metadata, items, len(payloads))
-        builder.add(Entry(StoredEntry(1, 2, 3, entry)), first, 1 << 40)
+        builder.add(DecodedEntry(StoredEntry(1, 2, 3, entry)), first, 1 << 40)
         first += len(payloads)
     batch = builder.finish()
     assert batch["__offset"].to_pylist() == list(range(first))
@@ -332,6 +332,6 @@ def test_columns_that_a_query_does_not_name_are_not_decoded() -> None:
     builder = RowBuilder(schema, (TOPIC, 0), -1, decoding)
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     entry = encode_batch(metadata, [encode_item_prefix(SingleMessageMetadata(payload_size=4)), b"junk"], 1)
-    builder.add(Entry(StoredEntry(1, 2, 3, encode_broker_part(0, 5) + entry)), 0, 9)
+    builder.add(DecodedEntry(StoredEntry(1, 2, 3, encode_broker_part(0, 5) + entry)), 0, 9)
     assert builder.finish().to_pylist() == [{"__offset": 0}]
     assert pa.types.is_int64(builder._schema[0].type)

@@ -40,7 +40,7 @@ def batch(known: TypedSchema, *rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def payloads(known: TypedSchema, *rows: dict[str, Any]) -> list[bytes | None]:
-    return RowEncoder(known).payloads(batch(known, *rows))
+    return RowEncoder(known).encode_rows(batch(known, *rows))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -64,7 +64,7 @@ def test_fields_without_a_column_are_their_default_or_null(kind: SchemaType) -> 
     ])  # fmt: skip
     known = make_typed_schema(TOPIC, schema)
     only = pa.RecordBatch.from_pylist([{"a": 1}], pa.schema([("a", pa.int32())]))
-    written = RowEncoder(known).payloads(only)
+    written = RowEncoder(known).encode_rows(only)
     assert values(schema, (None, written)) == [{"a": 1, "b": "none", "c": None}]
     if kind is SchemaType.JSON:
         assert json.loads(written[0] or b"") == {"a": 1, "b": "none", "c": None}

@@ -17,7 +17,7 @@ from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata, S
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.filters import parse_filter
 from magnetar.spark_connector.options import parse_source_options
-from magnetar.spark_connector.rows import Entry, RowBuilder, check_source_columns, make_default_columns
+from magnetar.spark_connector.rows import DecodedEntry, RowBuilder, check_source_columns, make_default_columns
 
 BASE = {"service.url": "magnetar://localhost:7650", "topic": "t"}
 PARTITION = ("persistent://public/default/t", 2)
@@ -44,7 +44,7 @@ def build(deliveries: list[StoredEntry], first: int, end: int, **options: str) -
     parsed = parse_source_options(BASE | options, streaming=True)
     builder, at = RowBuilder(make_default_columns(parsed), PARTITION, 2), first
     for each in deliveries:
-        at = builder.add(Entry(each), at, end)
+        at = builder.add(DecodedEntry(each), at, end)
     return builder.finish()
 
 
@@ -72,11 +72,11 @@ def test_message_ids_are_pulsars_and_count_from_the_entrys_first_message() -> No
 def test_messages_that_differ_in_size_alone_share_their_metadata() -> None:
     """A row that has a key of its own among them keeps it."""
     sizes = [b"x" * (number % 3) for number in range(30)]
-    assert Entry(plain(0, *sizes)).uniform
+    assert DecodedEntry(plain(0, *sizes)).uniform
     keyed = [(SingleMessageMetadata(partition_key="k" if number == 7 else None), b"x") for number in range(30)]
-    assert not Entry(delivery(0, *keyed)).uniform
+    assert not DecodedEntry(delivery(0, *keyed)).uniform
     with_event = [(SingleMessageMetadata(event_time=number), b"x") for number in range(30)]
-    assert not Entry(delivery(0, *with_event)).uniform
+    assert not DecodedEntry(delivery(0, *with_event)).uniform
     assert build([delivery(0, *keyed)], 0, 30)["key"].to_pylist() == [*[None] * 7, b"k", *[None] * 22]
 
 
@@ -116,7 +116,7 @@ def test_only_what_a_filter_wants_becomes_rows_and_all_of_the_range_is_done() ->
     builder = RowBuilder(make_default_columns(parsed), PARTITION, 2, None, parse_filter(parsed.wanted))
     at = 2
     for first in (0, 6):
-        at = builder.add(Entry(delivery(first, *singles)), at, 11)
+        at = builder.add(DecodedEntry(delivery(first, *singles)), at, 11)
     assert at == 11
     batch = builder.finish()
     assert batch["offset"].to_pylist() == [2, 4, 7, 8, 10]
@@ -128,7 +128,7 @@ def test_an_event_time_that_no_timestamp_holds_is_null_and_counted() -> None:
     singles = [(SingleMessageMetadata(event_time=each), b"v") for each in TIMES]
     parsed = parse_source_options(BASE, streaming=True)
     builder = RowBuilder(make_default_columns(parsed), PARTITION, 2)
-    builder.add(Entry(delivery(0, *singles)), 0, len(singles))
+    builder.add(DecodedEntry(delivery(0, *singles)), 0, len(singles))
     found = builder.finish()["eventTime"].view(pa.int64()).to_pylist()
     assert found == [None if ms is None else ms * 1000 for ms in TIMES.values()]
     assert builder.unfit == {"eventTime": 4}
@@ -139,7 +139,7 @@ def test_a_publish_time_that_no_timestamp_holds_is_the_nearest_one_and_counted()
     for index, ms in enumerate([5, 1 << 62, (1 << 64) - 1]):
         head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=ms)
         entry = encode_broker_part(index, 5) + encode_entry(head, b"v")
-        builder.add(Entry(StoredEntry(2, 1, index, entry)), index, index + 1)
+        builder.add(DecodedEntry(StoredEntry(2, 1, index, entry)), index, index + 1)
     found = builder.finish()["publishTime"].view(pa.int64()).to_pylist()
     assert found == [5_000, YEAR_9999_MS * 1000, -1_000]
     assert builder.unfit == {"publishTime": 1}
@@ -148,7 +148,7 @@ def test_a_publish_time_that_no_timestamp_holds_is_the_nearest_one_and_counted()
 def test_a_key_that_is_called_base64_and_is_not_comes_as_its_text_and_is_counted() -> None:
     wrong = SingleMessageMetadata(partition_key="no base64!", partition_key_b64_encoded=True)
     builder = RowBuilder(make_default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
-    builder.add(Entry(delivery(0, (wrong, b"v"))), 0, 1)
+    builder.add(DecodedEntry(delivery(0, (wrong, b"v"))), 0, 1)
     assert builder.finish()["key"].to_pylist() == [b"no base64!"]
     assert builder.unfit == {"key": 1}
 
@@ -156,7 +156,7 @@ def test_a_key_that_is_called_base64_and_is_not_comes_as_its_text_and_is_counted
 def test_a_value_that_is_no_text_comes_with_replacement_characters_and_is_counted() -> None:
     parsed = parse_source_options(BASE | {"valueFormat": "string"}, streaming=True)
     builder = RowBuilder(make_default_columns(parsed), PARTITION, 2)
-    builder.add(Entry(plain(0, b"a\xffb", b"whole", b"")), 0, 3)
+    builder.add(DecodedEntry(plain(0, b"a\xffb", b"whole", b"")), 0, 3)
     assert builder.finish()["value"].to_pylist() == ["a\ufffdb", "whole", ""]
     assert builder.unfit == {"value": 1}
 
@@ -172,7 +172,7 @@ def test_what_messages_carry_beside_their_payload_counts_for_the_size_of_a_batch
     heavy = SingleMessageMetadata(properties=[KeyValue(key="a", value="x" * 100_000)])
     builder = RowBuilder(make_default_columns(parse_source_options(BASE, streaming=True)), PARTITION, 2)
     for first in range(0, 200, 40):
-        builder.add(Entry(delivery(first, *((heavy, b"") for _ in range(40)))), first, first + 40)
+        builder.add(DecodedEntry(delivery(first, *((heavy, b"") for _ in range(40)))), first, first + 40)
     assert builder.is_full
 
 
@@ -201,7 +201,7 @@ def test_a_schema_of_the_users_own_prunes_columns() -> None:
     schema = StructType([StructField("offset", LongType(), False), StructField("value", BinaryType())])
     check_source_columns(schema, parse_source_options(BASE, streaming=True))
     builder = RowBuilder(schema, PARTITION, 2)
-    builder.add(Entry(plain(0, b"x")), 0, 1)
+    builder.add(DecodedEntry(plain(0, b"x")), 0, 1)
     assert builder.finish().to_pydict() == {"offset": [0], "value": [b"x"]}
 
 

@@ -45,7 +45,7 @@ class _Topics:
     def name(self, _partition: object) -> TopicName:
         return TopicName.parse(TOPIC)
 
-    def read(self, _partition: object, _first: int, _end: int) -> Iterator[list[StoredEntry]]:
+    def read_range(self, _partition: object, _first: int, _end: int) -> Iterator[list[StoredEntry]]:
         yield self._deliveries
 
 

@@ -26,7 +26,7 @@ from magnetar.proto.entry import (
 )
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError, from_wire
-from magnetar.runtime.network import Endpoint, World, rpc
+from magnetar.runtime.network import Endpoint, World, find_rpc
 from magnetar.runtime.process import make_system_world
 
 TIMEOUT_S = 20.0
@@ -126,7 +126,7 @@ class Wire:
     def __init__(self, world: World, broker: Broker | Endpoint, method: str = "Connect") -> None:
         endpoint = broker if isinstance(broker, Endpoint) else broker.endpoint
         self.channel = world.network.connect(endpoint)
-        self.stream = self.channel.stream(rpc("Broker", method))
+        self.stream = self.channel.stream(find_rpc("Broker", method))
         self.items: deque[Any] = deque()
 
     def frame(self, **kind: Any) -> None:

@@ -18,7 +18,7 @@ from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription import delays
 from magnetar.broker.subscription.core.cursor_state import CursorChunkKey, CursorChunkKind
 from magnetar.broker.topic import dedup, outcomes
-from magnetar.broker.topic.dedup_core import Snapshot
+from magnetar.broker.topic.dedup_core import DedupSnapshot
 from magnetar.broker.transaction import log as coordinator
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger import peer_format as peer
@@ -74,7 +74,7 @@ def _with_crc(data: bytes, version_at: int, size: int, crc_at: int, covered: byt
     return bytes(newer)
 
 
-def _bookie_file(form: versions.Format) -> Callable[[], object]:
+def _bookie_file(form: versions.StoredFormat) -> Callable[[], object]:
     data = _with_crc(encode_file_header(FileHeader(form.magic, UUID, 3)), 9, 52, 52)
     return lambda: decode_file_header(data, form.magic, UUID, 3, "the/path")
 
@@ -91,7 +91,7 @@ def _cursor() -> object:
 
 
 def _dedup() -> object:
-    (entry,) = dedup.encode_snapshot(Snapshot(Position(7, 3), {}), 1)
+    (entry,) = dedup.encode_snapshot(DedupSnapshot(Position(7, 3), {}), 1)
     return dedup.decode_piece(_with_crc(entry, 2, 20, 20, entry[24:]))
 
 
@@ -129,15 +129,15 @@ def _compacted() -> object:
 
 
 def _record() -> object:
-    data = bytearray(records.encode(records.CounterRecord(next=1), "/the/path"))
+    data = bytearray(records.encode_record(records.CounterRecord(next=1), "/the/path"))
     data[2] += 1
-    return records.decode(bytes(data), records.CounterRecord, "/the/path")
+    return records.decode_record(bytes(data), records.CounterRecord, "/the/path")
 
 
 def _envelope() -> object:
     header = bytearray(envelope.encode_refusal_envelope(envelope.EnvelopeKind.WRONG_PROTOCOL, UUID))
     header[4] += 1
-    return envelope.decode(bytes(header))
+    return envelope.decode_envelope(bytes(header))
 
 
 def _peer() -> object:
@@ -146,14 +146,14 @@ def _peer() -> object:
     return peer.decode_request(bytes(head))
 
 
-READERS: dict[versions.Format, Callable[[], object]] = {
+READERS: dict[versions.StoredFormat, Callable[[], object]] = {
     **{form: _bookie_file(form) for form in versions.BOOKIE_FILES},
     versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
     versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
     versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
     versions.PEER: _peer, versions.KEY_INDEX: _key_index,
 }  # fmt: skip
-RAISED: dict[versions.Format, type[Exception]] = {
+RAISED: dict[versions.StoredFormat, type[Exception]] = {
     versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongEnvelopeMagic,
     versions.PEER: ValueError,
 }  # fmt: skip
@@ -161,7 +161,7 @@ RAISED: dict[versions.Format, type[Exception]] = {
 
 
 @pytest.mark.parametrize("form", READERS, ids=lambda form: form.name)
-def test_a_later_version_is_refused_with_what_to_do(form: versions.Format) -> None:
+def test_a_later_version_is_refused_with_what_to_do(form: versions.StoredFormat) -> None:
     with pytest.raises(RAISED.get(form, NewerFormat)) as refused:
         READERS[form]()
     text = str(refused.value)

@@ -159,7 +159,7 @@ class EntryLogCompactor:
                 )
             except FileNotFoundError:
                 continue
-            while await self._worker.run(survey.step):
+            while await self._worker.run(survey.run_step):
                 pass
             found.append(survey.facts)
         return found
@@ -168,11 +168,11 @@ class EntryLogCompactor:
         hot, cold = self._hot.committed_ends_of_open_log, self._cold.committed_ends_of_open_log
         return {hot.number: (EntryLogState.HOT, hot), cold.number: (EntryLogState.COLD, cold)}
 
-    async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
+    async def plan_compaction(self, policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
         return plan_entry_logs(await self.list_log_usage(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
-    async def run(
+    async def run_compaction(
         self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
     ) -> CompactionResult:  # fmt: skip
@@ -300,7 +300,7 @@ class EntryLogCompactor:
                 await self._with_room(
                     lambda: self._checkpoint.run_between_checkpoints(lambda: self._cold.ensure_room(mover.live_bytes))
                 )
-            while work := await self._worker.run(mover.step):
+            while work := await self._worker.run(mover.run_step):
                 move.report_moved(mover.moved_bytes)
                 await throttle.wait_until_allowed(work)
             written = await self._worker.run(mover.finish)
@@ -320,8 +320,8 @@ class EntryLogCompactor:
         self.counters["bytes_moved"] += mover.moved_bytes
         self.counters["records_moved"] += mover.records
         self.counters["bad_records"] += len(mover.bad)
-        self.seconds.observe(seconds)
-        self.bytes.observe(mover.moved_bytes)
+        self.seconds.observe_value(seconds)
+        self.bytes.observe_value(mover.moved_bytes)
         for bad in mover.bad:
             _LOG.error("entries %d to %d of ledger %d were damaged in a log that is compacted", *bad[1:], bad.ledger)
         if mover.bad:

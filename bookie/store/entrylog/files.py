@@ -30,7 +30,7 @@ from ...format.journal import (
     decode_file_header,
 )
 from .. import disk
-from ..index import ExtentLocation, IndexPage, LoadedIndexGroup, decode_page, find_record_number, run_end
+from ..index import ExtentLocation, IndexPage, LoadedIndexGroup, decode_page, find_record_number, find_run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -112,7 +112,7 @@ def read_index_groups(
         group = LoadedIndexGroup.start(number, offset, extents)
         try:
             for heads in slices:
-                group.feed(heads)
+                group.add_extent_heads(heads)
         except ValueError as error:
             raise DamagedFile(join_path(directory, entry_log_index_file_name(number)), offset, str(error)) from error
         groups.append(group)
@@ -222,7 +222,7 @@ class EntryLogReader:
         first = find_record_number(place, table, entry)
         if first is None:
             return ExtentReadResult(table, [], False)
-        end = run_end(table, first, count, bytes_max)
+        end = find_run_end(table, first, count, bytes_max)
         offsets = table.offsets[first : end + 1]
         data = self._read(entry_log_file_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
         if len(data) < (end - first) * VIEWED_BYTES_MIN:
@@ -258,7 +258,7 @@ class EntryLogReader:
         whole = before + size + -(before + size) % DIRECT_ALIGNMENT
         file = self._file(name, direct=True)
         if len(self._arena) < whole:
-            self._arena = self._files.arena(-(-whole // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
+            self._arena = self._files.allocate_buffer(-(-whole // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
         found = file.pread_into(self._arena[:whole], offset - before)
         return self._arena[before : min(before + size, found)]
 
@@ -292,9 +292,9 @@ class EntryLogReader:
 # ---------------------------------------------------------------------------------------------------------- walk
 # A walk over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
 #
-# `step` reads about SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the entry's own
-# checksum. It returns the bytes read, 0 at the end. Then `is_whole` says whether the extent agrees with its head in the
-# index, and `entries` and `offsets` are the right content of its table.
+# `run_step` reads about SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the entry's
+# own checksum. It returns the bytes read, 0 at the end. Then `is_whole` says whether the extent agrees with its head in
+# the index, and `entries` and `offsets` are the right content of its table.
 
 
 SLICE_BYTES = 256 << 10
@@ -302,8 +302,8 @@ _CHECKED = ENTRY_HEADER.size - 4
 
 
 class ExtentScan:
-    """Reads and verifies the records of one extent, one slice per call of `step`, in a worker. At the end, `is_whole`
-    says whether the extent has exactly the good records that its head in the index promises."""
+    """Reads and verifies the records of one extent, one slice per call of `run_step`, in a worker. At the end,
+    `is_whole` says whether the extent has exactly the good records that its head in the index promises."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)
@@ -328,7 +328,7 @@ class ExtentScan:
             and (self.entries[0], self.entries[-1]) == (extent.first, extent.last)
         )
 
-    def step(self) -> int:
+    def run_step(self) -> int:
         """Reads and verifies the next slice of records. Returns the number of bytes read; 0 at the end of the extent,
         and at the first bad record."""
         if self._bad or self._offset >= self._end:
@@ -377,8 +377,8 @@ def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: Ex
         return False
     file = files.open(path)
     try:
-        disk.write(files, file, [table], offset)
-        disk.sync(files, file)
+        disk.write_buffers(files, file, [table], offset)
+        disk.sync_file(files, file)
     finally:
         file.close()
     return True

@@ -1,8 +1,8 @@
 """Moves living entries of closed logs to the cold log, in a worker, a slice at a time: a part of
 store/entrylog/compaction.py.
 
-    mover = Mover(…) ; while mover.list_some() ; begin the cold log for mover.live_bytes
-    while mover.step() ; mover.finish()          → Written, and mover.bad: entries whose copies here are all damaged
+    mover = Mover(…) ; while mover.list_more_extents() ; begin the cold log for mover.live_bytes
+    while mover.run_step() ; mover.finish()      → Written, and mover.bad: entries whose copies here are all damaged
 
 The extents of all sources are taken in the order of their ledgers, so that each ledger's entries are adjacent
 afterwards. Records are copied unchanged, after a check of length, checksum, ledger and entry of each. They are found
@@ -216,7 +216,8 @@ class DeletedLedgers:
 
 
 class LiveBytesCounter:
-    """Counts the living bytes of one entry log, one part of its index per call of `step`; then `facts` has the result.
+    """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `facts` has the
+    result.
     `opened`: the committed ends of the log's files; None: the log is closed."""
 
     def __init__(
@@ -239,7 +240,7 @@ class LiveBytesCounter:
         self._live_extents = 0
         self._readable = True
 
-    def step(self) -> bool:
+    def run_step(self) -> bool:
         """Counts the living bytes in one more part of the log's index. Returns False if no part was left, or if the
         index is damaged."""
         try:
@@ -299,7 +300,7 @@ _RECORD_BYTES_MAX = 16 << 20
 
 class EntryMover:
     """Copies the records of living ledgers from closed entry logs to the cold log (the log that gets the entries that
-    compaction moves), one slice per call of `step`."""
+    compaction moves), one slice per call of `run_step`."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
@@ -344,7 +345,7 @@ class EntryMover:
                 yield True
 
     # ------------------------------------------------------------------------------------ moving
-    def step(self) -> int:
+    def run_step(self) -> int:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
         bytes read and written; 0: everything is moved."""
         before = self._read

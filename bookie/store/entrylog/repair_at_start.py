@@ -198,7 +198,7 @@ class _Groups:
     def _flush(self) -> None:
         order = sorted(range(len(self._extents)), key=lambda at: self._extents[at][:2])
         group = index.encode_index_group([self._extents[at] for at in order], [self._tables[at] for at in order])
-        self._end += disk.write(self._files, self._file, [group], self._end)
+        self._end += disk.write_buffers(self._files, self._file, [group], self._end)
         self._extents, self._tables, self._waiting = [], [], 0
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ def rebuild_index(
             for found in scan.records():
                 groups.add(found)
             groups.close()
-            disk.sync(files, target)
+            disk.sync_file(files, target)
         finally:
             target.close()
         tell(scan.lost)
@@ -248,7 +248,7 @@ def _create(files: Files, path: str, uuid: bytes, number: int) -> File:
     except OSError as error:
         disk.raise_no_space_or_exit(files, f"create {path}", error)
     file.truncate(0)
-    disk.write(files, file, [encode_file_header(FileHeader(index.MAGIC, uuid, number))], 0)
+    disk.write_buffers(files, file, [encode_file_header(FileHeader(index.MAGIC, uuid, number))], 0)
     return file
 
 
@@ -340,7 +340,7 @@ class EntryLogRepairAtStart:
         try:
             if file.size() >= end:
                 file.truncate(end)
-                disk.sync(self._files, file)
+                disk.sync_file(self._files, file)
         finally:
             file.close()
 

@@ -129,10 +129,10 @@ class EntryLogWriter:
             return
         step = -(-end // self._allocate_bytes) * self._allocate_bytes
         try:
-            disk.allocate(self._files, current.log, step)
+            disk.allocate_space(self._files, current.log, step)
             current.allocated = step
         except disk.NoSpace:
-            disk.allocate(self._files, current.log, end)
+            disk.allocate_space(self._files, current.log, end)
             current.allocated = end
 
     def _create(self, number: int) -> _Open:
@@ -157,8 +157,8 @@ class EntryLogWriter:
                 header = encode_file_header(FileHeader(magic, self._uuid, number))
                 direct = self._begin_direct(path, header) if magic == entry_log.MAGIC else None
                 if direct is None:
-                    disk.write(self._files, file, [header], 0)
-                    disk.sync(self._files, file)
+                    disk.write_buffers(self._files, file, [header], 0)
+                    disk.sync_file(self._files, file)
                 else:
                     opened[-1] = direct
                     file.close()
@@ -190,8 +190,8 @@ class EntryLogWriter:
         if current.log.direct:
             self._append_direct(current, buffers)
         else:
-            current.end += disk.write(self._files, current.log, buffers, current.end)
-            disk.sync(self._files, current.log)
+            current.end += disk.write_buffers(self._files, current.log, buffers, current.end)
+            disk.sync_file(self._files, current.log)
 
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
         """Appends like `append` with direct writes, which need whole, aligned blocks: writes the last block of the log
@@ -201,13 +201,13 @@ class EntryLogWriter:
         size = len(current.tail) + sum(map(len, buffers))
         padding = -size % DIRECT_ALIGNMENT
         if len(self._arena) < size + padding:
-            self._arena = self._files.arena(size + padding)
+            self._arena = self._files.allocate_buffer(size + padding)
         block = self._arena[: size + padding]
         at = 0
         for buffer in (current.tail, *buffers, bytes(padding)):
             block[at : at + len(buffer)] = buffer
             at += len(buffer)
-        disk.write(self._files, current.log, [block], current.end - len(current.tail))
+        disk.write_buffers(self._files, current.log, [block], current.end - len(current.tail))
         current.end += size - len(current.tail)
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
@@ -217,8 +217,8 @@ class EntryLogWriter:
         current = self._open
         assert current is not None
         group = index.encode_index_group(extents, tables)
-        disk.write(self._files, current.index, [group], current.index_end)
-        disk.sync(self._files, current.index)
+        disk.write_buffers(self._files, current.index, [group], current.index_end)
+        disk.sync_file(self._files, current.index)
         end = OpenLogEnds(current.number, current.end, current.index_end + len(group))
         self._written = WrittenEntries(end, LoadedIndexGroup(current.number, current.index_end, extents))
         return self._written
@@ -261,7 +261,7 @@ class EntryLogWriter:
         them would count (entrylog/repair_at_start.py)."""
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
-            disk.sync(self._files, file)
+            disk.sync_file(self._files, file)
         current.allocated = current.log_end
 
 

@@ -25,8 +25,8 @@ The walls of the page: what a request must have before a view runs, and the head
 
     check_host(host, advertised)          against DNS rebinding: a caller that brought no credentials names an address
     check_origin(headers)                 a change comes from a page of this server
-    FormTokens().check(cookie, token)     … and from a form that this process made for this browser
-    Sessions(clock).find(cookie)          the credentials of a caller who has logged in
+    FormTokens().check_token(cookie, token)   … and from a form that this process made for this browser
+    BrowserSessions(clock).find(cookie)   the credentials of a caller who has logged in
 
 Names, properties and payloads are hostile: templates escape them, and `HEADERS` lets the browser run and load only what
 this server has. The page has no rights of its own: each operation is called as the caller, as over REST.
@@ -65,8 +65,8 @@ from ....runtime.network import CallContext
 from ...access.authorizer import may_call_every_operation
 from ...node.topic_manager import TopicManager
 from ..call import HttpError, RestRequest, error_response
-from .messages import ResendResult, messages, parse_form_time, plan_resend, publish_again
-from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, View, find_view, moment, number
+from .messages import ResendResult, parse_form_time, plan_resend, publish_again, view_messages
+from .topic_views import FILTERS, LANDING, SUBSCRIPTION, VIEWS, PageView, find_view, moment, number
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -115,17 +115,17 @@ class FormTokens:
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
-    def token_of(self, cookie: str) -> str:
+    def make_token(self, cookie: str) -> str:
         """Returns the token for the forms of the browser that has this cookie."""
         return hmac.new(self._secret, cookie.encode(), hashlib.sha256).hexdigest()
 
-    def check(self, cookie: str, token: str) -> None:
+    def check_token(self, cookie: str, token: str) -> None:
         """Raises HttpError (403) if the token of a form was not made for this browser by this process."""
-        if not cookie or not hmac.compare_digest(self.token_of(cookie).encode(), token.encode()):
+        if not cookie or not hmac.compare_digest(self.make_token(cookie).encode(), token.encode()):
             raise HttpError("this form is of another session: load the page again, and send it once more", 403)
 
 
-class Session(NamedTuple):
+class BrowserSession(NamedTuple):
     """A login of a browser. `authorization`: its credentials, which are checked again at each request. `end_s`: when
     the login ends."""
 
@@ -133,17 +133,17 @@ class Session(NamedTuple):
     end_s: float
 
 
-class Sessions:
+class BrowserSessions:
     """The logins of all browsers at this process, by their cookies."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._sessions = OrderedDict[str, Session]()
+        self._sessions = OrderedDict[str, BrowserSession]()
 
     def add(self, authorization: str) -> str:
         """Creates a login with these credentials, and returns its cookie."""
         cookie = make_cookie()
-        self._sessions[cookie] = Session(authorization, self._clock.monotonic() + SESSION_S)
+        self._sessions[cookie] = BrowserSession(authorization, self._clock.monotonic() + SESSION_S)
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return cookie
@@ -164,6 +164,7 @@ class Sessions:
 
 
 def make_cookie() -> str:
+    """Returns a new random value for a session cookie."""
     return secrets.token_urlsafe(24)
 
 
@@ -266,7 +267,7 @@ class PageApplication:
         self._broker = broker
         self._clock = broker.world.clock
         self._tokens = FormTokens()
-        self._sessions = Sessions(self._clock)
+        self._sessions = BrowserSessions(self._clock)
         self._streams = 0
         self._resent = OrderedDict[str, ResendResult | None]()
 
@@ -323,14 +324,14 @@ class PageApplication:
     async def _post(self, request: Request, path: str) -> Response:
         check_origin(request.headers)
         form = await _read_form(request)
-        self._tokens.check(_cookie(request), form.get("form", ""))
+        self._tokens.check_token(_cookie(request), form.get("form", ""))
         if path == "/login":
             return await self._login(request, form)
         if path == "/logout":
             self._sessions.discard(_cookie(request))
             return RedirectResponse(f"{ROOT}/login", 303)
         view, names = find_view(path)
-        if view is not SUBSCRIPTION and view.run is not messages:
+        if view is not SUBSCRIPTION and view.run is not view_messages:
             raise HttpError("the page has no such form", 404)
         context = await self._caller(request, view.template.removesuffix(".html"))
         call = self._make_call(request, context, _topic_names(names), b"")
@@ -384,14 +385,14 @@ class PageApplication:
         return response
 
     # ---------------------------------------------------------------------------------------------------- live
-    def _live(self, request: Request, view: View, names: dict[str, str]) -> Response:
+    def _live(self, request: Request, view: PageView, names: dict[str, str]) -> Response:
         if self._streams >= STREAMS_MAX:
             raise HttpError(f"{STREAMS_MAX} pages are live already: this one is as of its loading", 503)
         return StreamingResponse(
             self._events(request, view, names), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
 
-    async def _events(self, request: Request, view: View, names: dict[str, str]) -> AsyncIterator[bytes]:
+    async def _events(self, request: Request, view: PageView, names: dict[str, str]) -> AsyncIterator[bytes]:
         """Yields the events of a live view, until the browser leaves, the server ends, or the view fails. Each turn is
         for who the caller is then: its login may have ended."""
         ended: asyncio.Event = request.state.ended
@@ -422,7 +423,7 @@ class PageApplication:
         finally:
             self._streams -= 1
 
-    def _fragment(self, view: View, value: object) -> str:
+    def _fragment(self, view: PageView, value: object) -> str:
         template = _TEMPLATES.get_template(view.template)
         return "".join(template.blocks["live"](template.new_context({"view": value, "now_ms": self._clock.wall_ms()})))
 
@@ -430,7 +431,7 @@ class PageApplication:
     def _render(self, request: Request, template: str, **values: Any) -> Response:
         cookie = _cookie(request) or make_cookie()
         shared = {
-            "form": self._tokens.token_of(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
+            "form": self._tokens.make_token(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
             "next": request.query_params.get("next", ""), "path": None, "preview": "", "now_ms": self._clock.wall_ms(),
             "resent": self._resent.get(request.query_params.get("resent", "")),
         }  # fmt: skip
@@ -458,7 +459,7 @@ class PageApplication:
         return response
 
 
-def _values(request: Request, view: View, value: object, context: CallContext) -> dict[str, Any]:
+def _values(request: Request, view: PageView, value: object, context: CallContext) -> dict[str, Any]:
     path = request.scope["path"].removeprefix(ROOT).strip("/")
     return {
         "view": value,

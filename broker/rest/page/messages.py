@@ -50,7 +50,7 @@ from ....proto.names import (
 )
 from ....proto.operations import Operation, Permission
 from ....proto.statistics import FoundMessages
-from ...session.finding import decode_messages, is_encoded, is_too_large
+from ...session.finding import decode_messages, is_encrypted_or_chunked, is_too_large
 from ...subscription.core.redelivery_backoff import copy_message_metadata
 from ..call import HttpError, RestRequest
 from ..subscriptions_routes import PayloadResponse
@@ -133,7 +133,7 @@ def _hex_text(payload: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageView:
     """A stored message as the page shows it. `way`: the format of the text `payload`. `cut`: whether `payload` is only
     the beginning of the message's payload. `acts`: what the caller may do with the message (RESEND, REDRIVE)."""
 
@@ -151,7 +151,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """The progress of a search. `before`: the index below which the next search must continue; 0 if everything was
     searched. `why`: the reason why the search stopped before that. `unread`: the number of messages that could not be
     searched, because they are encrypted, chunks, damaged or too large. `waiting`: the number of messages after the
@@ -184,18 +184,19 @@ class MessagesView:
     text: str
     where: str
     way: str
-    messages: tuple[Message, ...]
-    progress: Progress | None = None
+    messages: tuple[MessageView, ...]
+    progress: SearchProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewestMessagesView:
     """The content of the page with the newest messages of a topic, the newest first. `end_index`: the index that the
-    next message will get; it shows users how many messages have arrived since, also if they are not in `messages`."""
+    next message will get; it shows users how many messages have arrived since, also if they are not in
+    `view_messages`."""
 
     topic: str
     end_index: int
-    messages: tuple[Message, ...]
+    messages: tuple[MessageView, ...]
 
 
 SEARCHED = ("since", "until", "key", "property", "text", "where")
@@ -207,7 +208,7 @@ def is_search_query(call: RestRequest) -> bool:
     return any(call.query.get(each) for each in SEARCHED)
 
 
-async def messages(call: RestRequest) -> MessagesView | Response:
+async def view_messages(call: RestRequest) -> MessagesView | Response:
     """Returns the messages of the topic that the query selects. With the parameter `download`, returns a response with
     the payload of the single message that `id` names. Raises HttpError if the query is invalid; NotFound if the message
     does not exist."""
@@ -217,11 +218,11 @@ async def messages(call: RestRequest) -> MessagesView | Response:
     way = call.query.get("as", "")
     if way not in WAYS:
         raise HttpError("a payload is shown as text, json or hex")
-    progress: Progress | None = None
+    progress: SearchProgress | None = None
     if is_search_query(call):
         if asked["id"] or asked["time"] or asked["subscription"]:
             raise HttpError("a search takes no id, no time of a message and no subscription")
-        found, progress = await search(call, asked)
+        found, progress = await search_messages(call, asked)
     else:
         wanted = parse_entry_message_id(asked["id"]) if asked["id"] else None
         entries = await _find_entries(call, wanted, asked)
@@ -235,10 +236,12 @@ async def messages(call: RestRequest) -> MessagesView | Response:
         answer.payload = memoryview(found[0].payload)
         answer.headers.update(headers)
         return answer
-    return MessagesView(call.topic.full, **asked, way=way, messages=await show(call, found, way), progress=progress)
+    return MessagesView(
+        call.topic.full, **asked, way=way, messages=await make_message_views(call, found, way), progress=progress
+    )
 
 
-async def tail(call: RestRequest) -> NewestMessagesView:
+async def view_newest_messages(call: RestRequest) -> NewestMessagesView:
     """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
     two calls, so an open page costs the same for each call, and a closed page costs nothing."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
@@ -251,7 +254,7 @@ async def tail(call: RestRequest) -> NewestMessagesView:
     return NewestMessagesView(call.topic.full, end, tuple(_message(each, "", most, ()) for each in found))
 
 
-def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
+def find_real_topic(message: DecodedMessage, here: TopicName) -> TopicName | None:
     """Returns the topic from which a dead letter came; None if the message is not a dead letter. `here`: the topic that
     contains the message."""
     told = decode_properties(message.metadata).get(REAL_TOPIC, "")
@@ -264,7 +267,7 @@ def find_real_topic(message: Found, here: TopicName) -> TopicName | None:
     return None if found == here or not found.persistent else found
 
 
-async def find_allowed_actions(call: RestRequest, messages: Sequence[Found]) -> list[tuple[str, ...]]:
+async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMessage]) -> list[tuple[str, ...]]:
     """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
     dead letter back to the topic from which it came)."""
     may = dict[TopicName, bool]()
@@ -296,7 +299,7 @@ async def check_produce_permission(call: RestRequest, topic: TopicName, *, audit
     )
 
 
-async def show(call: RestRequest, found: list[Found], way: str) -> tuple[Message, ...]:
+async def make_message_views(call: RestRequest, found: list[DecodedMessage], way: str) -> tuple[MessageView, ...]:
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
     PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads."""
     most = PAYLOADS_BYTES // max(1, len(found))
@@ -330,7 +333,7 @@ async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, 
 
 
 @dataclass(slots=True)
-class Found:
+class DecodedMessage:
     """A message that was decoded from an entry. `metadata`: the metadata of this message in a batch, or of its entry if
     the entry is not a batch."""
 
@@ -344,37 +347,37 @@ class Found:
     is_encoded: bool  # the payload is encrypted, or a chunk
 
 
-async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[Found]:
+async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[DecodedMessage]:
     """Returns the messages of an entry, without those that are acknowledged. If `wanted` has a batch index, returns
     only the message with this index. Raises HttpError if the entry is too large for the page."""
     last_index, header = parse_entry(found.entry)
     if is_too_large(header):
         raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
     decoded = await decode_messages(call.broker.world, header, found.entry)
-    messages, place = list[Found](), f"{found.ledger_id}:{found.entry_id}"
+    messages, place = list[DecodedMessage](), f"{found.ledger_id}:{found.entry_id}"
     first_index, producer = last_index - header.num_messages + 1, decode_text(header.metadata.producer_name)
     for at, (about, payload) in enumerate(decoded):
         is_whole = about is header.metadata
         if (at in found.acked_batch_indexes and not is_whole) or (wanted is not None and wanted[2] not in (-1, at)):
             continue
-        messages.append(Found(
+        messages.append(DecodedMessage(
             place if is_whole else f"{place}:{at}", first_index + at, about, payload, len(payload), producer,
-            header.publish_time, is_encoded(header),
+            header.publish_time, is_encrypted_or_chunked(header),
         ))  # fmt: skip
     return messages
 
 
-def _message(found: Found, way: str, most: int, acts: tuple[str, ...]) -> Message:
+def _message(found: DecodedMessage, way: str, most: int, acts: tuple[str, ...]) -> MessageView:
     way, text = format_payload_text(found.payload, way, most)
     about = found.metadata
-    return Message(
+    return MessageView(
         found.id, found.index, found.published_ms, found.producer, decode_text(about.partition_key),
         decode_properties(about), found.size, way, text, found.size > most, acts,
     )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------- search
-async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found], Progress]:
+async def search_messages(call: RestRequest, asked: dict[str, str]) -> tuple[list[DecodedMessage], SearchProgress]:
     """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns the messages, and the
     progress of the search. Raises HttpError if a parameter is invalid."""
     times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
@@ -386,12 +389,12 @@ async def search(call: RestRequest, asked: dict[str, str]) -> tuple[list[Found],
         answer = await ask_owner(call, op.FIND_MESSAGES, **wanted, **times, before_index=before, limit=FOUND_MAX)
     except InvalidRequest as error:
         raise HttpError(error.message) from error
-    return await _decode_found(call, answer), Progress(
+    return await _decode_found(call, answer), SearchProgress(
         answer.messages, answer.bytes, answer.before_index, answer.why, answer.unread, answer.waiting, answer.skipped
     )
 
 
-async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Found]:
+async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[DecodedMessage]:
     """Returns the messages that a search has found, the newest first."""
     return [one for each in answer.entries for one in reversed(await decode_entry(call, each, None))]
 
@@ -533,7 +536,7 @@ async def publish_again(call: RestRequest, plan: ResendPlan) -> ResendResult:
     message was published."""
     broker, context, result, new = call.broker, call.context, "done", ""
     try:
-        (place,) = await broker.internal_producer.publish(
+        (place,) = await broker.internal_producer.publish_messages(
             plan.target, plan.producer_name, [plan.client_part], 0, schema_version=plan.schema_version,
             written_for=(call.topic, 0),
         )  # fmt: skip

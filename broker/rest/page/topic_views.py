@@ -13,9 +13,9 @@ shows the value itself.
 
 | path below /ui | view | template |
 |---|---|---|
-| `/` | `overview`; `landing` for who may not operate the cluster | overview.html, landing.html |
-| `/topics` | `topics` | topics.html |
-| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` (topic_views.py) | topic.html |
+| `/` | `view_overview`; `view_landing_page` for who may not operate the cluster | overview.html, landing.html |
+| `/topics` | `view_topics` | topics.html |
+| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `view_topic` (topic_views.py) | topic.html |
 | the same, and `/ledgers`, `/messages`, `/tail`, `/subscription/{name}` | of the same name, there | of the same name |
 | `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | of the same name | of the same name |
 
@@ -64,10 +64,10 @@ from ....proto.statistics import (
     TopicStats,
     WhyStuck,
 )
-from ....runtime.config import REQUIRED, list_setting_defaults, settings
+from ....runtime.config import REQUIRED, list_setting_defaults, list_settings
 from ...session.inspection import ask_bookies, format_setting_value
 from ..call import HttpError, RestRequest
-from .messages import ONE, ask_owner, json_text, messages, tail
+from .messages import ONE, ask_owner, json_text, view_messages, view_newest_messages
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -211,6 +211,7 @@ class LedgerRow:
 
     @property
     def sentence(self) -> str:
+        """The reason, in words, why the ledger is kept."""
         return self.kept.sentence if self.kept is not None else "It was deleted just now."
 
 
@@ -226,6 +227,7 @@ class LedgersView:
 
     @property
     def sizes(self) -> list[int]:
+        """The sizes of the ledgers in bytes, for the bar that shows them."""
         return [each.copies.bytes for each in self.ledgers]
 
     @property
@@ -234,7 +236,7 @@ class LedgersView:
         return [1 - len(each.copies.missing) / max(1, len(each.copies.bookies)) for each in self.ledgers]
 
 
-async def topic(call: RestRequest) -> TopicView:
+async def view_topic(call: RestRequest) -> TopicView:
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
@@ -255,7 +257,9 @@ async def _why(call: RestRequest, subscription: str) -> WhyStuck | None:
     return await call.call_topic_owner(op.WHY_STUCK, call.topic, name=subscription)
 
 
-async def subscription(call: RestRequest) -> SubscriptionView:
+async def view_subscription(call: RestRequest) -> SubscriptionView:
+    """Returns the content of the page of one subscription. Raises HttpError (404) if the topic has no such
+    subscription."""
     name, full = call.names["subscription"], call.topic.full
     stats = await ask_owner(call, op.TOPIC_STATS)
     found = next((each for each in stats.subscriptions if each.name == name), None)
@@ -268,7 +272,8 @@ async def subscription(call: RestRequest) -> SubscriptionView:
     return SubscriptionView(full, ExplainedSubscription(found, await _why(call, name)), cursor, may_operate)
 
 
-async def ledgers(call: RestRequest) -> LedgersView:
+async def view_ledgers(call: RestRequest) -> LedgersView:
+    """Returns the content of one page with up to LEDGERS ledgers of a topic."""
     await call.check_unpartitioned(op.DESCRIBE_LEDGERS, ONE)
     after = parse_number(call.query.get("after", "0")) or 0
     found = await ask_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS)
@@ -284,13 +289,13 @@ MARKS = 200
 """Ledgers that miss copies: on the page, and of each the record is read."""
 CHILDREN = 200
 TENANTS_MAX, NAMESPACES_MAX = 100, 200
-"""Tenants and namespaces whose grants `landing` looks at: two reads of the metadata each, the first time."""
+"""Tenants and namespaces whose grants `view_landing_page` looks at: two reads of the metadata each, the first time."""
 PLACES_MAX = 200
-"""Namespaces, and topics, that `landing` shows."""
+"""Namespaces, and topics, that `view_landing_page` shows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class OverviewView:
     """The content of the start page: sums over the cluster, the alarms, the topics with the largest backlogs, and the
     topics with the most traffic."""
 
@@ -313,10 +318,10 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class LandingView:
     """The content of the start page for a caller who may not operate the cluster. `namespaces`: those of which it may
-    look every topic up; `topics`: the topics that were granted to it by name, or if it asked for one of the namespaces
-    (`namespace`) the topics of that."""
+    look every topic up; `view_topics`: the topics that were granted to it by name, or if it asked for one of the
+    namespaces (`namespace`) the topics of that."""
 
     namespaces: tuple[str, ...]
     topics: tuple[str, ...]
@@ -324,7 +329,7 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
+class TopicsView:
     """The content of one page of the list of topics. `q`: the text by which the topics were selected. `sort`: the order
     of the topics."""
 
@@ -334,7 +339,7 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
+class BrokersView:
     """The content of the page about brokers. `silent`: the endpoints of the brokers that did not answer."""
 
     brokers: tuple[BrokerSummary, ...]
@@ -343,14 +348,14 @@ class Brokers:
 
 
 @dataclass(frozen=True, slots=True)
-class Bookies:
+class BookiesView:
     """The content of the page about bookies, with all registered bookies."""
 
     bookies: tuple[BookieInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RepairView:
     """The content of the page about auto-recovery: the status that a bookie reports (bookie/admin.py), alarms, and the
     first ledgers that lack copies."""
 
@@ -360,7 +365,7 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class SecurityView:
     """The content of the page about security: the caller of the page, and the other callers that are connected to the
     same broker."""
 
@@ -380,14 +385,15 @@ class SettingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SettingsView:
     """The content of the page about settings: all settings that are in force at the broker that serves the page."""
 
     broker: str
     settings: tuple[SettingRow, ...]
 
 
-async def overview(call: RestRequest) -> Overview:
+async def view_overview(call: RestRequest) -> OverviewView:
+    """Returns the content of the start page."""
     summary = await call.call_local(op.BROKER_SUMMARIES)
     unread = summary.metadata_away_ms or summary.metadata_late
     status = None if unread else await _repair_status(call)
@@ -396,7 +402,7 @@ async def overview(call: RestRequest) -> Overview:
     totals = [each.total for each in summary.brokers]
     by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
     by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
-    return Overview(
+    return OverviewView(
         topics=sum(each.topics for each in totals), subscriptions=sum(each.subscriptions for each in totals),
         producers=sum(each.producers for each in totals), consumers=sum(each.consumers for each in totals),
         rate_in=sum(each.rate_in for each in totals), rate_out=sum(each.rate_out for each in totals),
@@ -410,24 +416,24 @@ async def overview(call: RestRequest) -> Overview:
     )  # fmt: skip
 
 
-async def landing(call: RestRequest) -> Landing | Response:
+async def view_landing_page(call: RestRequest) -> LandingView | Response:
     """Shows where the caller has rights; or leads to the topic that the query names, whose view has its own rights.
     Looks at the first NAMESPACES_MAX namespaces of the first TENANTS_MAX tenants, and shows PLACES_MAX names."""
     if named := call.query.get("topic", "").strip():
         return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
     if of := call.query.get("namespace", ""):
         found = await call.call_local(op.LIST_TOPICS, namespace=of)
-        return Landing((), tuple(found[:PLACES_MAX]), of)
+        return LandingView((), tuple(found[:PLACES_MAX]), of)
     catalog, names = call.broker.catalog, list[NamespaceName]()
     for tenant in (await catalog.list_tenants())[:TENANTS_MAX]:
         with contextlib.suppress(NotFound):  # it was deleted meanwhile
             names += map(NamespaceName.parse, await catalog.list_namespaces(tenant))
         if len(names) >= NAMESPACES_MAX:
             break
-    places, topics = await call.broker.access.find_granted_places(
+    places, topics = await call.broker.access.find_granted_namespaces_and_topics(
         call.context.principal, names[:NAMESPACES_MAX], PLACES_MAX
     )
-    return Landing(tuple(places), tuple(topics), "")
+    return LandingView(tuple(places), tuple(topics), "")
 
 
 async def _repair_status(call: RestRequest) -> dict[str, Any] | None:
@@ -471,35 +477,36 @@ def _alarms(found: ClusterSummary, now_ms: int, departing: Collection[str]) -> l
     )  # fmt: skip
 
 
-async def topics(call: RestRequest) -> Topics:
+async def view_topics(call: RestRequest) -> TopicsView:
     q, sort = call.query.get("q", ""), call.query.get("sort", "")
     page = await call.call_local(
         op.TOPIC_PAGE, prefix="", contains=q, sort=sort, after=call.query.get("after", ""), limit=100, here=False
     )
-    return Topics(q, sort, page)
+    return TopicsView(q, sort, page)
 
 
-async def brokers(call: RestRequest) -> Brokers:
+async def view_brokers(call: RestRequest) -> BrokersView:
     found = await call.call_local(op.BROKER_SUMMARIES)
-    return Brokers(found.brokers, found.silent, found.died)
+    return BrokersView(found.brokers, found.silent, found.died)
 
 
-async def bookies(call: RestRequest) -> Bookies:
+async def view_bookies(call: RestRequest) -> BookiesView:
     found = await call.call_local(op.LIST_BOOKIES)
-    return Bookies(tuple(found))
+    return BookiesView(tuple(found))
 
 
-async def broker_settings(call: RestRequest) -> Settings:
+async def view_settings(call: RestRequest) -> SettingsView:
+    """Returns the settings of this broker, each with its default and its meaning."""
     described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
     config = type(call.broker.config)
-    defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in settings(config)}
+    defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in list_settings(config)}
     rows = list[SettingRow]()
     for each in described.settings:
         default = defaults.get(each.name, REQUIRED)
         rows.append(
             SettingRow(each, "" if default is REQUIRED else format_setting_value(default), meanings.get(each.name, ""))
         )
-    return Settings(described.name, tuple(rows))
+    return SettingsView(described.name, tuple(rows))
 
 
 async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[str, Any]:
@@ -508,23 +515,25 @@ async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[
     return await ask_bookies(call.broker.bookies, names, verb, **options)
 
 
-async def repair(call: RestRequest) -> Repair:
+async def view_repair(call: RestRequest) -> RepairView:
     status = await _ask_bookies(call, "repair-status")
     found = await _ask_bookies(call, "under-replicated", limit=MARKS)
-    return Repair(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
+    return RepairView(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
 
 
-async def metadata(call: RestRequest) -> MetadataNode:
+async def view_metadata(call: RestRequest) -> MetadataNode:
     path, after = call.query.get("path", ""), call.query.get("after", "")
     return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
 
 
-async def security(call: RestRequest) -> Security:
+async def view_security(call: RestRequest) -> SecurityView:
+    """Returns the caller of the page, with the method and expiry of its credentials, and the other callers that are
+    connected to this broker."""
     found, who = await call.call_local(op.DESCRIBE_SECURITY), call.context.principal
-    return Security(str(who), who.method, who.expires_ms, found)
+    return SecurityView(str(who), who.method, who.expires_ms, found)
 
 
-class View(NamedTuple):
+class PageView(NamedTuple):
     """A kind of page below /ui: the function that makes its content, its template, its title, and whether the browser
     reloads it while it is open."""
 
@@ -535,29 +544,29 @@ class View(NamedTuple):
 
 
 VIEWS = {
-    "": View(overview, "overview.html", "Overview"),
-    "topics": View(topics, "topics.html", "Topics"),
-    "brokers": View(brokers, "brokers.html", "Brokers"),
-    "bookies": View(bookies, "bookies.html", "Bookies"),
-    "repair": View(repair, "repair.html", "Repair"),
-    "metadata": View(metadata, "metadata.html", "Metadata", live=False),
-    "security": View(security, "security.html", "Security"),
-    "settings": View(broker_settings, "settings.html", "Settings"),
+    "": PageView(view_overview, "overview.html", "Overview"),
+    "topics": PageView(view_topics, "topics.html", "Topics"),
+    "brokers": PageView(view_brokers, "brokers.html", "Brokers"),
+    "bookies": PageView(view_bookies, "bookies.html", "Bookies"),
+    "repair": PageView(view_repair, "repair.html", "Repair"),
+    "metadata": PageView(view_metadata, "metadata.html", "Metadata", live=False),
+    "security": PageView(view_security, "security.html", "Security"),
+    "settings": PageView(view_settings, "settings.html", "Settings"),
 }
 """The views by their path below /ui."""
-LANDING = View(landing, "landing.html", "Your topics", live=False)
+LANDING = PageView(view_landing_page, "landing.html", "Your topics", live=False)
 """The view at /ui for a caller who may not operate the cluster."""
 OF_TOPIC = {
-    "": View(topic, "topic.html", "Topic"),
-    "ledgers": View(ledgers, "ledgers.html", "Ledgers"),
-    "messages": View(messages, "messages.html", "Messages", live=False),
-    "tail": View(tail, "tail.html", "Tail"),
+    "": PageView(view_topic, "topic.html", "Topic"),
+    "ledgers": PageView(view_ledgers, "ledgers.html", "Ledgers"),
+    "messages": PageView(view_messages, "messages.html", "Messages", live=False),
+    "tail": PageView(view_newest_messages, "tail.html", "Tail"),
 }
 """The views of a topic, by what follows its path."""
-SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
+SUBSCRIPTION = PageView(view_subscription, "subscription.html", "Subscription")
 
 
-def find_view(path: str) -> tuple[View, list[str]]:
+def find_view(path: str) -> tuple[PageView, list[str]]:
     """Returns the view for a path below /ui, and the encoded segments of the path that name its topic and its
     subscription. Raises HttpError (404) if there is no such view."""
     if view := VIEWS.get(path.strip("/")):

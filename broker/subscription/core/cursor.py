@@ -19,8 +19,8 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
   `counts_first` the count belongs to the first unacknowledged message of the entry, because no program has received the
   messages after it yet: the count lasts as long as that message.
 - `note` is what the program that committed last gave with it (`set_note`); a seek removes it.
-- What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog, `is_done`, and left
-  out by every acknowledgement. The mark does not pass it.
+- What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog,
+  `is_acked_or_pending`, and left out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
 tests/broker/subscription/test_cursor_model.py (with crashes).
 """
@@ -164,6 +164,7 @@ class Cursor:
 
     @property
     def holes(self) -> AckHoles:
+        """The acknowledged entries after the mark."""
         holes = self._holes
         if holes is None:
             holes = self._holes = AckHoles(self.acked)
@@ -179,7 +180,7 @@ class Cursor:
         if pending is not None and (pending.is_entry_pending(position) or pending.message_bits_at(position)):
             return False
         self.version += 1
-        if position == self._shape.after(self.mark):
+        if position == self._shape.position_after(self.mark):
             self.mark = position
             if self.acked:
                 self._advance()
@@ -298,7 +299,7 @@ class Cursor:
         Returns True if anything changed."""
         if size and last_index + 1 >= size:
             return self.ack_cumulative(position)
-        moved = self.ack_cumulative(self._shape.before(position))
+        moved = self.ack_cumulative(self._shape.position_before(position))
         version = self.version
         if position > self.mark:
             self.ack_first_messages(position, last_index + 1, size)
@@ -341,7 +342,7 @@ class Cursor:
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
-    def adapt_to_log(self) -> None:
+    def adapt_to_log_after_restart(self) -> None:
         """Adapts the cursor to the log after a restart: moves the mark to a position in the log if it is outside;
         removes acknowledgements and redelivery counts of entries that the log does not have; then moves the mark over
         the acknowledged entries directly after it."""
@@ -357,12 +358,12 @@ class Cursor:
         for position in [position for position in self.counts if not shape.has_visible_entry(position)]:
             del self.counts[position]
         if self.pending is not None:
-            self.pending = self.pending.adapt_to_log(shape, self.mark, self.is_acked)
+            self.pending = self.pending.drop_acks_outside_log(shape, self.mark, self.is_acked)
         self._advance()
 
     def on_ledger_trimmed(self, ledger_id: int) -> None:
         """Called when a ledger was deleted, all of whose entries are acknowledged: removes the holes in this ledger.
-        (After a restart `adapt_to_log` does this.)"""
+        (After a restart `adapt_to_log_after_restart` does this.)"""
         if ledger_id in self.acked:
             self.holes.discard_holes_of_ledger(ledger_id)
 
@@ -428,7 +429,7 @@ class Cursor:
         holes = self.acked.get(position[0])
         return holes is not None and position[1] in holes
 
-    def is_done(self, position: Position) -> bool:
+    def is_acked_or_pending(self, position: Position) -> bool:
         """Returns True if the entry must not be delivered now: all of its messages are acknowledged or pending. If a
         transaction with such a pending acknowledgement is aborted, the entry can be delivered again."""
         if self.is_acked(position):
@@ -486,16 +487,16 @@ class Cursor:
         with the number of contiguous ranges of holes that it passes."""
         shape = self._shape
         if position <= self.mark:
-            position = shape.after(self.mark)
+            position = shape.position_after(self.mark)
         while self.acked:
             position = shape.position_at_or_after(position)
             holes = self.acked.get(position[0])
             if holes is None or position[1] not in holes:
                 break
-            position = shape.after(Position(position[0], run_end(holes, position[1])))
+            position = shape.position_after(Position(position[0], run_end(holes, position[1])))
         return position
 
-    def next_deliverable(self, position: Position) -> Position:
+    def next_deliverable_position(self, position: Position) -> Position:
         """Returns the first position at or after `position` whose entry is not acknowledged or pending as a whole."""
         position = self.next_unacked_position(position)
         if self.pending is None:
@@ -503,32 +504,33 @@ class Cursor:
         shape = self._shape
         while self.pending.is_entry_pending(position := shape.position_at_or_after(position)):
             if position <= self.pending.up_to:
-                position = self.next_unacked_position(shape.after(self.pending.up_to))
+                position = self.next_unacked_position(shape.position_after(self.pending.up_to))
                 continue
             ledger_id, entry_id = position
             over = self.pending.whole[ledger_id]
             if ledger_id in self.acked:
                 over = over | self.acked[ledger_id]
-            position = self.next_unacked_position(shape.after(Position(ledger_id, run_end(over, entry_id))))
+            position = self.next_unacked_position(shape.position_after(Position(ledger_id, run_end(over, entry_id))))
         return position
 
     def deliverable_entries_up_to(self, position: Position) -> Iterator[Position]:
         """Yields, in log order, the positions after the mark and up to and including `position` of which at least one
         message is neither acknowledged nor pending."""
-        at = self.next_deliverable(self.mark)
+        at = self.next_deliverable_position(self.mark)
         while at <= position and self._shape.has_visible_entry(at):
-            if not self.is_done(at):
+            if not self.is_acked_or_pending(at):
                 yield at
-            at = self.next_deliverable(self._shape.after(at))
+            at = self.next_deliverable_position(self._shape.position_after(at))
 
     def deliverable_entries_before(self, position: Position) -> Iterator[Position]:
         """Yields, in reverse log order, the positions from `position` back to the mark of which at least one message is
         neither acknowledged nor pending."""
-        end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
+        # a mark may be before the log: of an empty topic, or a trimmed one
+        end = max(self.mark, self._shape.start_position)
         while position > end:
-            if self._shape.has_visible_entry(position) and not self.is_done(position):
+            if self._shape.has_visible_entry(position) and not self.is_acked_or_pending(position):
                 yield position
-            position = self._shape.before(position)
+            position = self._shape.position_before(position)
 
     @property
     def last_hole_position(self) -> Position:
@@ -567,7 +569,7 @@ class Cursor:
         bitmap is empty; no entry counts as partly acknowledged that is acknowledged as a whole; the totals are
         right."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
-        self.holes.check(self.mark, self._shape.after(self.mark))
+        self.holes.check(self.mark, self._shape.position_after(self.mark))
         for position, partial in self.partial.items():
             assert not self.is_acked(position), "a finished entry is kept as partial"
             assert partial.bits, "nothing of an entry is acknowledged and it is kept as partial"
@@ -579,10 +581,10 @@ class Cursor:
             self.pending.check_disjoint_from_acked(self._shape, self.partial, self.is_acked)
 
     def _advance(self) -> None:
-        following = self._shape.after(self.mark)
+        following = self._shape.position_after(self.mark)
         while (holes := self.acked.get(following[0])) is not None and following[1] >= 0 and following[1] in holes:
             self.mark = Position(following[0], run_end(holes, following[1]))
-            following = self._shape.after(self.mark)
+            following = self._shape.position_after(self.mark)
         self._forget_up_to_mark()
 
     def _forget_up_to_mark(self) -> None:

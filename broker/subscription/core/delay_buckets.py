@@ -276,6 +276,7 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def has_unused_ledgers(self) -> bool:
+        """True if there are ledgers of merged or empty buckets that the caller must delete."""
         return bool(self._drained)
 
     # ------------------------------------------------------------------ keys in memory
@@ -423,6 +424,7 @@ class DelayBucketIndex(msgspec.Struct):
     # ------------------------------------------------------------------ questions
     @property
     def loaded_bytes(self) -> int:
+        """The bytes in memory of the delay keys that are loaded from buckets."""
         return sum(len(head[2].body) for head in self._heads)
 
     @property

@@ -6,7 +6,7 @@ queue.
 
     delays.add_entry(position, at_ms)                   its delivery time is in the future
     delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
-    delays.seal(now_ms)                                 → what is far in the future, to be stored as a *bucket*; then
+    delays.seal_bucket(now_ms)                          → what is far in the future, to be stored as a *bucket*; then
                                                         `on_bucket_stored`, or `on_bucket_store_failed`
     delays.take_segment_reads(now_ms)                   → what is near, to be read, a few segments at a time; then
                                                         `add_loaded_keys`, or `mark_bucket_lost`
@@ -259,7 +259,7 @@ class DelayIndex:
     @property
     def must_make_bucket(self) -> bool:
         """Returns True if enough entries are in no bucket, or if buckets are to be merged. Then the caller must call
-        `seal`, and store the bucket that it returns."""
+        `seal_bucket`, and store the bucket that it returns."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
@@ -269,10 +269,10 @@ class DelayIndex:
     def _seal_entries(self) -> int:
         return max(self.seal_entries, self.count // GROWTH)
 
-    def seal(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
+    def seal_bucket(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
         """Moves the entries that are due far in the future to a new bucket, and returns the bucket, which the caller
-        must store. Then the caller must call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls `seal`
-        again. Returns None if fewer than `least` entries are due far in the future."""
+        must store. Then the caller must call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls
+        `seal_bucket` again. Returns None if fewer than `least` entries are due far in the future."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
@@ -295,7 +295,7 @@ class DelayIndex:
         return draft
 
     def on_bucket_stored(self, ledger_id: int) -> None:
-        """Called when the bucket that `seal` returned is stored durably in the ledger `ledger_id`, and the
+        """Called when the bucket that `seal_bucket` returned is stored durably in the ledger `ledger_id`, and the
         subscription's record names this ledger. The keys of the bucket leave memory; they are loaded from the ledger
         when they are almost due."""
         assert self._draft is not None, "a draft was sealed"
@@ -308,8 +308,8 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_bucket_store_failed(self) -> None:
-        """Called when the bucket that `seal` returned was not stored: its entries are in no bucket again, as before
-        `seal`."""
+        """Called when the bucket that `seal_bucket` returned was not stored: its entries are in no bucket again, as
+        before `seal_bucket`."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.remove_keys(keys)
@@ -377,6 +377,7 @@ class DelayIndex:
 
     @property
     def has_unused_ledgers(self) -> bool:
+        """True if there are ledgers of merged or empty buckets that the caller must delete."""
         return self._used is not None and self._used.buckets.has_unused_ledgers
 
     # ------------------------------------------------------------------ questions
@@ -393,7 +394,7 @@ class DelayIndex:
             over = self._memory.held[ledger_id]
             acked = self.cursor.acked.get(ledger_id)
             last = run_end(over if acked is None else over | acked, entry_id)
-            position = self.cursor.next_deliverable(self.shape.after(Position(ledger_id, last)))
+            position = self.cursor.next_deliverable_position(self.shape.position_after(Position(ledger_id, last)))
         return position
 
     @property

@@ -3,8 +3,8 @@
 One state machine for every subscription type. What differs, "which consumer may get this entry", is a policy
 (policy.py); reading, permits, outstanding entries, limits and redelivery are here, once.
 
-    want = dispatcher.choose_next_read()             # Read(position) | ReadForRedelivery(positions) | Blocked
-    deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
+    want = dispatcher.choose_next_read()                # PlannedRead(position) | ReadForRedelivery(positions) | Blocked
+    deliveries = dispatcher.assign_entries(entries)     # those that were read → (consumer, entry, count, acked indexes)
 
 Rules
 - Permits count messages, as the consumer is *shown* them: a delivery costs what its entry's head declares, less the
@@ -25,8 +25,8 @@ Rules
   again: a client that hides messages never acknowledges their entry. What is pending is hidden from it too, until the
   transaction has committed; then it gets the whole entry again (`Subscription.settle`).
 - The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
-  is not at the read position, and does not wait, is never handed out: `assign` can be given anything that was read,
-  whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
+  is not at the read position, and does not wait, is never handed out: `assign_entries` can be given anything that was
+  read, whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
 - On types with individual acknowledgement an entry whose delivery time is in the future is neither outstanding nor
   waiting: `delays` (core/delays.py) holds it, and it is skipped like one that is acknowledged. When it is due it
   waits with the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
@@ -62,7 +62,7 @@ from .cursor import Cursor
 from .cursor_state import bit_indexes
 from .delays import DelayIndex
 from .in_log_order import why_no_receiver
-from .policy import NO_HIDDEN_MESSAGES, Entry, EntrySkipReason, Member, Policy, make_delivery_filters
+from .policy import NO_HIDDEN_MESSAGES, DispatcherEntry, DispatchPolicy, EntrySkipReason, Member, make_delivery_filters
 from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
 
@@ -83,7 +83,7 @@ ALL_TIME = 1 << 63
 """A time of day at which every entry is due."""
 
 
-class Read(NamedTuple):
+class PlannedRead(NamedTuple):
     """A request to read entries of the log, beginning at a position."""
 
     position: Position
@@ -100,7 +100,7 @@ class Delivery(NamedTuple):
     messages in the entry that the consumer must not process, because they are acknowledged or pending."""
 
     member: Member
-    entry: Entry
+    entry: DispatcherEntry
     redelivery_count: int
     acked_indexes: list[int]
 
@@ -125,7 +125,7 @@ class Dispatcher:
     )  # fmt: skip
 
     def __init__(
-        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True,
+        self, shape: LogShape, cursor: Cursor, policy: DispatchPolicy, *, tracks: bool = True,
         limits: DispatchLimits = NO_LIMITS,
         memory_bytes_max: float = float("inf"), delays: DelayIndex | None = None,
     ) -> None:  # fmt: skip
@@ -144,23 +144,24 @@ class Dispatcher:
         self.failed: dict[Position, None] = {}  # not done: each holds back what follows it
         self.chunks: dict[Position, tuple[str, bool]] = {}  # not done: of which message, and whether not the last
         self.unacked = 0  # messages outstanding
-        self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
-        self.read_position = shape.after(cursor.mark)
+        # of what `assign_entries` was given last: these wait with the policy from now on
+        self.parked: list[DispatcherEntry] = []
+        self.read_position = shape.position_after(cursor.mark)
 
     def rebase(self, shape: LogShape) -> None:
         """Replaces the log by the log with the shape `shape`. Delivery starts again after the cursor's mark. No
         consumer may be connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
-        self.seek()
+        self.restart_after_mark()
 
     def extend_to_log(self, shape: LogShape) -> None:
-        """Replaces the log by the log with the shape `shape`, without starting again. Up to the read position both logs
-        must have the same entries."""
+        """Replaces the shape of the log by `shape`, and goes on from the same read position. Up to the read position
+        both logs must have the same entries."""
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
-    def set_policy(self, policy: Policy, *, ordered: bool = False) -> None:
+    def set_policy(self, policy: DispatchPolicy, *, ordered: bool = False) -> None:
         """Sets the policy of the subscription type. Delivery starts again after the cursor's mark. No consumer may be
         connected. `ordered`: True if redelivery must keep the order of messages; entries that wait for the end of a
         back-off are then delivered again at once, in log order."""
@@ -173,8 +174,9 @@ class Dispatcher:
         self._start_over()
 
     def join(self, member: Member) -> None:
-        """Adds a consumer. The caller must check before that `Policy.why_refused` returns None. If the new consumer
-        takes the place of the active one, the outstanding entries of the former active consumer are delivered again."""
+        """Adds a consumer. The caller must check before that `DispatchPolicy.why_refused` returns None. If the new
+        consumer takes the place of the active one, the outstanding entries of the former active consumer are delivered
+        again."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
         deposed = self.policy.add_member(member)
@@ -195,7 +197,7 @@ class Dispatcher:
             self.policy.remove_member(member)
         self.members.clear()
 
-    def flow(self, member: Member, permits: int) -> None:
+    def grant_permits(self, member: Member, permits: int) -> None:
         """Permits the dispatcher to deliver `permits` more messages to the consumer."""
         member.permits += permits
         member.granted += permits
@@ -211,7 +213,7 @@ class Dispatcher:
         return 0 < limit <= unacked and self.policy.individual
 
     # ------------------------------------------------------------------ reading and handing out
-    def choose_next_read(self) -> Read | ReadForRedelivery | Blocked:
+    def choose_next_read(self) -> PlannedRead | ReadForRedelivery | Blocked:
         """Returns a request for the entries that must be read next; or, if no entry can be delivered now, the reason
         for that."""
         policy = self.policy
@@ -223,7 +225,7 @@ class Dispatcher:
         if not policy.is_looking_ahead:
             return self.choose_waiting_entries() or self._choose_new_entries()
         want = self._choose_new_entries()
-        return want if isinstance(want, Read) else self.choose_waiting_entries() or want
+        return want if isinstance(want, PlannedRead) else self.choose_waiting_entries() or want
 
     def choose_waiting_entries(self) -> ReadForRedelivery | None:
         """Returns a request for entries that wait with the policy and could be delivered now; None if there are
@@ -233,7 +235,7 @@ class Dispatcher:
             ready = [each for each in ready if not self.policy.is_held_back_by_failure(each)]
         return ReadForRedelivery(tuple(ready)) if ready else None
 
-    def _choose_new_entries(self) -> Read | Blocked:
+    def _choose_new_entries(self) -> PlannedRead | Blocked:
         """Returns a request for the entries at the read position; or the reason why none of them is wanted now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
@@ -260,13 +262,13 @@ class Dispatcher:
             and cursor.memory_bytes > self.memory_bytes_max and position > cursor.last_hole_position
         ):  # fmt: skip
             return Blocked.HOLES
-        return _tuple(Read, (position,))
+        return _tuple(PlannedRead, (position,))
 
     def _leap(self) -> None:
         """Moves the read position forward over entries that need not be delivered."""
         cursor, position = self.cursor, self._shape.position_at_or_after(self.read_position)
         if cursor.acked or cursor.pending is not None or position <= cursor.mark:
-            position = cursor.next_deliverable(position)
+            position = cursor.next_deliverable_position(position)
         if self.delays is not None and self.delays.count and self.delaying:
             position = self.delays.next_undelayed_position(position)
         self.read_position = position
@@ -276,7 +278,7 @@ class Dispatcher:
         why = why_no_receiver(self.policy.candidates)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
-    def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
+    def assign_entries(self, entries: Sequence[DispatcherEntry], now_ms: int = ALL_TIME) -> list[Delivery]:
         """Assigns entries that were read from the log to consumers, in the given order. Returns the deliveries. Stops
         at the first entry that no consumer may get now: it and the following entries are read again later. Holds back
         the entries whose delivery time is after `now_ms` (ms since the epoch)."""
@@ -285,7 +287,7 @@ class Dispatcher:
         if self.read_position <= self.cursor.mark:
             self._leap()
         delays = self.delays if self.delaying else None
-        policy, pick, deliver, at = self.policy, self.policy.pick, self._deliver, self.read_position
+        policy, pick, deliver, at = self.policy, self.policy.choose_member, self._deliver, self.read_position
         filters = make_delivery_filters(
             self.cursor, policy, self.held, delays, entries[0].position, at
         ) if entries else []
@@ -332,7 +334,7 @@ class Dispatcher:
             return EntrySkipReason.PASSED
         return EntrySkipReason.NOT_ITS_TURN if position > self.read_position else None
 
-    def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
+    def _deliver(self, member: Member, entry: DispatcherEntry, again: bool) -> Delivery:
         position, outstanding, cursor = entry.position, member.outstanding, self.cursor
         assert position not in outstanding, "an entry has one outstanding holder"
         acked = cursor.acked_indexes(position) if cursor.partial and member.acks_by_index else []
@@ -375,7 +377,7 @@ class Dispatcher:
             self._drop(other, position) for other in self.members.values()
         ):
             self.policy.discard(position)
-            self.held.drop(position)
+            self.held.discard(position)
         else:
             self.policy.on_entries_released((position,))
         if self.delays is not None:
@@ -403,7 +405,7 @@ class Dispatcher:
         if entries and _tuple(Position, (ledger_id, entries.min())) < self.read_position:  # what waits was read
             self.policy.discard_entries_of_ledger(ledger_id, entries)
         for position in select_positions(self.held, ledger_id, entries):
-            self.held.drop(position)
+            self.held.discard(position)
 
     def on_messages_acked(self, member: Member, position: Position, messages: int) -> None:
         """Called when `messages` more messages of a batch, which is outstanding at the consumer, are acknowledged or
@@ -441,10 +443,10 @@ class Dispatcher:
             self.policy.on_entries_released(done)
         self.policy.discard_up_to(mark)
         for position in [each for each in self.held if each <= mark]:
-            self.held.drop(position)
+            self.held.discard(position)
         if self.delays is not None:
             self.delays.discard_up_to(mark)
-        self.read_position = max(self.read_position, self._shape.after(mark))
+        self.read_position = max(self.read_position, self._shape.position_after(mark))
 
     def _drop(self, member: Member, position: Position) -> bool:
         """Removes the entry from the outstanding entries of the consumer. Returns False if the entry is not outstanding
@@ -477,7 +479,7 @@ class Dispatcher:
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
-            if counted and not self.cursor.is_done(position):
+            if counted and not self.cursor.is_acked_or_pending(position):
                 self.cursor.count_redelivery(position)
         self._give_back(member, given)
 
@@ -491,7 +493,7 @@ class Dispatcher:
         """
         failed: list[Position] = []
         for position in sorted(positions):
-            if position not in member.outstanding or self.cursor.is_done(position):
+            if position not in member.outstanding or self.cursor.is_acked_or_pending(position):
                 continue
             failed.append(position)
             if position in self.chunks and self.chunks[position][1]:
@@ -522,7 +524,7 @@ class Dispatcher:
         redelivery."""
         for position in positions:
             self._drop(member, position)
-            if self.cursor.is_done(position) or position in self.held:
+            if self.cursor.is_acked_or_pending(position) or position in self.held:
                 self.policy.on_entries_released((position,))
             else:
                 self.policy.on_entry_returned(position)
@@ -544,7 +546,7 @@ class Dispatcher:
     def _comes_again(self, position: Position) -> None:
         """Makes an entry wait for redelivery, if it is before the read position and neither acknowledged nor pending.
         Other entries are delivered when the read position reaches them."""
-        if position < self.read_position and not self.cursor.is_done(position):
+        if position < self.read_position and not self.cursor.is_acked_or_pending(position):
             self.policy.on_entry_returned(position)
 
     def add_entries_of_aborted_acks(self, positions: Iterable[Position]) -> None:
@@ -582,7 +584,7 @@ class Dispatcher:
             if self.delays is not None:
                 self.delays.discard(position)
 
-    def seek(self) -> None:
+    def restart_after_mark(self) -> None:
         """Starts delivery again after the cursor's mark, which was moved. No entry is outstanding after this call."""
         self.held.clear()
         self._start_over()
@@ -598,17 +600,18 @@ class Dispatcher:
         self.failed.clear()
         self.chunks.clear()
         self.policy.clear()
-        self.read_position = self._shape.after(self.cursor.mark)
+        self.read_position = self._shape.position_after(self.cursor.mark)
 
     # ------------------------------------------------------------------ questions
     @property
     def replay_entries(self) -> int:
+        """The number of entries that wait to be delivered again, and must be read again for that."""
         return self.policy.waiting.entries
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Returns a tuple by which a caller detects progress: it differs after each call of `assign` that delivered an
-        entry or moved the read position."""
+        """Returns a tuple by which a caller detects progress: it differs after each call of `assign_entries` that
+        delivered an entry or moved the read position."""
         return self.read_position, self.policy.waiting.entries, self.policy.waiting_entries_to_read
 
     def check(self) -> None:

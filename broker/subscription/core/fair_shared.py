@@ -1,9 +1,9 @@
 """Fair delivery by key on a Shared subscription: the keys take turns, and each has a limit of its own.
 
-    properties of the subscription       fair.by-key=true, fair.max-in-flight-per-key=N, fair.rate-per-key=R
-    turns.choose(count)                  the waiting entries that go next, by turns
-    turns.occupy(position, slot, count)  an entry is delivered; until `release`
-    turns.advance_clock(now)             keys whose rate allows more may go again
+    properties of the subscription             fair.by-key=true, fair.max-in-flight-per-key=N, fair.rate-per-key=R
+    queues.choose_entries(count)               the waiting entries that go next, by turns
+    queues.count_delivered_entry(position, …)  an entry is delivered; until `release_delivered_entries`
+    queues.advance_clock(now)                  keys whose rate allows more may go again
 
 The rule: of the entries that wait, the next one is of the key that was served least. The unit is the message
 (start-time fair queueing): each key has a tag, which a delivery moves on by the entry's messages, and the smallest tag
@@ -42,7 +42,7 @@ from ....proto.names import Position
 from ....proto.states import Blocked
 from .in_log_order import why_no_receiver
 from .key_shared import Shared
-from .policy import LIMIT_MAX, Entry, KeyLimits, Member, SubscriptionOptions
+from .policy import LIMIT_MAX, DispatcherEntry, KeyLimits, Member, SubscriptionOptions
 from .positions import ENTRY_BYTES, PositionSet
 
 WINDOW_ENTRIES = 10_000
@@ -74,7 +74,7 @@ class KeyQueue:
         self.looks_at = 0.0  # … and the time there
 
 
-class KeyTurns:
+class FairKeyQueues:
     """The entries of a fair subscription that wait, by key, and which of them go next. It is the `waiting` of its
     policy, so it has the interface of a PositionSet."""
 
@@ -92,7 +92,7 @@ class KeyTurns:
         self._waiting_bytes = 0
 
     # ------------------------------------------------------------------ waiting entries
-    def add_to_key(self, position: Position, slot: int) -> None:
+    def add_entry_of_key(self, position: Position, slot: int) -> None:
         """Adds a waiting entry of the key with this slot."""
         queue = self._queue(slot)
         self._waiting_bytes -= queue.waiting.size_bytes if queue.waiting else 0
@@ -107,6 +107,8 @@ class KeyTurns:
         return queue
 
     def is_waiting(self, position: Position, slot: int) -> bool:
+        """Returns whether the entry waits: in the queue of the key with this slot, or among the entries whose key is
+        not known because they were not read yet."""
         queue = self.of.get(slot)
         return (queue is not None and position in queue.waiting) or position in self.unread
 
@@ -116,7 +118,7 @@ class KeyTurns:
         self.entries -= found
         return found
 
-    def take(self, position: Position, slot: int) -> None:
+    def remove_waiting_entry(self, position: Position, slot: int) -> None:
         """Removes a waiting entry of the key with this slot, because it is delivered."""
         self._remove(slot, lambda waiting: [position] if waiting.discard(position) else [])
 
@@ -139,7 +141,7 @@ class KeyTurns:
         slot = next((number for number, queue in self.of.items() if position in queue.waiting), None)
         if slot is None:
             return False
-        self.take(position, slot)
+        self.remove_waiting_entry(position, slot)
         return True
 
     def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
@@ -151,7 +153,9 @@ class KeyTurns:
     def discard_up_to(self, mark: Position) -> None:
         """Removes the waiting entries up to and including `mark`, because they are acknowledged."""
         self.entries -= len(self.unread.discard_up_to(mark))
-        for slot in [number for number, queue in self.of.items() if queue.waiting and queue.waiting.first() <= mark]:
+        for slot in [
+            number for number, queue in self.of.items() if queue.waiting and queue.waiting.first_position() <= mark
+        ]:
             self._remove(slot, lambda waiting: waiting.discard_up_to(mark))
 
     def clear(self) -> None:
@@ -168,7 +172,7 @@ class KeyTurns:
             self._forget_if_idle(number, self.of[number])
 
     # ------------------------------------------------------------------ outstanding entries
-    def occupy(self, position: Position, slot: int, messages: int) -> None:
+    def count_delivered_entry(self, position: Position, slot: int, messages: int) -> None:
         """Called when an entry of `messages` messages is delivered: it counts for its key until it is released."""
         queue = self._queue(slot)
         self._held[position] = (slot, messages)
@@ -178,7 +182,7 @@ class KeyTurns:
         if self.limits.rate:
             queue.paid_until = max(queue.paid_until, self.now) + messages / self.limits.rate
 
-    def release(self, positions: Iterable[Position]) -> None:
+    def release_delivered_entries(self, positions: Iterable[Position]) -> None:
         """Called when entries are no longer outstanding."""
         for position in positions:
             slot, messages = self._held.pop(position, (-1, 0))
@@ -196,11 +200,11 @@ class KeyTurns:
         if slot < 0:
             self.entries += self.unread.add(position)
             return
-        self.add_to_key(position, slot)
-        self.release((position,))
+        self.add_entry_of_key(position, slot)
+        self.release_delivered_entries((position,))
 
     # ------------------------------------------------------------------ who is next
-    def may_go(self, slot: int) -> bool:
+    def may_deliver_key(self, slot: int) -> bool:
         """Returns True if the limits of the key allow one more entry now."""
         queue = self.of.get(slot)
         return queue is None or self._may_go(queue)
@@ -213,7 +217,7 @@ class KeyTurns:
 
     def _list(self, slot: int, queue: KeyQueue) -> None:
         """Puts the key into the order of turns, if something of it waits and may go now; else into the order of times,
-        if its rate is what it waits for. What waits for room is listed by `release`."""
+        if its rate is what it waits for. What waits for room is listed by `release_delivered_entries`."""
         if queue.turn or not queue.waiting or not self._has_room(queue):
             return
         if queue.paid_until - BURST_S > self.now:
@@ -263,15 +267,15 @@ class KeyTurns:
         """Returns for how many seconds all waiting keys that wait for their rates have to; 0: none waits for that."""
         return max(0.0, self._times[0][0] - self.now) if self._times and self.entries else 0.0
 
-    def choose(self, count: int) -> list[Position]:
+    def choose_entries(self, count: int) -> list[Position]:
         """Returns up to `count` waiting entries that may go now, by turns of their keys, sorted by position. Entries
         whose key is not known come first: they are read to find it out."""
-        found = self.unread.earliest(count) if self.unread else []
+        found = self.unread.first_positions(count) if self.unread else []
         wanted = count - len(found)
         if wanted > 0:
             queues = self._first_in_turn(wanted)
             if len(queues) == wanted:
-                found += [queue.waiting.first() for queue in queues]
+                found += [queue.waiting.first_position() for queue in queues]
             elif queues:
                 found += self._share_out(queues, wanted)
         found.sort()
@@ -299,7 +303,7 @@ class KeyTurns:
     def _share_out(self, queues: Sequence[KeyQueue], count: int) -> list[Position]:
         """Returns up to `count` entries of these keys, which are fewer than `count`, by turns."""
         share, found = 2 * count // len(queues) + 1, list[Position]()
-        several = [iter(queue.waiting.earliest(min(share, self._room(queue)))) for queue in queues]
+        several = [iter(queue.waiting.first_positions(min(share, self._room(queue)))) for queue in queues]
         order = [(queue.tag, place) for place, queue in enumerate(queues)]
         heapify(order)
         while order and len(found) < count:
@@ -330,6 +334,7 @@ class KeyTurns:
     # ------------------------------------------------------------------ questions
     @property
     def waiting_bytes(self) -> int:
+        """The memory in bytes of the waiting entries."""
         return self._waiting_bytes + len(self.unread) * ENTRY_BYTES
 
     def check(self) -> None:
@@ -372,7 +377,7 @@ class FairShared(Shared):
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
         limits = options.key_limits or KeyLimits()
-        self.turns = KeyTurns(limits)
+        self.turns = FairKeyQueues(limits)
         self.waiting = self.turns  # type: ignore[assignment]  # its interface is that of a PositionSet
         self.paced = limits.rate > 0
         self._waiting_bytes_max = options.config.key_shared_waiting_bytes
@@ -385,7 +390,7 @@ class FairShared(Shared):
 
     def on_entries_released(self, positions: Sequence[Position]) -> None:
         super().on_entries_released(positions)
-        self.turns.release(positions)
+        self.turns.release_delivered_entries(positions)
 
     def advance_clock(self, now: float) -> None:
         self.turns.advance_clock(now)
@@ -398,12 +403,12 @@ class FairShared(Shared):
         self.turns.set_limits(limits)
         self.paced = limits.rate > 0
 
-    def is_entry_waiting(self, entry: Entry) -> bool:
+    def is_entry_waiting(self, entry: DispatcherEntry) -> bool:
         return self.turns.is_waiting(entry.position, _slot_of(entry))
 
     def next_ready_entries(self, count: int) -> Sequence[Position]:
         permits = sum([member.permits for member in self.candidates if member.may_receive])
-        return self.turns.choose(min(count, max(1, permits)))
+        return self.turns.choose_entries(min(count, max(1, permits)))
 
     def on_entries_passed_over(self, count: int) -> None:
         if self.turns.entries:
@@ -423,22 +428,22 @@ class FairShared(Shared):
     def waiting_entries_to_read(self) -> int:
         return len(self.turns.unread)
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:  # type: ignore[override]
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked | None:  # type: ignore[override]
         if entry.chunk_of:
-            return super().pick(entry, waited)
+            return super().choose_member(entry, waited)
         turns, position, slot = self.turns, entry.position, _slot_of(entry)
         if not waited or turns.take_unread(position):
             return self._stays(entry, slot, new=not waited)  # its turn comes when it is chosen
-        if not turns.may_go(slot):
+        if not turns.may_deliver_key(slot):
             return None
-        choice = super().pick(entry, False)
+        choice = super().choose_member(entry, False)
         if type(choice) is Member:
-            turns.occupy(position, slot, entry.count)
+            turns.count_delivered_entry(position, slot, entry.count)
             self._passed_over *= 1 - 1 / turns.entries  # none when nothing waits any more
-            turns.take(position, slot)
+            turns.remove_waiting_entry(position, slot)
         return choice
 
-    def _stays(self, entry: Entry, slot: int, *, new: bool) -> Blocked | None:
+    def _stays(self, entry: DispatcherEntry, slot: int, *, new: bool) -> Blocked | None:
         """Stores the entry as waiting with its key and returns None. If it is new, and no consumer could get it or
         there is no room for it, stores nothing and returns the reason."""
         if new:
@@ -446,9 +451,9 @@ class FairShared(Shared):
             if why is not None:
                 return why
         self._size += (entry.size - self._size) * (_SIZE_WEIGHT if self._size else 1)
-        self.turns.add_to_key(entry.position, slot)
+        self.turns.add_entry_of_key(entry.position, slot)
         return None
 
 
-def _slot_of(entry: Entry) -> int:
+def _slot_of(entry: DispatcherEntry) -> int:
     return entry.slots[0] if entry.slots else KEYLESS

@@ -16,7 +16,15 @@ from pyroaring import BitMap
 from ....proto.errors import InvalidRequest
 from ....proto.names import STICKY_SLOTS, Position, compute_key_slot
 from ....proto.states import Blocked
-from .policy import ActiveConsumerChanged, Entry, HeldSlot, Member, PolicyOptions, PolicyStatistics, SubscriptionOptions
+from .policy import (
+    ActiveConsumerChanged,
+    DispatcherEntry,
+    HeldSlot,
+    Member,
+    PolicyOptions,
+    PolicyStatistics,
+    SubscriptionOptions,
+)
 from .positions import PositionSet
 
 # ---------------------------------------------------------------------------------------------------------- slot_owners
@@ -70,10 +78,10 @@ class SlotOwners(Protocol):
     slots."""
 
     def why_refused(self, newcomer: Member) -> str | None: ...
-    def join(self, member: Member) -> None: ...
-    def leave(self, member: Member) -> None: ...
-    def owner(self, slot: int) -> Member | None: ...
-    def ranges(self) -> list[tuple[int, int, Member]]:
+    def add_member(self, member: Member) -> None: ...
+    def remove_member(self, member: Member) -> None: ...
+    def find_owner(self, slot: int) -> Member | None: ...
+    def list_ranges(self) -> list[tuple[int, int, Member]]:
         """Returns the ranges of slots in order, each as (first slot, last slot, the consumer that owns the range)."""
         ...
 
@@ -89,7 +97,7 @@ class HashRingSlotOwners:
     def why_refused(self, newcomer: Member) -> str | None:
         return None
 
-    def join(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         of_name = self._numbers.setdefault(member.name, {})
         number = next(each for each in range(len(of_name) + 1) if each not in of_name)
         of_name[number] = member
@@ -99,7 +107,7 @@ class HashRingSlotOwners:
                 insort(self._points, point)
             there.append(member)
 
-    def leave(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         of_name = self._numbers[member.name]
         number = next(each for each, who in of_name.items() if who is member)
         del of_name[number]
@@ -112,20 +120,20 @@ class HashRingSlotOwners:
                 del self._at[point]
                 self._points.remove(point)
 
-    def owner(self, slot: int) -> Member | None:
+    def find_owner(self, slot: int) -> Member | None:
         points = self._points
         if not points:
             return None
         place = bisect_left(points, slot)
         return self._at[points[place if place < len(points) else 0]][0]
 
-    def ranges(self) -> list[tuple[int, int, Member]]:
+    def list_ranges(self) -> list[tuple[int, int, Member]]:
         if not self._points:
             return []
         ends = [*self._points] if self._points[-1] == STICKY_SLOTS else [*self._points, STICKY_SLOTS]
         first, found = 1, list[tuple[int, int, Member]]()
         for end in ends:
-            owner = self.owner(end)
+            owner = self.find_owner(end)
             assert owner is not None, "a ring with points has owners"
             if found and found[-1][2] is owner:
                 found[-1] = (found[-1][0], end, owner)
@@ -151,7 +159,7 @@ class SplitRangeSlotOwners:
             return f"there are {STICKY_SLOTS} consumers already, one for each slot"
         return None
 
-    def join(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         if not self._ends:
             self._ends, self._owners = [STICKY_SLOTS], [member]
             return
@@ -161,16 +169,16 @@ class SplitRangeSlotOwners:
         self._ends.insert(largest, firsts[largest] + sizes[largest] // 2)
         self._owners.insert(largest, member)
 
-    def leave(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         place = self._owners.index(member)
         last = place == len(self._ends) - 1
         del self._owners[place]
         del self._ends[place - 1 if last and place else place]
 
-    def owner(self, slot: int) -> Member | None:
+    def find_owner(self, slot: int) -> Member | None:
         return self._owners[bisect_left(self._ends, slot)] if self._ends else None
 
-    def ranges(self) -> list[tuple[int, int, Member]]:
+    def list_ranges(self) -> list[tuple[int, int, Member]]:
         found, first = list[tuple[int, int, Member]](), 1
         for end, owner in zip(self._ends, self._owners, strict=True):
             found.append((first, end, owner))
@@ -198,21 +206,21 @@ class StickyRangeSlotOwners:
                     return f"the range [{first}, {last}] overlaps [{taken_first}, {taken_last}] of {owner.name}"
         return None
 
-    def join(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         self._ranges += [(first, last, member) for first, last in to_key_shared_options(member.options).ranges]
         self._ranges.sort(key=lambda each: each[0])
 
-    def leave(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         self._ranges = [each for each in self._ranges if each[2] is not member]
 
-    def owner(self, slot: int) -> Member | None:
+    def find_owner(self, slot: int) -> Member | None:
         place = bisect_left(self._ranges, slot + 1, key=lambda each: each[0]) - 1
         if place < 0:
             return None
         _first, last, owner = self._ranges[place]
         return owner if slot <= last else None
 
-    def ranges(self) -> list[tuple[int, int, Member]]:
+    def list_ranges(self) -> list[tuple[int, int, Member]]:
         return list(self._ranges)
 
 
@@ -251,11 +259,11 @@ class LogOrderPolicy:
     def on_entry_returned(self, position: Position) -> None:
         self.waiting.add(position)
 
-    def is_entry_waiting(self, entry: Entry) -> bool:
+    def is_entry_waiting(self, entry: DispatcherEntry) -> bool:
         return entry.position in self.waiting
 
     def next_ready_entries(self, count: int) -> Sequence[Position]:
-        return self.waiting.earliest(count) if self.waiting.entries else ()
+        return self.waiting.first_positions(count) if self.waiting.entries else ()
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
         if self._failed is NOTHING:
@@ -267,7 +275,7 @@ class LogOrderPolicy:
         self._failed.discard(position)
 
     def is_held_back_by_failure(self, position: Position) -> bool:
-        return bool(self._failed) and position > self._failed.first()
+        return bool(self._failed) and position > self._failed.first_position()
 
     def discard(self, position: Position) -> None:
         if self.waiting.entries:
@@ -307,7 +315,7 @@ class LogOrderPolicy:
     def _comes_later(self, position: Position) -> bool:
         """Returns True if another entry must be delivered before this one: an earlier waiting entry, or a failed entry
         that holds this one back."""
-        return (self.waiting.entries > 0 and self.waiting.first() != position) or (
+        return (self.waiting.entries > 0 and self.waiting.first_position() != position) or (
             self._failed is not NOTHING and self.is_held_back_by_failure(position)
         )
 
@@ -364,7 +372,7 @@ class Exclusive(LogOrderPolicy):
     def remove_member(self, member: Member) -> None:
         self.candidates.clear()
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked:
         only = self.candidates[0] if self.candidates else None
         if only is None or only.permits <= 0 or only.paused:
             return why_no_receiver(self.candidates) or Blocked.NO_PERMITS
@@ -432,11 +440,11 @@ class Failover(LogOrderPolicy):
         if any(member.many_topics for member in able):
             ring = HashRingSlotOwners()
             for member in able:
-                ring.join(member)
-            return ring.owner(compute_key_slot(self._topic))
+                ring.add_member(member)
+            return ring.find_owner(compute_key_slot(self._topic))
         return able[0]
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked:
         active = self.active
         if active is None or active.permits <= 0 or active.paused:
             return why_no_receiver(self.candidates) or Blocked.NO_PERMITS

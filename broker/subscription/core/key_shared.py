@@ -52,7 +52,7 @@ from .in_log_order import (
 from .key_slots import NOTHING, KeySlotInUse, KeySlotTable
 from .policy import (
     ActiveConsumerChanged,
-    Entry,
+    DispatcherEntry,
     HeldSlot,
     Member,
     PolicyStatistics,
@@ -109,12 +109,12 @@ class KeyShared:
     def add_member(self, member: Member) -> None:
         self._members[member.id] = member
         self.slots.add_member(member)
-        self.owners.join(member)
+        self.owners.add_member(member)
         self._owners_changed()
 
     def remove_member(self, member: Member) -> None:
         del self._members[member.id]
-        self.owners.leave(member)
+        self.owners.remove_member(member)
         self._owners_changed()
         self.slots.remove_member(member)
 
@@ -137,7 +137,7 @@ class KeyShared:
         return not self._stale
 
     # ------------------------------------------------------------------ handing out
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked | None:
         if self._stale:
             self.rebalance_slots(len(self._stale))
         slots, position = entry.slots, entry.position
@@ -148,7 +148,7 @@ class KeyShared:
             if unread:
                 self.slots.entries -= 1
                 waited = False
-            if slots and self._loose and self._loose.first() < position and not self.out_of_order:
+            if slots and self._loose and self._loose.first_position() < position and not self.out_of_order:
                 return self._stays(position, slots, waited, unread)
         else:
             unread = False
@@ -188,7 +188,7 @@ class KeyShared:
         try:
             return self._owned[number]
         except KeyError:
-            owner = self._owned[number] = self.owners.owner(number)
+            owner = self._owned[number] = self.owners.find_owner(number)
             return owner
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
@@ -197,7 +197,7 @@ class KeyShared:
         if slot is None or self.out_of_order:
             member = self._owned.get(number) or self._owner(number)
         elif (slot.failures is not None and slot.has_failure_before(position)) or (
-            slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position)
+            slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first_position() == position)
         ):
             return None
         elif not slot.outstanding:
@@ -224,7 +224,7 @@ class KeyShared:
                 slot = self._in_use.get(number)
                 if slot is None:
                     continue
-                if (slot.waiting and slot.waiting.first() < position) or slot.has_failure_before(position):
+                if (slot.waiting and slot.waiting.first_position() < position) or slot.has_failure_before(position):
                     return None
                 if slot.outstanding:
                     if holder is not None and slot.holder is not holder:
@@ -242,7 +242,7 @@ class KeyShared:
         return chosen
 
     # ------------------------------------------------------------------ waiting
-    def is_entry_waiting(self, entry: Entry) -> bool:
+    def is_entry_waiting(self, entry: DispatcherEntry) -> bool:
         return self.slots.is_entry_waiting(entry.position, entry.slots)
 
     def next_ready_entries(self, count: int) -> Sequence[Position]:
@@ -258,11 +258,11 @@ class KeyShared:
         if not slot.waiting:
             return None
         if self.slots.mixed:
-            first = slot.waiting.first()
+            first = slot.waiting.first_position()
             slots = self.slots.mixed.get(first)
             if slots is not None:
                 return self._target_of_several(slots, first) if slots[0] == number else None
-        if slot.has_failure_before(slot.waiting.first()):
+        if slot.has_failure_before(slot.waiting.first_position()):
             return None
         if not slot.outstanding or self.out_of_order:
             return self._owner(number)
@@ -300,17 +300,17 @@ class KeyShared:
     def statistics(self) -> PolicyStatistics:
         mode = "STICKY" if self.sticky else "AUTO_SPLIT"
         keys = SlotDistribution(
-            mode, self.out_of_order, self.slots.drained_total, self.draining(), self.owners.ranges()
+            mode, self.out_of_order, self.slots.drained_total, self.slots_in_handover(), self.owners.list_ranges()
         )
         return PolicyStatistics(keys=keys)
 
     def find_held_slots(self, now_s: float) -> Sequence[HeldSlot]:
         return self.slots.find_held_slots(now_s)
 
-    def draining(self) -> list[SlotInHandover]:
+    def slots_in_handover(self) -> list[SlotInHandover]:
         if self._stale:
             self.rebalance_slots(len(self._stale))
-        return self.slots.draining()
+        return self.slots.slots_in_handover()
 
     def check(self, outstanding: set[Position]) -> None:
         self.slots.check(outstanding)
@@ -390,7 +390,7 @@ class Shared(LogOrderPolicy):
         if self._current is member:
             self._current, self._left_in_turn = None, 0
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked:
         chunk_of = entry.chunk_of
         current = self._find_able_assembler(chunk_of) if chunk_of else None
         if current is None:

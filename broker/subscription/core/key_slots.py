@@ -153,7 +153,7 @@ class KeySlotTable:
             del slot.failures[position]  # type: ignore[union-attr]
             slot.failures = slot.failures or None
             self.changed[number] = None
-            if slot.waiting and (several := self.mixed.get(slot.waiting.first())):
+            if slot.waiting and (several := self.mixed.get(slot.waiting.first_position())):
                 self.changed[several[0]] = None
             self._drop_unused((number,))
 
@@ -179,7 +179,7 @@ class KeySlotTable:
                 self.changed[number] = None
             else:
                 self._waiting_bytes -= waiting.size_bytes
-                if position < (first := waiting.first()):
+                if position < (first := waiting.first_position()):
                     self.changed[number] = None
                     if first in self.mixed:
                         self.changed[self.mixed[first][0]] = None  # where it is listed
@@ -200,6 +200,8 @@ class KeySlotTable:
             self.changed[number] = None
 
     def is_entry_waiting(self, position: Position, numbers: tuple[int, ...]) -> bool:
+        """Returns whether the entry waits for a consumer. `numbers`: the slots of its keys; () if they are not
+        known."""
         if numbers:
             slot = self.of.get(numbers[0])
             if slot is not None and position in slot.waiting:
@@ -246,7 +248,7 @@ class KeySlotTable:
             return
         gone = set(self.loose.discard_up_to(mark))
         for number, slot in list(self.of.items()):
-            if slot.waiting and slot.waiting.first() <= mark:
+            if slot.waiting and slot.waiting.first_position() <= mark:
                 self._waiting_bytes -= slot.waiting.size_bytes
                 gone.update(slot.waiting.discard_up_to(mark))
                 self._waiting_bytes += slot.waiting.size_bytes if slot.waiting else 0
@@ -286,7 +288,7 @@ class KeySlotTable:
         which consumer may get their first entry."""
         found: list[Position] = []
         if self.loose and why_no_receiver(members.values()) is None:
-            found += self.loose.earliest(count)
+            found += self.loose.first_positions(count)
         able = [id_ for id_, numbers in self._ready.items() if numbers and members[id_].may_receive]
         for id_ in able:
             self._take_ready(self._ready[id_], min(max(1, count // len(able)), members[id_].permits), found)
@@ -300,9 +302,9 @@ class KeySlotTable:
                 continue  # it is settled in a later look
             waiting = self.of[number].waiting
             if share == 1:
-                found.append(waiting.first())
+                found.append(waiting.first_position())
             else:
-                self._add_share(waiting.earliest(share), found)
+                self._add_share(waiting.first_positions(share), found)
             del numbers[number]  # it is the last one the next time
             numbers[number] = None
 
@@ -330,7 +332,7 @@ class KeySlotTable:
         if self.mixed:
             for number in list(changed):  # an entry of several slots is listed with the first of them
                 slot = self.of.get(number)
-                if slot is not None and slot.waiting and (several := self.mixed.get(slot.waiting.first())):
+                if slot is not None and slot.waiting and (several := self.mixed.get(slot.waiting.first_position())):
                     changed[several[0]] = None
         for number in changed:
             slot = self.of.get(number)
@@ -361,6 +363,7 @@ class KeySlotTable:
     # ------------------------------------------------------------------ questions
     @property
     def waiting_bytes(self) -> int:
+        """The memory in bytes that the positions of the waiting entries take."""
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
     def find_held_slots(self, now_s: float) -> list[HeldSlot]:
@@ -380,7 +383,7 @@ class KeySlotTable:
         assert slot.holder is not None, "what is outstanding is at a consumer"
         return HeldSlot(number, slot.holder, oldest, since_s, slot.outstanding - 1 + len(slot.waiting))
 
-    def draining(self) -> list[SlotInHandover]:
+    def slots_in_handover(self) -> list[SlotInHandover]:
         """Returns the slots that have a new owner, but still have outstanding entries at the old owner."""
         return [
             SlotInHandover(number, slot.outstanding, slot.blocked)

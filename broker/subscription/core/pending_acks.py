@@ -1,8 +1,8 @@
 """Acknowledgements of open transactions: part of a cursor, stored with it, and acknowledged by nothing else.
 
 A transaction acknowledges whole entries, messages of batches, or everything up to a position (one transaction at a time
-in a subscription). From the moment that `add_pending_acks` returns until `settle`, that is *pending*: not acknowledged,
-in the backlog, and delivered to no consumer, whatever its consumer does meanwhile.
+in a subscription). From the moment that `add_pending_acks` returns until `settle_transactional_acks`, that is
+*pending*: not acknowledged, in the backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 
 | what is named is | plain acknowledgement | in transaction X | delivered |
 |---|---|---|---|
@@ -12,12 +12,14 @@ in the backlog, and delivered to no consumer, whatever its consumer does meanwhi
 | another message of such a batch | that message counts | likewise | the messages that are not pending |
 
 Rules
-- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `add_pending_acks` takes
+- `judge_transactional_acks` comes before anything is changed: a refused request leaves no trace (invariant 81).
+`add_pending_acks` takes
   its result.
 - A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
   already (`find_repeated_acks`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused
   if it covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
-- `settle` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending in it, an
+- `settle_transactional_acks` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending
+in it, an
   abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_messages_of_batch`, `ack_cumulative`) leaves out what is
   pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it,
@@ -74,7 +76,9 @@ class SettledAcks(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------ intents
-def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | TransactionalAckRefused:
+def judge_transactional_acks(
+    cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
+) -> TxnAcks | TransactionalAckRefused:
     """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending yet, or the
     refusal of all of them. Changes nothing.
 
@@ -133,7 +137,9 @@ def _judge_entries(
         return TransactionalAckRefused(TransactionalAckConflict.ACKNOWLEDGED, Position(ledger_id, fresh.min()))
     if ledger_id <= own.up_to[0]:
         fresh.remove_range(0, max(0, own.up_to[1] + 1) if ledger_id == own.up_to[0] else 1 << 32)
-    for position in [each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_done(each)]:
+    for position in [
+        each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_acked_or_pending(each)
+    ]:
         fresh.discard(position[1])  # nothing of it is left
     if not fresh:
         return None
@@ -185,7 +191,7 @@ def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Transacti
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
             return TransactionalAckRefused(TransactionalAckConflict.TWICE, Position(ledger_id, both.min()))
     for position in own.parts:
-        if wanted.has_entry(position) and cursor.is_done(position):
+        if wanted.has_entry(position) and cursor.is_acked_or_pending(position):
             return TransactionalAckRefused(TransactionalAckConflict.TWICE, position)
     for position, part in wanted.parts.items():
         if own.has_entry(position) or part.bits & own.message_bits_at(position):
@@ -194,7 +200,7 @@ def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Transacti
 
 
 def add_pending_acks(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
-    """Makes the acknowledgements `new`, which `judge` returned, pending in the transaction."""
+    """Makes the acknowledgements `new`, which `judge_transactional_acks` returned, pending in the transaction."""
     if not new:
         return
     if cursor.pending is None:
@@ -215,14 +221,14 @@ def add_pending_acks(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
     cursor.changed_chunks.update(pending.keys_of[txn])
 
 
-def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
+def settle_transactional_acks(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
     """Applies the end of a transaction to the cursor. If the transaction committed, its pending acknowledgements count.
     If it was aborted, they are dropped, and their entries may be delivered again. Returns the acknowledgements that
     were pending; None if there were none."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
-    shown = frozenset([each for each in pending.of[txn].parts if not cursor.is_done(each)])
+    shown = frozenset([each for each in pending.of[txn].parts if not cursor.is_acked_or_pending(each)])
     cursor.changed_chunks.update(pending.keys_of[txn])
     acks = pending.take_acks_of_transaction(txn)
     assert acks is not None, "it is there"
@@ -248,7 +254,7 @@ def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | No
     acknowledgements `acks` was aborted; None if there is no such entry."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
-    if acks.up_to != NOWHERE and (first := cursor.next_deliverable(cursor.mark)) <= acks.up_to:
+    if acks.up_to != NOWHERE and (first := cursor.next_deliverable_position(cursor.mark)) <= acks.up_to:
         firsts.append(first)
     return min(firsts, default=None)
 

@@ -170,7 +170,9 @@ class PendingAcks:
         """Returns the sorted keys of the chunks in which pending acknowledgements are stored."""
         return sorted(set().union(*self.keys_of.values()))
 
-    def adapt_to_log(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
+    def drop_acks_outside_log(
+        self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]
+    ) -> PendingAcks | None:
         """Returns the pending acknowledgements that still apply after a restart: those whose entries are in the log and
         are not acknowledged. Returns None if there are none."""
         kept = {}
@@ -183,7 +185,7 @@ class PendingAcks:
             parts = {
                 each: part for each, part in acks.parts.items() if shape.has_visible_entry(each) and not is_acked(each)
             }
-            up_to = min(acks.up_to, shape.last)
+            up_to = min(acks.up_to, shape.last_position)
             fitted = TxnAcks(left, parts, up_to if up_to > mark else NOWHERE)
             if fitted:
                 kept[txn] = fitted
@@ -201,7 +203,7 @@ class PendingAcks:
             assert not is_acked(position), "a batch is acknowledged, and pending in part"
             acked = partial[position].bits if position in partial else 0
             assert not part.bits & acked, "a message is acknowledged, and pending"
-        assert self.up_to == NOWHERE or self.up_to >= shape.start, "pending before the log"
+        assert self.up_to == NOWHERE or self.up_to >= shape.start_position, "pending before the log"
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken: each message is pending in one transaction at most; the

@@ -8,7 +8,7 @@ waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
 
 The filters that keep an entry that was read from the policy, in this order; and the runs of chunks of a message
-(`Chunk`, `MessageChunkRun`). A new reason is a new filter.
+(`MessageChunk`, `MessageChunkRun`). A new reason is a new filter.
 
 | filter | catches |
 |---|---|
@@ -49,7 +49,7 @@ CAUGHT_UP_REASONS = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
 the subscription by itself."""
 
 
-class Entry(Protocol):
+class DispatcherEntry(Protocol):
     """A stored entry, as the dispatcher and the policies see it."""
 
     @property
@@ -229,11 +229,12 @@ class ActiveConsumerChanged(NamedTuple):
     active: bool
 
 
-class Policy(Protocol):
+class DispatchPolicy(Protocol):
     """The rules of a subscription type. A policy decides which consumer may join, and which consumer gets an entry.
     Each subscription has a policy; subscription_types.py registers the policies by type.
 
-    A policy also stores which entries wait: those that were given back, and those for which `pick` returned None.
+    A policy also stores which entries wait: those that were given back, and those for which `choose_member` returned
+    None.
     """
 
     individual: ClassVar[bool]
@@ -243,7 +244,8 @@ class Policy(Protocol):
     """Whether entries are delivered in order: all of them, or those of each key."""
 
     by_keys: ClassVar[bool]
-    """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
+    """Whether `choose_member` asks for `DispatcherEntry.slots`: they are found before, outside the event loop when
+    that is long."""
 
     busy: ClassVar[Blocked]
     """Why none of the entries that wait with the policy may go, when consumers have permits."""
@@ -267,7 +269,7 @@ class Policy(Protocol):
         """Removes a consumer that left. Its outstanding entries must have been given back before."""
         ...
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked | None:
         """Chooses the consumer that gets the entry, and returns it; the entry then counts as outstanding at this
         consumer. Returns None if the policy stores the entry as waiting, so that the caller may continue with the next
         entry. Otherwise returns the reason why no entry may be assigned now. `waited`: True if the entry was waiting
@@ -298,7 +300,10 @@ class Policy(Protocol):
         entry has failed."""
         ...
 
-    def is_entry_waiting(self, entry: Entry) -> bool: ...
+    def is_entry_waiting(self, entry: DispatcherEntry) -> bool:
+        """Returns whether the entry waits in the policy for a consumer."""
+        ...
+
     def next_ready_entries(self, count: int) -> Sequence[Position]:
         """Returns up to `count` of the waiting entries that could be delivered now, in log order."""
         ...
@@ -384,12 +389,17 @@ class EntrySkipReason(enum.Enum):
     NOT_DUE = "it comes when it is due"
 
 
-Filter = Callable[[Entry, bool], EntrySkipReason | None]
+Filter = Callable[[DispatcherEntry, bool], EntrySkipReason | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
 def make_delivery_filters(
-    cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
+    cursor: Cursor,
+    policy: DispatchPolicy,
+    held: BackoffQueue,
+    delays: DelayIndex | None,
+    first: Position,
+    new: Position,
 ) -> list[Filter]:
     """Returns the filters that can reject an entry at or after the position `first`. A filter is a function that
     returns the reason why an entry must not be delivered now, or None. `new`: the read position; only entries before it
@@ -406,7 +416,9 @@ def make_delivery_filters(
     return filters
 
 
-def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> EntrySkipReason | None:
+def _acknowledged(
+    cursor: Cursor, policy: DispatchPolicy, entry: DispatcherEntry, waited: bool
+) -> EntrySkipReason | None:
     position = entry.position
     if cursor.partial:
         cursor.set_batch_size_if_unknown(position, entry.count)
@@ -417,21 +429,21 @@ def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) ->
     return EntrySkipReason.ACKNOWLEDGED
 
 
-def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> EntrySkipReason | None:
+def _pending(cursor: Cursor, policy: DispatchPolicy, entry: DispatcherEntry, waited: bool) -> EntrySkipReason | None:
     position = entry.position
     cursor.set_batch_size_if_unknown(position, entry.count)
-    if not cursor.is_done(position):
+    if not cursor.is_acked_or_pending(position):
         return None
     if waited:
         policy.discard(position)
     return EntrySkipReason.PENDING
 
 
-def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> EntrySkipReason | None:
+def _held_back(held: BackoffQueue, entry: DispatcherEntry, waited: bool) -> EntrySkipReason | None:
     return EntrySkipReason.HELD_BACK if not waited and entry.position in held else None
 
 
-def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> EntrySkipReason | None:
+def _delayed(delays: DelayIndex, entry: DispatcherEntry, waited: bool) -> EntrySkipReason | None:
     return EntrySkipReason.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
 
 
@@ -445,7 +457,7 @@ def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> EntrySkipReason 
 # tests/broker/subscription/core/test_chunk_runs.py.
 
 
-class Chunk(NamedTuple):
+class MessageChunk(NamedTuple):
     """A chunk of a large message: its position in the log, its number (`number`, from 0), and the number of chunks of
     the message (`of`)."""
 
@@ -463,7 +475,7 @@ class MessageChunkRun(NamedTuple):
     whole: bool
 
 
-def find_chunk_runs(found: Iterable[Chunk]) -> list[MessageChunkRun]:
+def find_chunk_runs(found: Iterable[MessageChunk]) -> list[MessageChunkRun]:
     """Divides the chunks `found` into runs, each of which is one copy of the message, complete or not. Returns the runs
     in log order. `found`: all chunks with the same message uuid, in log order."""
     runs: list[MessageChunkRun] = []
@@ -486,7 +498,7 @@ def find_chunk_runs(found: Iterable[Chunk]) -> list[MessageChunkRun]:
     return runs
 
 
-def find_chunk_run_at(found: Iterable[Chunk], position: Position) -> tuple[MessageChunkRun, bool]:
+def find_chunk_run_at(found: Iterable[MessageChunk], position: Position) -> tuple[MessageChunkRun, bool]:
     """Returns the run of chunks that contains the entry at `position`, and True if it is the last run. `found`: all
     chunks with the same message uuid, in log order."""
     runs = find_chunk_runs(found)

@@ -27,8 +27,8 @@ from ....proto.states import Blocked
 from ...log.log_shape_core import LogShape, Span
 from .cursor import Cursor
 from .cursor_state import CursorState
-from .dispatch import ALL_TIME, Delivery, Dispatcher, Read
-from .policy import Member, Policy, SubscriptionOptions
+from .dispatch import ALL_TIME, Delivery, Dispatcher, PlannedRead
+from .policy import DispatchPolicy, Member, SubscriptionOptions
 
 T = TypeVar("T")
 CONSUMERS_MAX = 4
@@ -36,7 +36,7 @@ ROUNDS_MAX = 10_000
 """Most rounds in which everything must have been delivered at the end."""
 
 
-class Chance(Protocol):
+class RandomNumbers(Protocol):
     """Where the walk takes its decisions from: a `random.Random` with a seed."""
 
     def random(self) -> float: ...
@@ -67,7 +67,9 @@ class _Account:
         self.held: dict[Position, int] = {}  # position → messages
 
 
-def walk_policy(policy: type[Policy], rng: Chance, steps: int = 400, options: SubscriptionOptions | None = None) -> int:
+def walk_policy(
+    policy: type[DispatchPolicy], rng: RandomNumbers, steps: int = 400, options: SubscriptionOptions | None = None
+) -> int:
     """Walks `steps` random steps, and then lets everything be delivered. Returns the number of deliveries. Raises
     AssertionError when a promise is broken. `policy` is made of `options`."""
     walk = _Walk(policy, rng, options or SubscriptionOptions("persistent://public/default/walk"))
@@ -76,12 +78,12 @@ def walk_policy(policy: type[Policy], rng: Chance, steps: int = 400, options: Su
 
 
 class _Walk:
-    def __init__(self, policy: type[Policy], rng: Chance, options: SubscriptionOptions) -> None:
+    def __init__(self, policy: type[DispatchPolicy], rng: RandomNumbers, options: SubscriptionOptions) -> None:
         self._rng = rng
         self._policy, self._options = policy, options
         self._shape = LogShape()
         self._shape.add(Span(10, 0, open=True))
-        self._cursor = Cursor(self._shape, CursorState(self._shape.start))
+        self._cursor = Cursor(self._shape, CursorState(self._shape.start_position))
         self._dispatcher = Dispatcher(self._shape, self._cursor, policy(options))
         self._items: dict[Position, WalkEntry] = {}
         self._accounts: dict[int, _Account] = {}
@@ -102,7 +104,7 @@ class _Walk:
 
     # ------------------------------------------------------------------ steps
     def _grow(self) -> None:
-        tail = self._shape.tail
+        tail = self._shape.tail_span
         if self._rng.random() < 0.05:
             self._shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
             tail = self._shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
@@ -157,7 +159,7 @@ class _Walk:
 
     def _grant(self, account: _Account, permits: int) -> None:
         account.permits += permits
-        self._dispatcher.flow(account.member, permits)
+        self._dispatcher.grant_permits(account.member, permits)
 
     def _ack(self) -> None:
         if (account := self._some()) is not None and account.held:
@@ -190,10 +192,10 @@ class _Walk:
             want = self._dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 return
-            positions = self._following(want.position) if isinstance(want, Read) else want.positions[:3]
+            positions = self._following(want.position) if isinstance(want, PlannedRead) else want.positions[:3]
             before = self._dispatcher.progress
             for position in positions:
-                for delivery in self._dispatcher.assign([self._items[position]], ALL_TIME):
+                for delivery in self._dispatcher.assign_entries([self._items[position]], ALL_TIME):
                     self._on_delivered(delivery)
             if self._dispatcher.progress == before:
                 return  # the policy said why, as in the pump

@@ -123,7 +123,7 @@ class PositionSet:
         self._measure()
         return True
 
-    def first(self) -> Position:
+    def first_position(self) -> Position:
         """Returns the earliest position in the set. The set must not be empty."""
         if self._few:
             return self._few[0]
@@ -131,7 +131,7 @@ class PositionSet:
         ledger_id = min(maps) if len(maps) > 1 else next(iter(maps))
         return Position(ledger_id, maps[ledger_id].min())
 
-    def earliest(self, count: int) -> list[Position]:
+    def first_positions(self, count: int) -> list[Position]:
         """Returns the `count` earliest positions in the set, without removing them."""
         found = self._few[:count]
         for ledger_id in sorted(self._maps):
@@ -208,7 +208,7 @@ def select_positions(positions: Collection[Position], ledger_id: int, entries: B
 # A write is the chunks that have changed, then a *marker*: the mark and a row for every valid chunk, those of earlier
 # writes too. A write counts when its marker is confirmed, and only then (`on_write_confirmed`); a crash in the middle
 # leaves chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one.
-#     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
+#     write = log.plan_write(cursor, sequence)   # takes what has changed, as bytes: later acks are in a later write
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
 # A ledger ends (`why_ledger_ends`) by entries, by bytes, or when too little of it is still valid; the next one begins

@@ -4,7 +4,7 @@
     held.add(position, until_ms)                 # until_ms None: it becomes a dead letter
     held.take_due(now_ms)                        # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
-a restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the
+a restart continues from them (`restore_backoffs`). What is held is neither outstanding nor waiting for redelivery: the
 dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
 
 Also in this file, below its heading: a dead letter's bytes (dead_letter).
@@ -83,7 +83,7 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
-    def effective_for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
+    def resolve_for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
         """Returns the policy that the subscription uses. If the topic is itself a dead-letter topic, this is a policy
         that moves no entries, because they would circulate for ever."""
         if not self:
@@ -135,7 +135,7 @@ class BackoffQueue:
     def __iter__(self) -> Iterator[Position]:
         return iter(self.until)
 
-    def restore(
+    def restore_backoffs(
         self, counts: Mapping[Position, RedeliveryCount], policy: DeadLetterPolicy, now_ms: int
     ) -> list[Position]:
         """Fills the queue after a restart from the stored redelivery counts. Returns the entries that must be published
@@ -156,14 +156,14 @@ class BackoffQueue:
     def add(self, position: Position, until_ms: int | None) -> None:
         """Holds the entry back until `until_ms` (ms since the epoch). None: until it is published to the dead-letter
         topic."""
-        self.drop(position)
+        self.discard(position)
         self.until[position] = until_ms
         if until_ms is not None:
             if self._due is _NONE:
                 self._due = SortedSet()
             self._due.add((until_ms, position))
 
-    def drop(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         """Removes the entry from the queue. Does nothing if the queue does not contain it."""
         until_ms = self.until.pop(position, None)
         if until_ms is not None:

@@ -1,13 +1,12 @@
 """The subscription types, registered: number on the wire, name, policy.
 
-A policy is a module with a class that implements `Policy`; its docstring starts with its invariant. A new type is such
-a module, a line in `TYPES`, and a line in `Subscribe.Type` of proto/wire.proto, whose number and name are those of the
-line here. Guarding test: tests/broker/subscription/test_new_type.py.
+A policy is a module with a class that implements `DispatchPolicy`; its docstring starts with its invariant. A new type
+is such a module, a line in `TYPES`, and a line in `Subscribe.Type` of proto/wire.proto, whose number and name are those
+of the line here. Guarding test: tests/broker/subscription/test_new_type.py.
 
 A type may also come from an installed package, by an entry point of the group ENTRY_POINTS whose object is a
-`SubscriptionType`: `load_installed_types` registers those that the setting `subscription_policies` names. The numbers
-INSTALLED_NUMBERS are theirs for ever. Guarding test: tests/broker/subscription/test_installed_types.py.
-"""
+`SubscriptionTypeRow`: `load_installed_types` registers those that the setting `subscription_policies` names. The
+numbers INSTALLED_NUMBERS are theirs for ever. Guarding test: tests/broker/subscription/test_installed_types.py."""
 
 from __future__ import annotations
 
@@ -20,25 +19,25 @@ from ....proto.errors import InvalidConfiguration, InvalidRequest
 from .fair_shared import FairShared
 from .in_log_order import Exclusive, Failover
 from .key_shared import KeyShared, Shared
-from .policy import KeyLimits, Policy, SubscriptionOptions
+from .policy import DispatchPolicy, KeyLimits, SubscriptionOptions
 
 
-class SubscriptionType(msgspec.Struct, frozen=True):
+class SubscriptionTypeRow(msgspec.Struct, frozen=True):
     """A subscription type, such as Shared, as it is registered: its name, its number in the protocol, and its
     policy."""
 
     number: int
     name: str
-    policy: type[Policy]
+    policy: type[DispatchPolicy]
     installed: bool = False  # it came from an installed package, and only `subscription_policies` allows it
     fair: type[FairShared] | None = None  # the policy of subscriptions whose keys take turns; None: the type has none
 
-    def make_policy(self, options: SubscriptionOptions) -> Policy:
+    def make_policy(self, options: SubscriptionOptions) -> DispatchPolicy:
         """Makes the policy of a subscription of this type."""
         fair = self.fair if options.key_limits is not None else None
         return (fair or self.policy)(options)
 
-    def adapt_policy(self, policy: Policy, limits: KeyLimits | None) -> bool:
+    def adapt_policy(self, policy: DispatchPolicy, limits: KeyLimits | None) -> bool:
         """Makes the policy of connected consumers use the limits of keys `limits`. Returns False if that needs another
         policy: then the consumers have to connect again."""
         if self.fair is None:
@@ -52,23 +51,23 @@ class SubscriptionType(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         """Returns the name of the type as users write it, such as "Key_Shared"."""
-        return subscription_types.title(self.name)
+        return subscription_types.format_title(self.name)
 
 
-EXCLUSIVE = SubscriptionType(0, "EXCLUSIVE", Exclusive)
-TYPES: dict[int, SubscriptionType] = {
+EXCLUSIVE = SubscriptionTypeRow(0, "EXCLUSIVE", Exclusive)
+TYPES: dict[int, SubscriptionTypeRow] = {
     each.number: each
     for each in (
         EXCLUSIVE,
-        SubscriptionType(1, "SHARED", Shared, fair=FairShared),
-        SubscriptionType(2, "FAILOVER", Failover),
-        SubscriptionType(3, "KEY_SHARED", KeyShared),
+        SubscriptionTypeRow(1, "SHARED", Shared, fair=FairShared),
+        SubscriptionTypeRow(2, "FAILOVER", Failover),
+        SubscriptionTypeRow(3, "KEY_SHARED", KeyShared),
     )
 }
 """Number → type."""
 
 
-def find_subscription_type(number: int) -> SubscriptionType:
+def find_subscription_type(number: int) -> SubscriptionTypeRow:
     """Returns the subscription type that has this number in the protocol. Raises InvalidRequest if there is none."""
     try:
         return TYPES[number]
@@ -80,14 +79,14 @@ def find_subscription_type(number: int) -> SubscriptionType:
 ENTRY_POINTS = "magnetar.subscription_policies"
 INSTALLED_NUMBERS = range(64, 128)
 """The numbers of types from installed packages, on the wire: no type of Magnetar or Pulsar will have one of them."""
-_MEMBERS = tuple(name for name in (*vars(Policy), *Policy.__annotations__) if not name.startswith("_"))
+_MEMBERS = tuple(name for name in (*vars(DispatchPolicy), *DispatchPolicy.__annotations__) if not name.startswith("_"))
 
 
 def load_installed_types(names: Sequence[str], find: Callable[[str], Sequence[object]]) -> None:
     """Registers the subscription types that installed packages provide under these names. `find(name)` returns the
     objects of the entry points of that name. Raises InvalidConfiguration if a name has none, or several, or if its
     object is no type that may be registered; then none is registered."""
-    found: dict[int, SubscriptionType] = {}
+    found: dict[int, SubscriptionTypeRow] = {}
     for name in names:
         objects = find(name)
         if len(objects) != 1:
@@ -102,8 +101,8 @@ def load_installed_types(names: Sequence[str], find: Callable[[str], Sequence[ob
     TYPES.update(found)
 
 
-def _check_installed_type(name: str, given: object) -> SubscriptionType:
-    if not isinstance(given, SubscriptionType):
+def _check_installed_type(name: str, given: object) -> SubscriptionTypeRow:
+    if not isinstance(given, SubscriptionTypeRow):
         raise InvalidConfiguration(f"subscription_policies: {name!r} is no SubscriptionType, but {given!r:.100}")
     if given.number not in INSTALLED_NUMBERS:
         raise InvalidConfiguration(

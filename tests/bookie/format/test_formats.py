@@ -253,19 +253,19 @@ STATES = [
     QuarantineEnded(9, 2, 3),
     LimboChange(8, False),
 ]
-LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode, STATES))
+LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode_state, STATES))
 
 
 def test_ledger_index_record_is_the_documented_one() -> None:
     body = bytes.fromhex("01 0000000000000005 01" + "22" * 20 + "ffffffffffffffff 0000000000000009")
-    assert ledger_index.encode(STATES[0]) == u32(crc32c(body)) + body
-    assert len(ledger_index.encode(STATES[0])) == ledger_index.RECORD_BYTES == 50
+    assert ledger_index.encode_state(STATES[0]) == u32(crc32c(body)) + body
+    assert len(ledger_index.encode_state(STATES[0])) == ledger_index.RECORD_BYTES == 50
     examples = [
         "03 0000000000000005 00" + "00" * 20 + "0000000000000004 0000000000000004",
         "05 0000000000000007 01" + "00" * 20 + "0000000000000000 0000000000000000",
         "06 0000000000000003 00" + "00" * 20 + "0000000000000000 0000000000000000",
     ]
-    assert [ledger_index.encode(state)[4:] for state in STATES[1:4]] == list(map(bytes.fromhex, examples))
+    assert [ledger_index.encode_state(state)[4:] for state in STATES[1:4]] == list(map(bytes.fromhex, examples))
     assert list(ledger_index.decode_ledger_index_records(LEDGERS, "l")) == STATES
 
 

@@ -140,7 +140,7 @@ STATES = (
     True),
     DrainedEntryLog(3)
 )  # fmt: skip
-LEDGERS = bytes(64) + b"".join(map(ledger_index.encode, STATES))
+LEDGERS = bytes(64) + b"".join(map(ledger_index.encode_state, STATES))
 REQUEST = BookieRequestHead(BookieOperation.ADD_MANY, BookieRequestFlags.NONE, 1, 3, 2, 0, KEY).encode()
 HEAD_BYTES = len(REQUEST)
 ROWS = adds.encode_adds(

@@ -12,7 +12,7 @@ from magnetar.bookie.format.entry_log import DATA_OFFSET
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.mark import Cookie, encode_cookie
 from magnetar.bookie.inspect import journals, logs, snapshot, summary
-from magnetar.bookie.inspect.snapshot import Damage, Snapshot
+from magnetar.bookie.inspect.snapshot import FileDamage, StoreSnapshot
 from magnetar.bookie.inspect.summary import render_html
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.index import ExtentLocation
@@ -47,11 +47,11 @@ class OnlyReads:
         raise AssertionError(f"{name} was called")
 
 
-def look(simulation: Simulation) -> Snapshot:
+def look(simulation: Simulation) -> StoreSnapshot:
     return snapshot.snapshot_directory(OnlyReads(simulation.world(NODE).files), DATA)  # type: ignore[arg-type]
 
 
-def everything(found: Snapshot) -> Iterator[object]:
+def everything(found: StoreSnapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
     yield from logs.read_ledger_index_overview(found).damages
@@ -63,8 +63,8 @@ def everything(found: Snapshot) -> Iterator[object]:
         yield from logs.walk_entry_log(found, log)
 
 
-def damages(found: Snapshot) -> list[Damage]:
-    return [each for each in everything(found) if isinstance(each, Damage)]
+def damages(found: StoreSnapshot) -> list[FileDamage]:
+    return [each for each in everything(found) if isinstance(each, FileDamage)]
 
 
 async def filled(simulation: Simulation, *, closed: bool = True) -> tuple[Store, Model]:
@@ -74,7 +74,7 @@ async def filled(simulation: Simulation, *, closed: bool = True) -> tuple[Store,
     disk.replace_file(files, DATA, "cookie", encode_cookie(Cookie(BOOKIE, "i", ("h:/d",))))
     model = Model()
     await load(store, model, random.Random(7), 60)
-    await store.delete([3])
+    await store.delete_ledgers([3])
     await store.checkpoint()
     await fence(store, 1)
     await store.checkpoint()
@@ -91,7 +91,7 @@ def flip(simulation: Simulation, path: str, offset: int) -> None:
     file.close()
 
 
-def counted(found: Snapshot) -> tuple[int, int, int, int]:
+def counted(found: StoreSnapshot) -> tuple[int, int, int, int]:
     """(log records, extents, ledgers, journal records) that can be seen."""
     seen = logs.read_ledger_index_overview(found)
     each = list(everything(found))
@@ -99,23 +99,23 @@ def counted(found: Snapshot) -> tuple[int, int, int, int]:
         sum(isinstance(one, logs.LoggedEntry) for one in each),
         sum(isinstance(one, ExtentLocation) for one in each),
         len(list(logs.walk_ledger_records(found, seen))),
-        sum(len(one.records) for one in each if isinstance(one, journals.Block)),
+        sum(len(one.records) for one in each if isinstance(one, journals.JournalBlock)),
     )
 
 
-def first_log(found: Snapshot) -> int:
+def first_log(found: StoreSnapshot) -> int:
     return logs.list_entry_log_numbers(found)[0]
 
 
-def groups_of(found: Snapshot, log: int) -> Iterator[logs.IndexGroup]:
+def groups_of(found: StoreSnapshot, log: int) -> Iterator[logs.IndexGroup]:
     opened = logs.open_index_file(found, log)
     assert isinstance(opened, logs.IndexFile)
-    yield from (group for group in opened.groups() if isinstance(group, logs.IndexGroup))
+    yield from (group for group in opened.walk_groups() if isinstance(group, logs.IndexGroup))
     opened.file.close()
 
 
-def blocks_of(found: Snapshot, number: int) -> list[journals.Block]:
-    return [each for each in journals.walk_journal(found, number) if isinstance(each, journals.Block)]
+def blocks_of(found: StoreSnapshot, number: int) -> list[journals.JournalBlock]:
+    return [each for each in journals.walk_journal(found, number) if isinstance(each, journals.JournalBlock)]
 
 
 async def test_each_acknowledged_entry_is_found_where_it_lies_and_whole(simulation: Simulation, /) -> None:
@@ -186,7 +186,7 @@ async def test_the_journal_is_read_record_by_record(simulation: Simulation, /) -
     found = look(simulation)
     blocks = [
         each for number in journals.list_journal_numbers(found) for each in journals.walk_journal(found, number)
-        if isinstance(each, journals.Block)
+        if isinstance(each, journals.JournalBlock)
     ]  # fmt: skip
     kinds = [record.type for block in blocks for record in block.records]
     assert {RecordType.ADD, RecordType.KEY, RecordType.FENCE} <= set(kinds)
@@ -235,7 +235,9 @@ async def test_a_walk_may_begin_in_the_middle(simulation: Simulation, /) -> None
     number = journals.list_journal_numbers(found)[-1]
     blocks = blocks_of(found, number)
     behind = [
-        each for each in journals.walk_journal(found, number, blocks[-1].offset) if isinstance(each, journals.Block)
+        each
+        for each in journals.walk_journal(found, number, blocks[-1].offset)
+        if isinstance(each, journals.JournalBlock)
     ]
     assert behind == blocks[-1:]
 
@@ -247,7 +249,7 @@ async def test_heads_are_read_in_pieces_of_any_size(simulation: Simulation, /) -
         opened = logs.open_index_file(found, log)
         assert isinstance(opened, logs.IndexFile)
         for group in groups_of(found, log):
-            assert list(opened.extents(group)) == list(opened.extents(group, pieces=1 << 30))
+            assert list(opened.walk_extents(group)) == list(opened.walk_extents(group, pieces=1 << 30))
 
 
 # ---------------------------------------------------------------------------------------- the picture
@@ -274,7 +276,7 @@ async def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbe
     await filled(simulation)
     found = look(simulation)
     found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
-    short = summary.summarize_store(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
+    short = summary.summarize_store(found)._replace(damages=[FileDamage("/a<b>", 3, "&c")])
     page = render_html(found, short)
     root = ET.fromstring(page)
     assert "<b onload" not in page

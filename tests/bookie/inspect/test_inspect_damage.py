@@ -9,7 +9,7 @@ from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
 from magnetar.bookie.format.ledger_index import RECORD_BYTES
 from magnetar.bookie.inspect import journals, logs, snapshot, summary
-from magnetar.bookie.inspect.snapshot import Damage, RemovedFile
+from magnetar.bookie.inspect.snapshot import FileDamage, RemovedFile
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
 from magnetar.bookie.store.index import ExtentLocation
@@ -82,7 +82,7 @@ async def test_a_damaged_table_hides_the_places_of_one_extent_only(simulation: S
     place = next(each for each in logs.walk_log_extents(found, log) if isinstance(each, ExtentLocation))
     flip(simulation, logs.index_file_path(found, log), place.table_offset + 1)
     (damage,) = logs.find_log_copies(look(simulation), [place])
-    assert isinstance(damage, Damage)
+    assert isinstance(damage, FileDamage)
     assert damage[:2] == (logs.index_file_path(found, log), place.table_offset)
 
 
@@ -163,7 +163,7 @@ async def test_files_that_vanish_under_the_look_are_gone_and_not_damaged(simulat
     next(walked)
     for name in ("log", "idx"):
         simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
-    assert not [each for each in walked if isinstance(each, Damage)]
+    assert not [each for each in walked if isinstance(each, FileDamage)]
     assert list(logs.walk_entry_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
     assert list(logs.walk_log_extents(found, log)) == [RemovedFile(logs.index_file_path(found, log))]
     assert isinstance(
@@ -178,8 +178,8 @@ async def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained(simulat
     before = look(simulation)
     log = first_log(before)
     simulation.world(NODE).files.remove(logs.log_path(before, log))
-    assert isinstance(logs.classify_missing_log(before, log), Damage)
-    assert await store.delete(sorted(store.descriptors.ledger_ids()))
+    assert isinstance(logs.classify_missing_log(before, log), FileDamage)
+    assert await store.delete_ledgers(sorted(store.descriptors.ledger_ids()))
     await store.checkpoint()
     assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))
 
@@ -191,7 +191,7 @@ async def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing(s
     files = simulation.world(NODE).files
     before = look(simulation)
     files.remove(logs.log_path(before, log))
-    assert isinstance(logs.classify_missing_log(before, log), Damage)
+    assert isinstance(logs.classify_missing_log(before, log), FileDamage)
     store.descriptors.mark_log_drained(log)
     await store.checkpoint()
     assert logs.classify_missing_log(before, log) == RemovedFile(logs.log_path(before, log))

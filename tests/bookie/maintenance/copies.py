@@ -119,13 +119,13 @@ class Deployment:
         for final in list_final_fragments(record):
             for entry in range(final.first, final.last + 1):
                 fragment, _ = find_fragment_of_entry(record, entry)
-                slots = get_striping_of_record(record).write_set(entry)
+                slots = get_striping_of_record(record).slots_of_entry(entry)
                 names = [alive[fragment.bookies[slot]] for slot in slots if fragment.bookies[slot] in alive]
                 found[entry] = [name for name in names if await self._holds(name, ledger, entry)]
         return found
 
     async def _holds(self, name: str, ledger: int, entry: int) -> bool:
-        return bool((await self.bookies[name].store.read(ledger, entry)).entries)
+        return bool((await self.bookies[name].store.read_entries(ledger, entry)).entries)
 
     async def check_whole(self, ledger: int, copies: int = 3) -> None:
         found = await self.copies(ledger)

@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.bookie.registration import DiskState
 from magnetar.metadata import paths
-from magnetar.metadata.records import BookieRecord, DamagedEntriesRecord, decode
+from magnetar.metadata.records import BookieRecord, DamagedEntriesRecord, decode_record
 from magnetar.metadata.remote import RemoteStore
 from magnetar.runtime.tasks import SOUND_S
 from tests.bookie.bookies import Cluster, with_cluster
@@ -64,7 +64,7 @@ async def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(clus
     assert bookie.disk_monitor.state is DiskState.FULL
     node = await cluster.metadata.get(paths.bookie(bookie.id))
     assert node is not None
-    assert decode(node.value, BookieRecord, paths.bookie(bookie.id)).read_only
+    assert decode_record(node.value, BookieRecord, paths.bookie(bookie.id)).read_only
     assert bool(bookie.statistics()["upkeep_failures"]) is (fault != "newer record")
     await bookie.close()
 

@@ -35,7 +35,7 @@ async def a_closed_ledger(deployment: Deployment) -> int:
 
 def damage(deployment: Deployment) -> None:
     disk = deployment.simulation.node("b1").disk
-    log = next(path for path in disk.paths() if path.endswith(".log"))
+    log = next(path for path in disk.list_paths() if path.endswith(".log"))
     for offset in range(DATA_OFFSET + 300, DATA_OFFSET + 1500, 400):
         disk.flip_bit(log, offset)
 
@@ -54,7 +54,7 @@ async def test_a_record_that_compaction_finds_bad_is_reported_at_once_and_mended
     damage(deployment)
     for name in ("b2", "b3"):
         await deployment.stop(name)
-    done = await deployment.simulation.spawn("b1", bookie.store.compactor.run(ALL, major=True, roll=True))
+    done = await deployment.simulation.spawn("b1", bookie.store.compactor.run_compaction(ALL, major=True, roll=True))
     assert done.bad_records > 0
     await asyncio.sleep(0.5)
     assert await damaged(deployment, ledger) is not None
@@ -95,8 +95,8 @@ async def test_a_cut_log_quarantines_also_what_was_never_placed_here_and_that_en
     await deployment.simulation.spawn("b1", deployment.bookies["b1"].store.checkpoint())
     await deployment.stop("b1")
     disk = deployment.simulation.node("b1").disk
-    log = next(path for path in disk.paths() if path.endswith(".log"))
-    disk.cut(log, DATA_OFFSET + 500)
+    log = next(path for path in disk.list_paths() if path.endswith(".log"))
+    disk.truncate_file(log, DATA_OFFSET + 500)
     bookie = await deployment.start("b1")
     slot = writer.record.fragments[0].bookies.index(bookie.id)
     quarantined = [entry for entry in range(30) if bookie.store.descriptors.is_quarantined(writer.ledger_id, entry)]
@@ -152,7 +152,7 @@ async def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_
     restorer = LedgerCopyRestorer(store, bookie.id, deployment.metadata, client)
 
     async def restore() -> str | None:
-        return await deployment.simulation.spawn("b1", restorer.restore(ledger))
+        return await deployment.simulation.spawn("b1", restorer.restore_ledger(ledger))
 
     damage(deployment)  # of the entries that are read from the log
     disk.faults.append(FileFault("pwrite", "/journal/", errno.ENOSPC))
@@ -186,6 +186,6 @@ async def test_a_ledger_is_not_whole_while_every_bookie_is_sure_not_to_have_an_e
         del bookie.store.memtable.active.ledgers[writer.ledger_id][3]
     bookie = deployment.bookies["b1"]
     restorer = LedgerCopyRestorer(bookie.store, bookie.id, deployment.metadata, client)
-    reason = await deployment.simulation.spawn("b1", restorer.restore(writer.ledger_id))
+    reason = await deployment.simulation.spawn("b1", restorer.restore_ledger(writer.ledger_id))
     assert "lost everywhere" in (reason or "")
     await client.close()

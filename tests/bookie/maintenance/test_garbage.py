@@ -15,7 +15,7 @@ from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
-from magnetar.runtime.sim.disk import Operation
+from magnetar.runtime.sim.disk import DiskOperation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of
 from tests.bookie.stores import NODE, SMALL, payload
@@ -44,7 +44,9 @@ async def collect(cluster: Cluster, bookie: Bookie) -> None:
 
 
 def logs(cluster: Cluster) -> list[str]:
-    return [path.rpartition("/")[2] for path in cluster.simulation.node(NODE).disk.paths() if path.endswith(".log")]
+    return [
+        path.rpartition("/")[2] for path in cluster.simulation.node(NODE).disk.list_paths() if path.endswith(".log")
+    ]
 
 
 async def test_dead_log_goes_after_two_passes_and_live_ones_stay(cluster: Cluster, /) -> None:
@@ -84,7 +86,7 @@ async def test_deleted_ledger_never_takes_an_add_again_also_after_a_restart(clus
 def test_tombstone_is_durable_before_data_goes() -> None:
     events: list[str] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "fdatasync" and operation.path.endswith(".jnl"):
             events.append("tombstone")
         if operation.kind == "remove" and operation.path.endswith(".log"):
@@ -158,7 +160,7 @@ async def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_anot
     metadata.get = original[1]  # type: ignore[method-assign]
     cluster_record = await metadata.get(paths.CLUSTER)
     assert cluster_record is not None
-    for other in (records.encode(records.ClusterRecord(instance="other"), paths.CLUSTER), None):
+    for other in (records.encode_record(records.ClusterRecord(instance="other"), paths.CLUSTER), None):
         if other is None:
             await metadata.delete(paths.CLUSTER)
         else:
@@ -284,14 +286,14 @@ async def test_minor_and_major_compaction_come_by_their_intervals(cluster: Clust
         cluster, 1, gc_interval_s=600.0, gc_minor_interval_s=3600.0, gc_major_interval_s=10800.0
     )
     ran: list[str] = []
-    compact = bookie.store.compactor.run
+    compact = bookie.store.compactor.run_compaction
 
     async def note(policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         **rest: object) -> CompactionResult:
         ran.append("major" if major else "pass" if policy is None else "minor")
         return await compact(policy, major=major, roll=roll)
 
-    bookie.store.compactor.run = note  # type: ignore[method-assign, assignment]
+    bookie.store.compactor.run_compaction = note  # type: ignore[method-assign, assignment]
     await asyncio.sleep(6 * 3600 + 60)
     assert len(ran) == 36
     assert [index for index, kind in enumerate(ran, 1) if kind != "pass"] == [6, 12, 18, 24, 30, 36]
@@ -330,12 +332,12 @@ async def test_the_disk_comes_back_though_each_of_500_ledgers_keeps_an_entry_in_
             await caller.add(deleted[ledger % 20], 3 * ledger + each, bytes(8 << 10))
         assert (await caller.add(ledger, 0, payload(ledger, 0, 1024))).status is Status.OK
     await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-    before = await cluster.simulation.spawn(NODE, bookie.garbage_collector.plan())
+    before = await cluster.simulation.spawn(NODE, bookie.garbage_collector.plan_compaction())
     assert sum(plan.facts.bytes for plan in before) > 12 << 20
     await delete(cluster, deleted)
     await run(cluster, bookie, major=True, roll=True)
     assert len((await run(cluster, bookie, major=True, roll=True)).ledgers_deleted) == 20
-    plans = await cluster.simulation.spawn(NODE, bookie.garbage_collector.plan())
+    plans = await cluster.simulation.spawn(NODE, bookie.garbage_collector.plan_compaction())
     live = 500 * 1024
     assert sum(plan.facts.live_bytes for plan in plans) == 500 * (1024 + 36 + 8)
     assert sum(plan.facts.bytes for plan in plans) <= 1.3 * live

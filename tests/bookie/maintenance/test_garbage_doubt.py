@@ -11,8 +11,8 @@ from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
-from magnetar.metadata.records import Incarnation, IncarnationsRecord, encode
-from magnetar.metadata.store import Delete, MetadataStore, PutNode, parse_ledger_ids
+from magnetar.metadata.records import Incarnation, IncarnationsRecord, encode_record
+from magnetar.metadata.store import DeleteNode, MetadataStore, PutNode, parse_ledger_ids
 from magnetar.proto.errors import Unavailable
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.test_garbage import delete, with_ledgers
@@ -67,11 +67,11 @@ async def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_tol
         assert node is not None
         other = path(paths.ledger(ledger))
         moved = [] if other is None else [PutNode(other, node.value)]
-        await cluster.metadata.commit([Delete(paths.ledger(ledger)), *moved])
+        await cluster.metadata.commit([DeleteNode(paths.ledger(ledger)), *moved])
     unexplained = set(gone) - set(parse_ledger_ids(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
     with caplog.at_level(logging.ERROR):
         await asyncio.sleep(90_000 if len(gone) == 12 else 9_000)  # a day; or 15 passes
-    assert bookie.garbage_collector.refused is GarbageRefusal.UNEXPLAINED
+    assert bookie.garbage_collector.refusal is GarbageRefusal.UNEXPLAINED
     assert (bookie.statistics()["gc_refused"], bookie.statistics()["gc_unexplained"]) == (1, len(unexplained))
     assert sum("keeps" in record.message for record in caplog.records) == 1, "told once, while it stays as it is"
     for ledger in range(1, 13):
@@ -92,11 +92,11 @@ async def test_what_an_operator_accepted_ends_with_another_restore(cluster: Clus
     await cluster.metadata.delete(paths.ledger(1))
     await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
     await asyncio.sleep(70)
-    assert bookie.garbage_collector.refused is None
+    assert bookie.garbage_collector.refusal is None
     restored = Incarnation(number=9, token="another", revision=0, restored=True)
-    cluster.sqlite._incarnations = encode(IncarnationsRecord(incarnations=(restored,)), paths.INCARNATIONS)
+    cluster.sqlite._incarnations = encode_record(IncarnationsRecord(incarnations=(restored,)), paths.INCARNATIONS)
     await asyncio.sleep(1000)
-    assert bookie.garbage_collector.refused is GarbageRefusal.UNEXPLAINED
+    assert bookie.garbage_collector.refusal is GarbageRefusal.UNEXPLAINED
     assert (await caller.read(1, 0))[0].status is Status.OK
     done = await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
     assert (done.suspected, done.ledgers_deleted) == (1, []), "its grace begins anew"
@@ -112,7 +112,7 @@ async def test_what_is_lost_after_an_operator_accepted_is_not_accepted(cluster: 
     await asyncio.sleep(1000)
     assert (await caller.read(1, 0))[0].status is Status.NO_SUCH_LEDGER
     assert (await caller.read(2, 0))[0].status is Status.OK
-    assert bookie.garbage_collector.refused is GarbageRefusal.UNEXPLAINED
+    assert bookie.garbage_collector.refusal is GarbageRefusal.UNEXPLAINED
 
 
 async def test_an_accepted_ledger_whose_record_is_back_stays(cluster: Cluster, /) -> None:
@@ -136,7 +136,7 @@ async def test_a_metadata_that_is_replaced_during_a_pass_of_an_operator_is_not_a
     find = deletions.find_deleted_ledgers
 
     async def replaced(metadata: MetadataStore, missing: BitMap64) -> BitMap64:
-        cluster.sqlite._incarnations = encode(IncarnationsRecord(incarnations=(restored,)), paths.INCARNATIONS)
+        cluster.sqlite._incarnations = encode_record(IncarnationsRecord(incarnations=(restored,)), paths.INCARNATIONS)
         return await find(metadata, missing)
 
     with monkeypatch.context() as patch:
@@ -168,7 +168,7 @@ async def test_a_damaged_record_of_deletions_deletes_nothing(cluster: Cluster, /
         value[damage] ^= 4
         await cluster.metadata.put(page, bytes(value))
     else:
-        await cluster.metadata.commit([Delete(page), PutNode(_flipped(page, len(page) - 1, 0), node.value)])
+        await cluster.metadata.commit([DeleteNode(page), PutNode(_flipped(page, len(page) - 1, 0), node.value)])
     await asyncio.sleep(1000)
     assert (await caller.read(2, 0))[0].status is Status.OK
 
@@ -185,9 +185,9 @@ async def test_nothing_is_deleted_once_the_metadata_went_back(cluster: Cluster, 
     await delete(cluster, range(5, 6))
     assert (await caller.add(4, 1, payload(4, 1))).status is Status.OK
     await asyncio.sleep(2)
-    assert (bookie.garbage_collector.refused, bookie.statistics()["gc_refused"]) == (GarbageRefusal.WENT_BACK, 1)
+    assert (bookie.garbage_collector.refusal, bookie.statistics()["gc_refused"]) == (GarbageRefusal.WENT_BACK, 1)
     await asyncio.sleep(1000)
-    assert bookie.garbage_collector.refused is GarbageRefusal.WENT_BACK
+    assert bookie.garbage_collector.refusal is GarbageRefusal.WENT_BACK
     assert (await caller.read(5, 0))[0].status is Status.OK
     bookie = await cluster.restart()
     await asyncio.sleep(1000)
@@ -206,7 +206,7 @@ async def test_a_metadata_that_went_back_counts_again_once_an_operator_accepted_
         await cluster.metadata.put(paths.cookie(bookie.id), backup.value)
         await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
         assert bookie._notes.went_back == entry
-        assert bookie.garbage_collector.refused is None
+        assert bookie.garbage_collector.refusal is None
     assert (await caller.add(4, 1, payload(4, 1))).status is Status.OK
     await delete(cluster, range(5, 6))
     await asyncio.sleep(1000)
@@ -216,5 +216,5 @@ async def test_a_metadata_that_went_back_counts_again_once_an_operator_accepted_
     await asyncio.sleep(2)
     await delete(cluster, range(3, 4))
     await asyncio.sleep(1000)
-    assert bookie.garbage_collector.refused is GarbageRefusal.WENT_BACK
+    assert bookie.garbage_collector.refusal is GarbageRefusal.WENT_BACK
     assert (await caller.read(3, 0))[0].status is Status.OK

@@ -68,7 +68,7 @@ class Deployment:
 
     def caller(self, name: str) -> PeerCaller:
         bookie = self.bookies[name]
-        return PeerCaller(self.simulation.world("client").network.peer(bookie.endpoint, UUID(bookie.id).bytes))
+        return PeerCaller(self.simulation.world("client").network.connect_peer(bookie.endpoint, UUID(bookie.id).bytes))
 
     def forget_journal(self, name: str) -> None:
         """The newest journal is gone: everything since the last checkpoint."""
@@ -330,12 +330,12 @@ async def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(
     told = [each for each in caplog.messages if f"accept-loss {bookie.id}" in each]
     assert len(told) == passes
     assert bookie.store.limbo_losses
-    assert list(await deployment.simulation.spawn(holder, bookie.limbo_restorer.accept_loss())) == [ledger]
+    assert list(await deployment.simulation.spawn(holder, bookie.limbo_restorer.accept_data_loss())) == [ledger]
     assert bookie.limbo_restorer.limbo_upto == -1
     assert any(f"what ledger {ledger} lacks here is given up" in each for each in caplog.messages)
     assert await recovered_end(deployment, ledger) == 4
     with pytest.raises(InvalidRequest, match="not in limbo"):
-        await bookie.limbo_restorer.accept_loss()
+        await bookie.limbo_restorer.accept_data_loss()
 
 
 async def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere(deployment: Deployment, /) -> None:

@@ -33,12 +33,12 @@ from magnetar.metadata.records import (
     DepartingRecord,
     Fragment,
     LedgerRecord,
-    Record,
+    MetadataRecord,
     RepairLockRecord,
     RepairSettingsRecord,
     RepairWorkerRecord,
     UnderReplicatedRecord,
-    encode,
+    encode_record,
 )
 from magnetar.metadata.store import ABSENT, UNREADABLE, MetadataStore, get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
@@ -86,7 +86,9 @@ async def test_a_copy_goes_to_the_rack_that_the_ensemble_lacks_and_never_to_who_
         await deployment.start(name, rack=rack)
     leaving, spare = deployment.bookies["leaving"].id, deployment.bookies["spare"].id
     record = DepartingRecord(bookie=leaving)
-    await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
+    await deployment.metadata.put(
+        paths.departing_bookie(leaving), encode_record(record, paths.departing_bookie(leaving))
+    )
     gone = await deployment.kill("b3")
     for writer in writers:
         bookies = (await deployment.until_whole(writer.ledger_id, gone)).fragments[0].bookies
@@ -153,7 +155,7 @@ def test_a_bookie_whose_disk_hangs_is_not_named_before_its_copy_is_synced(
         target = next(name for name, each in deployment.bookies.items() if each.id not in named)
         delays = deployment.simulation.node(target).disk_delays
         delays.stall_rate, delays.stall_s = 1.0, 100_000.0
-        await put_record(deployment.metadata, paths.departing(leaving), DepartingRecord(bookie=leaving))
+        await put_record(deployment.metadata, paths.departing_bookie(leaving), DepartingRecord(bookie=leaving))
         await deployment.until_marked(ledger)
         await asyncio.sleep(60.0)
         assert (await deployment.record(ledger)).fragments[0].bookies == named, "nothing is synced at the target"
@@ -291,14 +293,14 @@ async def test_a_bookie_that_came_back_and_is_silent_is_waited_for(deployment: D
     name = deployment.node_of(gone)
     for node in deployment.bookies:
         if node != name:
-            deployment.simulation.wires.partition(node, name)
+            deployment.simulation.wires.partition_nodes(node, name)
     deployment.repair = replace(REPAIR, enabled=False)
     await deployment.start(name)
     await asyncio.sleep(60.0)
     mark = await deployment.mark(ledger)
     assert mark is not None
     assert (mark.bookies, mark.stuck) == ({gone: "returned"}, StuckReason.UNREACHABLE.value)
-    deployment.simulation.wires.heal()
+    deployment.simulation.wires.heal_partition()
     await deployment.until_whole(ledger)
 
 
@@ -343,7 +345,7 @@ async def test_a_writer_that_changes_its_ensemble_itself_is_not_fenced(deploymen
     changed = msgspec.structs.replace(
         writer.record, fragments=(*writer.record.fragments, Fragment(10, (spare, *old[1:])))
     )
-    await deployment.metadata.put(paths.ledger(ledger), encode(changed, paths.ledger(ledger)))
+    await deployment.metadata.put(paths.ledger(ledger), encode_record(changed, paths.ledger(ledger)))
     record = await deployment.until_whole(ledger, old[0])
     await asyncio.sleep(30.0)
     assert (await deployment.record(ledger)).state == OPEN
@@ -430,7 +432,7 @@ async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int
                 bookie.store.descriptors.quarantine(ledger, gone, gone)
     outcome = transitions.decide_recovery_start(writer.record)
     assert isinstance(outcome, transitions.RecordToStore)
-    await deployment.metadata.put(paths.ledger(ledger), encode(outcome.record, paths.ledger(ledger)))
+    await deployment.metadata.put(paths.ledger(ledger), encode_record(outcome.record, paths.ledger(ledger)))
     return ledger
 
 
@@ -663,7 +665,9 @@ async def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_a
     writers = [await deployment.a_ledger(10) for _ in range(4)]
     leaving = writers[0].record.fragments[0].bookies[0]
     record = DepartingRecord(bookie=leaving, forget=True)
-    await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
+    await deployment.metadata.put(
+        paths.departing_bookie(leaving), encode_record(record, paths.departing_bookie(leaving))
+    )
     for writer in writers:
         await deployment.until_whole(writer.ledger_id, leaving)
         await deployment.check_whole(writer.ledger_id)
@@ -677,7 +681,7 @@ async def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_a
         return await deployment.metadata.get(paths.cookie(leaving)) is None
 
     await deployment.until(forgotten)
-    assert await deployment.metadata.get(paths.departing(leaving)) is None
+    assert await deployment.metadata.get(paths.departing_bookie(leaving)) is None
 
 
 async def test_switched_off_nothing_is_marked_or_copied_until_it_is_switched_on(deployment: Deployment, /) -> None:
@@ -715,16 +719,16 @@ async def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_
 
 
 # ------------------------------------------------------------------------------------------ records of a newer version
-def newer(record: Record, path: str) -> bytes:
+def newer(record: MetadataRecord, path: str) -> bytes:
     """As a version of Magnetar that is yet to come writes it."""
-    value = encode(record, path)
+    value = encode_record(record, path)
     return value[:2] + bytes([value[2] + 1]) + value[3:]
 
 
 NOBODY = "11111111-1111-4111-8111-111111111111"
 NEWER = {
     paths.damaged_copies_of_bookie(77, NOBODY): DamagedEntriesRecord(ledger_id=77, bookie=NOBODY, ranges=((0, 1),)),
-    paths.departing(NOBODY): DepartingRecord(bookie=NOBODY),
+    paths.departing_bookie(NOBODY): DepartingRecord(bookie=NOBODY),
     paths.under_replicated(78): UnderReplicatedRecord(ledger_id=78, bookies={NOBODY: "lost"}),
     paths.ledger(79): CounterRecord(next=1),
     paths.bookie(NOBODY): BookieRecord(bookie=NOBODY, endpoint="nowhere:1"),

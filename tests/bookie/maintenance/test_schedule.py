@@ -91,7 +91,7 @@ async def test_a_damaged_note_costs_an_interval_and_no_more(life: Life, /, damag
     await asyncio.sleep(2 * DAY)
     node = life.simulation.node(NODE)
     path = join_path(DATA, NOTE)
-    size = node.disk.inode(path).now.size
+    size = node.disk.find_inode(path).now.size
     if damage == "flipped":
         node.disk.flip_bit(path, size // 2)
     elif damage == "newer":
@@ -100,7 +100,7 @@ async def test_a_damaged_note_costs_an_interval_and_no_more(life: Life, /, damag
         data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
         disk.replace_file(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
     else:
-        node.disk.cut(path, 0 if damage == "empty" else size - 1)
+        node.disk.truncate_file(path, 0 if damage == "empty" else size - 1)
     schedule = await life.start()
     assert schedule.find_due_compactions() == (False, False)
     await asyncio.sleep(DAY)

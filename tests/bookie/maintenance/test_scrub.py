@@ -11,9 +11,9 @@ from magnetar.bookie.server import Bookie
 from magnetar.ledger.bookies import RANGES_MAX
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
-from magnetar.metadata.records import DamagedEntriesRecord, encode
+from magnetar.metadata.records import DamagedEntriesRecord, encode_record
 from magnetar.metadata.store import get_record, put_record
-from magnetar.runtime.sim.disk import Operation
+from magnetar.runtime.sim.disk import DiskOperation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
 from tests.bookie.maintenance.test_limbo import Deployment, with_deployment
@@ -96,14 +96,14 @@ async def test_damage_beside_a_good_copy_here_is_no_matter(cluster: Cluster, boo
 async def test_damaged_table_of_the_index_is_written_again_from_the_records(cluster: Cluster, /) -> None:
     bookie = await a_bookie(cluster)
     disk = cluster.simulation.node(NODE).disk
-    size = len(bytes(disk.inode(INDEX).now.read(1 << 20, 0)))
-    before = disk.inode(INDEX).now.read(size, 0)
+    size = len(bytes(disk.find_inode(INDEX).now.read(1 << 20, 0)))
+    before = disk.find_inode(INDEX).now.read(size, 0)
     disk.flip_bit(INDEX, size - 40)
     bookie = await cluster.restart()
     assert (await cluster.caller(bookie).read(2, 7))[0].status is Status.UNKNOWN
     await asyncio.sleep(2 * PASS_S + 5)
     assert bookie.statistics()["scrub_tables_mended"] == 1
-    assert disk.inode(INDEX).now.read(size, 0) == before
+    assert disk.find_inode(INDEX).now.read(size, 0) == before
     assert (await cluster.caller(bookie).read(2, 7))[0].status is Status.OK
     assert bookie.store.descriptors.quarantined() == []
 
@@ -111,7 +111,7 @@ async def test_damaged_table_of_the_index_is_written_again_from_the_records(clus
 def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
     read: list[int] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pread" and operation.path == LOG and operation.size > RECORD:
             read.append(operation.offset)
 
@@ -179,7 +179,7 @@ def test_a_pass_that_an_earlier_process_began_took_no_less_than_its_part_here() 
 
 
 async def test_deleted_ledgers_are_passed_by(cluster: Cluster, bookie: Bookie, /) -> None:
-    await cluster.simulation.spawn(NODE, bookie.store.delete([1]))
+    await cluster.simulation.spawn(NODE, bookie.store.delete_ledgers([1]))
     cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
     await asyncio.sleep(PASS_S + 5)
     assert bookie.statistics()["scrub_damaged"] == 0
@@ -196,7 +196,7 @@ async def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers(deployme
     bookie = deployment.bookies["b1"]
     await deployment.simulation.spawn("b1", bookie.store.checkpoint())
     disk = deployment.simulation.node("b1").disk
-    log = next(path for path in disk.paths() if path.endswith(".log"))
+    log = next(path for path in disk.list_paths() if path.endswith(".log"))
     for offset in range(DATA_OFFSET + 300, DATA_OFFSET + 1500, 400):
         disk.flip_bit(log, offset)
     await deployment.simulation.spawn("b1", bookie.scrubber.run_pass())
@@ -221,7 +221,7 @@ async def test_a_report_of_forty_thousand_ranges_costs_each_a_step(cluster: Clus
         store.descriptors.quarantine(7, 2 * entry, 2 * entry)
     wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
     await cluster.metadata.put(
-        paths.damaged_copies_of_bookie(1, bookie.id), encode(wide, paths.damaged_copies_of_bookie(1, bookie.id))
+        paths.damaged_copies_of_bookie(1, bookie.id), encode_record(wide, paths.damaged_copies_of_bookie(1, bookie.id))
     )
     reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
     began = time.monotonic()

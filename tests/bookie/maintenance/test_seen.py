@@ -22,10 +22,10 @@ from magnetar.bookie.maintenance.seen import (
     make_recorded_metadata_state,
 )
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.bookie.store.identity import accept_metadata
+from magnetar.bookie.store.identity import accept_restored_metadata
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
-from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
+from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode_record, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, make_put_operation
 from magnetar.metadata.tree import ENDING
@@ -129,7 +129,7 @@ class Deployment:
     def caller(self, bookie: Bookie) -> PeerCaller:
         from uuid import UUID
 
-        return PeerCaller(self.world.network.peer(bookie.endpoint, UUID(bookie.id).bytes))
+        return PeerCaller(self.world.network.connect_peer(bookie.endpoint, UUID(bookie.id).bytes))
 
 
 async def an_older_copy_in_place(deployment: Deployment) -> range:
@@ -166,7 +166,7 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
     deployment = Deployment(tmp_path)
     lost = await an_older_copy_in_place(deployment)
     (bookie_id,) = await deployment.metadata.children(paths.COOKIES)
-    await accept_metadata(deployment.metadata, bookie_id)
+    await accept_restored_metadata(deployment.metadata, bookie_id)
     bookie = await deployment.bookie()
     try:
         counter = await get_record(deployment.metadata, paths.LEDGER_IDS, CounterRecord)
@@ -265,7 +265,7 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
     await deployment.ledgers(bookie, 3)
     node = await deployment.metadata.get(paths.bookie(bookie.id))
     assert node is not None
-    before = msgspec.structs.replace(decode(node.value, BookieRecord, paths.bookie(bookie.id)), process="before")
+    before = msgspec.structs.replace(decode_record(node.value, BookieRecord, paths.bookie(bookie.id)), process="before")
     try:
         await deployment.metadata.commit(
             [
@@ -274,11 +274,11 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
             ]
         )
         ended: list[str] = []
-        deployment.world.files.die = ended.append  # type: ignore[assignment]
+        deployment.world.files.end_process = ended.append  # type: ignore[assignment]
         await bookie._check_registration()
         assert ended == []
         assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
-        await deployment.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20), paths.LEDGER_IDS))
+        await deployment.metadata.put(paths.LEDGER_IDS, encode_record(CounterRecord(next=20), paths.LEDGER_IDS))
         await bookie._check_registration()
         await bookie._upkeep._register()
         assert await deployment.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"

@@ -15,7 +15,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import FileFault, Operation
+from magnetar.runtime.sim.disk import DiskOperation, FileFault
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
@@ -34,7 +34,7 @@ async def cancelled_after(simulation: Simulation, work: Coroutine[Any, Any, None
     async def run() -> None:
         task = asyncio.create_task(work)
 
-        def record(operation: Operation) -> None:
+        def record(operation: DiskOperation) -> None:
             if operation.kind == kind and where in operation.path:
                 disk.record = before
                 asyncio.get_running_loop().call_soon(task.cancel)
@@ -50,7 +50,7 @@ async def check(store: Store, entries: dict[int, int]) -> None:
     store.check()
     for ledger, count in entries.items():
         for entry in range(count):
-            found = await store.read(ledger, entry)
+            found = await store.read_entries(ledger, entry)
             assert found.status is Status.OK, (ledger, entry, found.status)
             assert payload_of(found.entries[0]) == payload(ledger, entry)
 
@@ -79,7 +79,7 @@ async def test_a_stop_after_a_cancelled_checkpoint_overwrites_nothing_that_the_m
     """The mark was durable and memory did not know: the next append to the ledger index began too early."""
     crash, crashed = 1, True
     while crashed:
-        simulation.node(NODE).disk.wipe()
+        simulation.node(NODE).disk.delete_everything()
         store = await open_store(simulation)
         await write(simulation, store, 9, 2)
         assert await simulation.spawn(NODE, fence(store, 5)) is Status.OK
@@ -112,7 +112,7 @@ async def test_a_move_that_is_cancelled_in_its_commit_loses_nothing_also_without
         await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._log.close))
 
     async def move() -> None:
-        await store.compactor.run(EVERYTHING, major=True)
+        await store.compactor.run_compaction(EVERYTHING, major=True)
 
     await cancelled_after(simulation, move(), "rename" if where == "mark" else "fdatasync", where)
     await simulation.spawn(NODE, check(store, {1: 3, 2: 3}))
@@ -150,9 +150,9 @@ async def test_a_tombstone_that_found_no_room_is_settled_although_a_later_one_di
     await simulation.spawn(NODE, store.checkpoint())
     await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._log.close))
     disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=1)]
-    assert not await simulation.spawn(NODE, store.delete([1]))
-    assert await simulation.spawn(NODE, store.delete([2, 3]))
-    assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted
+    assert not await simulation.spawn(NODE, store.delete_ledgers([1]))
+    assert await simulation.spawn(NODE, store.delete_ledgers([2, 3]))
+    assert (await simulation.spawn(NODE, store.compactor.run_compaction(None))).deleted
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
     for ledger in (1, 2, 3):

@@ -17,7 +17,7 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog import writer
 from magnetar.bookie.store.store import RETRY_S, Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import FileFault, Operation
+from magnetar.runtime.sim.disk import DiskOperation, FileFault
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, open_store, payload, simulate
@@ -48,7 +48,7 @@ def test_the_steps_stand_in_the_order_of_the_protocol() -> None:
 def test_real_syncs_follow_the_order() -> None:
     events: list[str] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind in _DURABLE:
             name = operation.path.removeprefix(DATA + "/").replace("0", "")
             events.append(f"{operation.kind} {name}" + (" to mark" if operation.target.endswith("/mark") else ""))
@@ -80,7 +80,7 @@ def test_real_syncs_follow_the_order() -> None:
 def test_entries_of_a_deleted_ledger_are_written_once_alone_to_the_journal() -> None:
     written: list[bytes] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pwrite" and operation.path.endswith(".log"):
             written.append(operation.data)
 
@@ -90,7 +90,7 @@ def test_entries_of_a_deleted_ledger_are_written_once_alone_to_the_journal() -> 
         store = await open_store(simulation, config)
         for ledger in (1, 2):
             await simulation.spawn(NODE, fill(store, ledger, range(30)))
-        assert await simulation.spawn(NODE, store.delete([1]))
+        assert await simulation.spawn(NODE, store.delete_ledgers([1]))
         simulation.node(NODE).disk.record = record
         await simulation.spawn(NODE, store.checkpoint())
         simulation.node(NODE).disk.record = None
@@ -103,7 +103,7 @@ def test_entries_of_a_deleted_ledger_are_written_once_alone_to_the_journal() -> 
 def test_journals_go_only_after_the_mark_is_durable() -> None:
     events: list[str] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "sync_directory" and operation.path == DATA:
             events.append("mark")
         if operation.kind in ("rename", "remove") and operation.path.endswith(".jnl"):
@@ -124,14 +124,14 @@ async def test_failed_mark_deletes_no_journal_and_stops_the_process(simulation: 
     store = await open_store(simulation)
     await simulation.spawn(NODE, fill(store, 1, range(60)))
     disk = simulation.node(NODE).disk
-    journals = [path for path in disk.paths() if path.endswith(".jnl")]
+    journals = [path for path in disk.list_paths() if path.endswith(".jnl")]
     disk.faults.append(FileFault("fdatasync", "mark.tmp"))
     with pytest.raises(NodeCrashed):
         await simulation.spawn(NODE, store.checkpoint())
-    assert [path for path in disk.paths() if path.endswith(".jnl")] == journals
+    assert [path for path in disk.list_paths() if path.endswith(".jnl")] == journals
     store = await open_store(simulation)
     for entry in range(60):
-        assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
+        assert (await simulation.spawn(NODE, store.read_entries(1, entry))).status is Status.OK
 
 
 def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
@@ -145,7 +145,7 @@ def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
         async def read_what_was_just_added() -> None:
             nonlocal reads
             while not finished.is_set():
-                results = await asyncio.gather(*[store.read(1, entry) for entry in known[-20:]])
+                results = await asyncio.gather(*[store.read_entries(1, entry) for entry in known[-20:]])
                 assert {result.status for result in results} <= {Status.OK}
                 reads += len(results)
                 await asyncio.sleep(0.0001)
@@ -190,7 +190,7 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
         monkeypatch.setattr(writer.MemtableFlush, "take_next_slices", come)
         await simulation.spawn(NODE, store.checkpoint())
         for entry in (0, 150, 299):
-            assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
+            assert (await simulation.spawn(NODE, store.read_entries(1, entry))).status is Status.OK
 
     simulate(main)
     few, many = at_once[:10], at_once[11:]
@@ -261,29 +261,29 @@ async def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry(si
     await simulation.spawn(NODE, store.checkpoint())
     extent = next(log_files.read_extents(simulation.world(NODE).files, f"{DATA}/entries", 1, UUID, None))[0]
     record = extent.length // 10
-    log = next(path for path in disk.paths() if path.endswith(".log"))
+    log = next(path for path in disk.list_paths() if path.endswith(".log"))
     for at in (0, 5, 9, 20, 43, 60, record - 1):
         disk.flip_bit(log, extent.start + 4 * record + at)
-        assert (await simulation.spawn(NODE, store.read(1, 4))).status is Status.UNKNOWN
-        result = await simulation.spawn(NODE, store.read(1, 0, count=10, bytes_max=1 << 20))
+        assert (await simulation.spawn(NODE, store.read_entries(1, 4))).status is Status.UNKNOWN
+        result = await simulation.spawn(NODE, store.read_entries(1, 0, count=10, bytes_max=1 << 20))
         assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(4)]
         disk.flip_bit(log, extent.start + 4 * record + at)
-    index = next(path for path in disk.paths() if path.endswith(".idx"))
+    index = next(path for path in disk.list_paths() if path.endswith(".idx"))
     end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + HEAD_BYTES + extent.table_bytes
     for at in range(FILE_HEADER_BYTES + GROUP_HEADER_BYTES, end, 7):  # every field of head and table
         disk.flip_bit(index, at)
-        assert (await simulation.spawn(NODE, store.read(1, 9))).status is Status.UNKNOWN
+        assert (await simulation.spawn(NODE, store.read_entries(1, 9))).status is Status.UNKNOWN
         disk.flip_bit(index, at)
     disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
-    assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.UNKNOWN
-    assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.OK
-    assert (await simulation.spawn(NODE, store.read(1, 10))).status is Status.NO_SUCH_ENTRY
+    assert (await simulation.spawn(NODE, store.read_entries(1, 3))).status is Status.UNKNOWN
+    assert (await simulation.spawn(NODE, store.read_entries(1, 3))).status is Status.OK
+    assert (await simulation.spawn(NODE, store.read_entries(1, 10))).status is Status.NO_SUCH_ENTRY
 
 
 def test_a_range_is_one_read_and_stops_at_gaps_and_bounds() -> None:
     preads: list[int] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pread" and operation.path.endswith(".log"):
             preads.append(operation.size)
 
@@ -293,14 +293,14 @@ def test_a_range_is_one_read_and_stops_at_gaps_and_bounds() -> None:
         await simulation.spawn(NODE, fill(store, 1, range(30, 40)))
         await simulation.spawn(NODE, store.checkpoint())
         simulation.node(NODE).disk.record = record
-        result = await simulation.spawn(NODE, store.read(1, 5, count=100, bytes_max=1 << 20))
+        result = await simulation.spawn(NODE, store.read_entries(1, 5, count=100, bytes_max=1 << 20))
         assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(5, 20)]
         assert len(preads) == 1
-        result = await simulation.spawn(NODE, store.read(1, 5, count=100, bytes_max=1000))
+        result = await simulation.spawn(NODE, store.read_entries(1, 5, count=100, bytes_max=1000))
         assert len(result.entries) == 3, "about bytes_max"
-        result = await simulation.spawn(NODE, store.read(1, 30, count=2, bytes_max=1 << 20))
+        result = await simulation.spawn(NODE, store.read_entries(1, 30, count=2, bytes_max=1 << 20))
         assert len(result.entries) == 2
-        result = await simulation.spawn(NODE, store.read(1, 20, count=2, bytes_max=1 << 20))
+        result = await simulation.spawn(NODE, store.read_entries(1, 20, count=2, bytes_max=1 << 20))
         assert result.status is Status.NO_SUCH_ENTRY
 
     simulate(main)
@@ -311,7 +311,7 @@ async def test_single_reads_read_ahead(simulation: Simulation, /) -> None:
     await simulation.spawn(NODE, fill(store, 1, range(20)))
     await simulation.spawn(NODE, store.checkpoint())
     for entry in range(20):
-        result = await simulation.spawn(NODE, store.read(1, entry))
+        result = await simulation.spawn(NODE, store.read_entries(1, entry))
         assert payload_of(result.entries[0]) == payload(1, entry)
     assert store.statistics()["reads_disk"] < 6
     store.check()
@@ -327,7 +327,7 @@ async def test_logs_roll_and_memory_stays_bounded(simulation: Simulation, /) -> 
             assert await add(store, 1, entry, payload(1, entry, 700)) is Status.OK
             assert store.memtable.size_bytes <= 3 * config.memtable_bytes
         for entry in range(400):
-            assert payload_of((await store.read(1, entry)).entries[0]) == payload(1, entry, 700)
+            assert payload_of((await store.read_entries(1, entry)).entries[0]) == payload(1, entry, 700)
         store.check()
 
     await simulation.spawn(NODE, work())
@@ -362,7 +362,7 @@ async def test_a_process_without_a_free_descriptor_is_no_broken_disk(
         await adds(range(1000, 1100))
         assert set(range(1000, 1100)) <= acknowledged.keys()
         for entry, data in acknowledged.items():
-            assert payload_of((await store.read(1, entry)).entries[0]) == data
+            assert payload_of((await store.read_entries(1, entry)).entries[0]) == data
         store.check()
 
     await simulation.spawn(NODE, after())
@@ -404,7 +404,7 @@ def test_one_write_of_a_flush_that_finds_no_room_leaves_every_entry_also_after_a
 
     async def whole(simulation: Simulation, store: Store) -> None:
         for entry in range(24):
-            found = await simulation.spawn(NODE, store.read(1, entry))
+            found = await simulation.spawn(NODE, store.read_entries(1, entry))
             assert found.status is Status.OK
             assert payload_of(found.entries[0]) == payload(1, entry, 1000)
 

@@ -107,13 +107,13 @@ async def flush_to_own_log(store: Store, ledgers: dict[int, range], size: int = 
 
 async def expect(store: Store, ledger: int, entries: range, size: int = 300) -> None:
     for entry in entries:
-        result = await store.read(ledger, entry)
+        result = await store.read_entries(ledger, entry)
         assert result.status is Status.OK, f"entry {entry} of ledger {ledger}: {result.status!r}"
         assert payload_of(result.entries[0]) == payload(ledger, entry, size)
 
 
 def files(simulation: Simulation, suffix: str = ".log") -> list[str]:
-    return [path for path in simulation.node(NODE).disk.paths() if path.endswith(suffix)]
+    return [path for path in simulation.node(NODE).disk.list_paths() if path.endswith(suffix)]
 
 
 def in_store(main: Callable[[Simulation, Store], Awaitable[None]], config: StoreConfig = SMALL) -> Simulation:
@@ -138,8 +138,8 @@ async def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go(
         entries = range(10 * round_, 10 * round_ + 2)
         await flush_to_own_log(store, {1: entries, 2: entries, 100 + round_: range(40)})
     assert len(files(simulation)) == 4
-    await store.delete([100, 101, 102, 103])
-    done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
+    await store.delete_ledgers([100, 101, 102, 103])
+    done = await store.compactor.run_compaction(CompactionPolicy(0.2, 0.5))
     assert (done.deleted, done.compacted, done.bad_records) == ([], [1, 2, 3, 4], 0)
     assert done.bytes_freed > 4 * 40 * 300
     assert [path.rpartition("/")[2] for path in files(simulation)] == ["0000000000000005.log"]
@@ -156,21 +156,21 @@ async def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go(
 async def test_minor_compaction_leaves_what_major_compaction_moves(simulation: Simulation, store: Store, /) -> None:
     await flush_to_own_log(store, {1: range(30), 2: range(70)})
     await flush_to_own_log(store, {3: range(40), 4: range(60)})
-    await store.delete([2, 4])
-    assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0))).compacted == []
-    assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0), major=True)).compacted == [1]
-    assert (await store.compactor.run(CompactionPolicy(0.2, 0.5, 0), major=True)).compacted == [2]
+    await store.delete_ledgers([2, 4])
+    assert (await store.compactor.run_compaction(CompactionPolicy(0.2, 0.35, 0))).compacted == []
+    assert (await store.compactor.run_compaction(CompactionPolicy(0.2, 0.35, 0), major=True)).compacted == [1]
+    assert (await store.compactor.run_compaction(CompactionPolicy(0.2, 0.5, 0), major=True)).compacted == [2]
     await expect(store, 1, range(30))
     await expect(store, 3, range(40))
     for ledger in (2, 4):
-        assert (await store.read(ledger, 0)).status is Status.NO_SUCH_LEDGER
+        assert (await store.read_entries(ledger, 0)).status is Status.NO_SUCH_LEDGER
 
 
 async def test_rolling_gives_back_an_open_log_that_holds_little(simulation: Simulation, store: Store, /) -> None:
     await flush(store, {1: range(2), 2: range(60)})
-    await store.delete([2])
-    assert (await store.compactor.run(CompactionPolicy(0.2, 0.5))).compacted == [], "it is open"
-    assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
+    await store.delete_ledgers([2])
+    assert (await store.compactor.run_compaction(CompactionPolicy(0.2, 0.5))).compacted == [], "it is open"
+    assert (await store.compactor.run_compaction(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
     await flush(store, {1: range(2, 4)})
     await expect(store, 1, range(4))
     states = [facts.state for facts in await store.compactor.list_log_usage()]
@@ -179,10 +179,10 @@ async def test_rolling_gives_back_an_open_log_that_holds_little(simulation: Simu
 
 async def test_a_cold_log_that_died_is_closed_and_goes(simulation: Simulation, store: Store, /) -> None:
     await flush_to_own_log(store, {1: range(2), 2: range(60)})
-    await store.delete([2])
-    await store.compactor.run(CompactionPolicy(0.2, 0.5))
-    await store.delete([1])
-    done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
+    await store.delete_ledgers([2])
+    await store.compactor.run_compaction(CompactionPolicy(0.2, 0.5))
+    await store.delete_ledgers([1])
+    done = await store.compactor.run_compaction(CompactionPolicy(0.2, 0.5))
     assert done.deleted == [2]
     assert files(simulation) == []
 
@@ -195,7 +195,7 @@ async def test_an_entry_that_stands_in_several_logs_is_copied_once(simulation: S
         await store.checkpoint()
         await store._checkpoint.run_between_checkpoints(store._log.close)
     assert sum(facts.data_bytes for facts in await store.compactor.list_log_usage()) == 40 * 344
-    await store.compactor.run(EVERYTHING)
+    await store.compactor.run_compaction(EVERYTHING)
     assert [facts.data_bytes for facts in await store.compactor.list_log_usage()] == [20 * 344]
     await expect(store, 1, range(20))
     store.check()
@@ -216,7 +216,7 @@ async def test_a_bad_record_is_quarantined_and_the_rest_is_moved(
         disk.flip_bit(files(simulation, ".idx")[0], 64 + 20 + 2 * 44 + 10)
     reported: list[list[QuarantinedEntries]] = []
     store.compactor._on_bad = lambda: reported.append(store.descriptors.quarantined())
-    done = await store.compactor.run(EVERYTHING)
+    done = await store.compactor.run_compaction(EVERYTHING)
     lost = range(7, 20) if what == "table too" else range(7, 8)
     assert done.compacted == [1]
     assert done.bad_records == 1
@@ -224,7 +224,7 @@ async def test_a_bad_record_is_quarantined_and_the_rest_is_moved(
     assert path not in files(simulation)
     for again in range(2):
         for entry in range(20):
-            status = (await store.read(1, entry)).status
+            status = (await store.read_entries(1, entry)).status
             assert status is (Status.UNKNOWN if entry in lost else Status.OK), (entry, again)
         await expect(store, 2, range(3))
         if again:
@@ -240,7 +240,7 @@ async def test_a_good_copy_of_a_bad_record_is_moved_instead(simulation: Simulati
     await store.checkpoint()
     await store._checkpoint.run_between_checkpoints(store._log.close)
     simulation.node(NODE).disk.flip_bit(path, 4096 + 7 * 344 + 100)
-    assert (await store.compactor.run(EVERYTHING)).bad_records == 0
+    assert (await store.compactor.run_compaction(EVERYTHING)).bad_records == 0
     await expect(store, 1, range(20))
 
 
@@ -254,14 +254,14 @@ def test_readers_find_every_entry_at_every_moment_of_a_compaction() -> None:
         async def read() -> None:
             nonlocal reads
             while not finished.is_set():
-                results = await asyncio.gather(*[store.read(1, entry) for entry in range(20)])
+                results = await asyncio.gather(*[store.read_entries(1, entry) for entry in range(20)])
                 assert {result.status for result in results} == {Status.OK}
                 reads += len(results)
                 await asyncio.sleep(0.0001)
 
         async def compact() -> None:
             for _ in range(20):
-                await store.compactor.run(EVERYTHING, roll=True)
+                await store.compactor.run_compaction(EVERYTHING, roll=True)
             finished.set()
 
         await simulation.spawn(NODE, flush(store, {1: range(20)}))
@@ -279,7 +279,7 @@ async def test_a_move_is_as_fast_as_it_may_be(simulation: Simulation, store: Sto
     await flush_to_own_log(store, {1: range(100)}, 3000)
     clock = simulation.world("other").clock
     began = clock.monotonic()
-    done = await store.compactor.run(CompactionPolicy(1.1, 1.1, 0, 10_000))
+    done = await store.compactor.run_compaction(CompactionPolicy(1.1, 1.1, 0, 10_000))
     seconds = clock.monotonic() - began
     assert done.bytes_moved == 100 * 3044
     assert 0.9 * seconds < 2 * done.bytes_moved / 10_000 < 1.1 * seconds, "reading and writing count"
@@ -293,7 +293,7 @@ def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
         store = await open_store(simulation, replace(SMALL, reserve_bytes=0))
         await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10)}))
         simulation.node(NODE).disk.faults.append(FileFault("pwrite", "mark.tmp", errno.ENOSPC))
-        assert (await simulation.spawn(NODE, store.compactor.run(EVERYTHING))).compacted == []
+        assert (await simulation.spawn(NODE, store.compactor.run_compaction(EVERYTHING))).compacted == []
         assert store.compactor.counters["moves_without_room"] == 1
         await simulation.spawn(NODE, store._checkpoint.run_between_checkpoints(store._cold.close))
         await simulation.spawn(NODE, store.checkpoint())
@@ -315,7 +315,7 @@ async def load_and_compact(store: Store, model: Model, rng: random.Random, turns
         if chance < 0.1:
             await model.delete(store, rng.randint(1, 9))
         if chance < 0.25:
-            await store.compactor.run(EVERYTHING, roll=rng.random() < 0.5)
+            await store.compactor.run_compaction(EVERYTHING, roll=rng.random() < 0.5)
 
 
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
@@ -357,15 +357,15 @@ async def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubl
 ) -> None:
     operation, crashed = 1, True
     while crashed:
-        simulation.node(NODE).disk.wipe()
+        simulation.node(NODE).disk.delete_everything()
         store = await open_store(simulation)
         await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10), 2: range(30), 3: range(3)}))
         await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10, 20), 4: range(30)}))
-        await simulation.spawn(NODE, store.delete([2, 4]))
+        await simulation.spawn(NODE, store.delete_ledgers([2, 4]))
         simulation.crash_at(NODE, operation, power_loss=operation % 3 > 0)
         crashed = False
         try:
-            await simulation.spawn(NODE, store.compactor.run(EVERYTHING))
+            await simulation.spawn(NODE, store.compactor.run_compaction(EVERYTHING))
         except NodeCrashed:
             crashed = True
         simulation.node(NODE).disk.cancel_crash()
@@ -373,7 +373,7 @@ async def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubl
         store = await open_store(simulation)
         await simulation.spawn(NODE, expect(store, 1, range(20)))
         await simulation.spawn(NODE, expect(store, 3, range(3)))
-        await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(0.9, 0.9, 0)))
+        await simulation.spawn(NODE, store.compactor.run_compaction(CompactionPolicy(0.9, 0.9, 0)))
         survey = await simulation.spawn(NODE, store.compactor.list_log_usage())
         assert sum(facts.data_bytes for facts in survey) == sum(facts.live_bytes for facts in survey) == 23 * 344
         operation += 1
@@ -406,7 +406,7 @@ async def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_aft
     """A flush ends beside a move that has begun its log; or a commit after a flush that found no room in its own."""
     simulation.node(NODE).disk.takes_direct = direct
     for seed in range(12):
-        simulation.node(NODE).disk.wipe()
+        simulation.node(NODE).disk.delete_everything()
         store = await open_store(simulation)
         assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
         writer = store._cold if which == "cold" else store._log

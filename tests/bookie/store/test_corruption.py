@@ -22,7 +22,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.sim.disk import SimDirectory, SimDisk, SimFiles, UnsyncedResize, Write
+from magnetar.runtime.sim.disk import SimDirectory, SimDisk, SimFiles, UnsyncedResize, UnsyncedWrite
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of, stored_entry
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, load, payload
@@ -51,13 +51,13 @@ async def live(store: Store, model: Model) -> None:
     await load(store, model, rng, 15)
     await model.fence(store, 20)
     for ledger in (3, 4):
-        assert await store.delete([ledger])
+        assert await store.delete_ledgers([ledger])
         model.deleted[ledger] = None
         model.fenced.pop(ledger, None)
     for key in [key for key in model.sent if key[0] in (3, 4)]:
         del model.sent[key]
         model.acked.pop(key, None)
-    await store.compactor.run(ALL, major=True, roll=False)
+    await store.compactor.run_compaction(ALL, major=True, roll=False)
     for ledger in (21, 22):
         for entry in range(3):
             await model.add(store, ledger, entry, 300)
@@ -89,10 +89,10 @@ def undamaged() -> Undamaged:
 
 
 def _state(disk: SimDisk) -> State:
-    folders = {path.rsplit("/", 1)[0] for path in disk.paths()}
+    folders = {path.rsplit("/", 1)[0] for path in disk.list_paths()}
     folders |= {"/data", DATA}
-    names = {path: number for number, path in enumerate(disk.paths(), 1)}
-    return State(names, frozenset(folders), {n: disk.inode(path).now for path, n in names.items()}, 1)
+    names = {path: number for number, path in enumerate(disk.list_paths(), 1)}
+    return State(names, frozenset(folders), {n: disk.find_inode(path).now for path, n in names.items()}, 1)
 
 
 def start(disk: SimDisk, known: DirectoryFacts) -> tuple[TinyLoop, Store]:
@@ -110,7 +110,7 @@ async def check(store: Store, model: Model) -> int:
     """How many acknowledged entries are unknown; everything else is as it was."""
     unknown = 0
     for (ledger, entry), data in model.sent.items():
-        result = await store.read(ledger, entry)
+        result = await store.read_entries(ledger, entry)
         if result.status is Status.OK:
             assert payload_of(result.entries[0]) == data, f"entry {entry} of ledger {ledger} has other bytes"
         elif (ledger, entry) in model.acked:
@@ -118,16 +118,16 @@ async def check(store: Store, model: Model) -> int:
             unknown += 1
     for ledger in model.fenced:
         stored = stored_entry(ledger, 1 << 40, b"late")
-        assert store.add(ledger, 1 << 40, KEY, (stored,), len(stored), -1, False) in (
+        assert store.add_entry(ledger, 1 << 40, KEY, (stored,), len(stored), -1, False) in (
             Status.FENCED, Status.UNAUTHORIZED
         ), f"ledger {ledger} was fenced and takes adds"  # fmt: skip
     return unknown
 
 
 def flip(disk: SimDisk, path: str, offset: int, bit: int) -> None:
-    inode = disk.inode(path)
+    inode = disk.find_inode(path)
     byte = inode.now.read(1, offset)[0]
-    inode.apply(Write(offset, bytes([byte ^ 1 << bit])))
+    inode.apply(UnsyncedWrite(offset, bytes([byte ^ 1 << bit])))
 
 
 def remove(disk: SimDisk, path: str) -> None:
@@ -138,7 +138,7 @@ def remove(disk: SimDisk, path: str) -> None:
 
 def places(disk: SimDisk, path: str, rng: random.Random) -> Iterator[int]:
     """Half of the bytes of the header, and some of what is written behind it."""
-    pages = disk.inode(path).now
+    pages = disk.find_inode(path).now
     yield from range(rng.randrange(2), min(64, pages.size), 2)
     written = [number * 4096 + at for number, page in sorted(pages.numbered()) for at, byte in enumerate(page) if byte]
     written = [offset for offset in written if 64 <= offset < pages.size]
@@ -183,11 +183,11 @@ def test_a_file_cut_anywhere_or_gone_is_never_no_such_entry(whole: Undamaged) ->
     unknown = 0
     with listening():
         for path in kinds(whole):
-            size = whole.state.disk().inode(path).now.size
+            size = whole.state.disk().find_inode(path).now.size
             ends = {0, 1, 63, 64, size // 2, size - 1} | {rng.randrange(size + 1) for _ in range(CUTS)}
             for end in sorted(at for at in ends if 0 <= at < size):
                 disk = whole.state.disk()
-                disk.inode(path).apply(UnsyncedResize(end))
+                disk.find_inode(path).apply(UnsyncedResize(end))
                 unknown += judge(disk, whole, f"{path} cut to {end}")
             disk = whole.state.disk()
             remove(disk, path)
@@ -245,7 +245,7 @@ async def a_bookie_with_notes(cluster: Cluster) -> tuple[bytes, bytes]:
 
 
 def contents(cluster: Cluster, name: str) -> bytes:
-    pages = cluster.simulation.node(NODE).disk.inode(f"{DATA}/{name}").now
+    pages = cluster.simulation.node(NODE).disk.find_inode(f"{DATA}/{name}").now
     return bytes(pages.read(pages.size, 0))
 
 

@@ -46,10 +46,10 @@ def test_what_is_held_is_what_can_be_read(seed: int) -> None:
             if rng.random() < 0.05:
                 await store.checkpoint()
         store.descriptors.quarantine(2, 10, 60)
-        await store.delete([3])
+        await store.delete_ledgers([3])
         for ledger in (1, 2, 3, 4):
             first, last = sorted((rng.randint(0, 200), rng.randint(0, 200)))
-            readable = {e for e in range(first, last + 1) if (await store.read(ledger, e)).entries}
+            readable = {e for e in range(first, last + 1) if (await store.read_entries(ledger, e)).entries}
             in_memory = {e for e in range(10, 61) if store.memtable.get(2, e) is not None}
             hidden = set(range(10, 61)) - in_memory if ledger == 2 else set()
             assert await _held(store, ledger, first, last) == readable - hidden
@@ -78,7 +78,7 @@ async def test_what_is_held_was_synced_before_it_is_said(simulation: Simulation,
     delays = simulation.node(NODE).disk_delays
     delays.stall_rate, delays.stall_s = 1.0, 1000.0
     stored = stored_entry(1, 1, payload(1, 1))
-    assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
+    assert store.add_entry(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
     adding = asyncio.ensure_future(store.seal_and_wait())
     asking = asyncio.ensure_future(_held(store, 1, 0, 9))
     done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ from magnetar.bookie.store.index import (
     LoadedIndexGroup,
     LruCache,
     find_record_number,
-    run_end,
+    find_run_end,
 )
 from magnetar.bookie.store.reads import EntrySearch
 from magnetar.runtime.sim.world import Simulation
@@ -76,7 +76,7 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
         and offsets[expected] - offsets[first] < bytes_max
     ):
         expected += 1
-    assert run_end(table, first, count, bytes_max) == expected
+    assert find_run_end(table, first, count, bytes_max) == expected
 
 
 def test_columns_are_the_fields_of_the_heads() -> None:
@@ -92,7 +92,7 @@ def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
     extents = [Extent(n // 3, n, n, 1 + n % 5, 9, 4096, 5) for n in range(5 * PAGE_HEADS + 7)]
     whole, fed = LoadedIndexGroup(1, 64, extents), LoadedIndexGroup.start(1, 64, len(extents))
     for first in range(0, len(extents), 2 * PAGE_HEADS):
-        fed.feed(index_format.encode_extent_heads(extents[first : first + 2 * PAGE_HEADS]))
+        fed.add_extent_heads(index_format.encode_extent_heads(extents[first : first + 2 * PAGE_HEADS]))
     assert [fed.pages.page(i) for i in range(6)] == [whole.pages.page(i) for i in range(6)]
     assert fed.ledgers == whole.ledgers
     assert (
@@ -103,7 +103,7 @@ def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
     with pytest.raises(ValueError, match="ascend by ledger"):
         LoadedIndexGroup(1, 64, extents[::-1])
     with pytest.raises(ValueError, match="ascend by ledger"):
-        fed.feed(index_format.encode_extent_heads(extents[:1]))
+        fed.add_extent_heads(index_format.encode_extent_heads(extents[:1]))
 
 
 # ---------------------------------------------------------------------------------------- against a dictionary

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
-from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode, encode_ledger_record
+from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode_ledger_record, encode_state
 from magnetar.bookie.store import index_files as ledger_index
 from magnetar.bookie.store import index_files as ledger_table
 from magnetar.bookie.store import memtable
@@ -69,7 +69,7 @@ def test_a_table_is_a_dictionary(batches: list[dict[int, int]], spans: list[tupl
     dead = IntegerIntervals()
     for first, length in spans:
         dead.add(first, first + length)
-    assert list(table.without(dead)) == [ledger for ledger in sorted(model) if ledger not in dead]
+    assert list(table.without_ledgers(dead)) == [ledger for ledger in sorted(model) if ledger not in dead]
 
 
 @pytest.mark.usefixtures("small_leaves")
@@ -83,11 +83,11 @@ def test_a_file_loads_as_what_was_written_last(
         records += [record(ledger, last) for ledger, last in sorted(batch.items())]
         model |= batch
     for first, length in spans:  # wherever a tombstone stands, its ledgers are dead
-        records.insert(rng.randint(0, len(records)), encode(Tombstone(first, first + length)))
+        records.insert(rng.randint(0, len(records)), encode_state(Tombstone(first, first + length)))
         model = {ledger: last for ledger, last in model.items() if not first <= ledger <= first + length}
     loading, data, size = LedgerTableLoader(), b"".join(records), slice_records * RECORD_BYTES
     for at in range(0, len(data), size):
-        assert loading.feed(data[at : at + size]) == []
+        assert loading.add_rows(data[at : at + size]) == []
     descriptors = LedgerDescriptors()
     descriptors.load(loading.finish())
     descriptors.check()
@@ -106,11 +106,11 @@ def test_each_damaged_record_is_told_and_the_others_are_loaded() -> None:
     whole = b"".join(records)
     for at in range(len(whole)):
         loading = LedgerTableLoader()
-        assert loading.feed(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) == [at // 50 * 50]
+        assert loading.add_rows(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) == [at // 50 * 50]
         assert len(loading.finish().ledgers) == 4
     for size in range(len(whole)):
         loading = LedgerTableLoader()
-        assert loading.feed(whole[:size]) == ([size // 50 * 50] if size % 50 else [])
+        assert loading.add_rows(whole[:size]) == ([size // 50 * 50] if size % 50 else [])
         assert len(loading.finish().ledgers) == size // 50
 
 
@@ -149,7 +149,7 @@ class Bench:
     def __init__(self, simulation: Simulation) -> None:
         self.files = simulation.world(NODE).files
         self.files.make_directories(FOLDER)
-        self.file = ledger_index.create(self.files, FOLDER, UUID)
+        self.file = ledger_index.create_ledger_index(self.files, FOLDER, UUID)
         self.descriptors = LedgerDescriptors()
         self.model: dict[int, tuple[bool, int]] = {}
         self.captured: dict[int, tuple[bool, int]] | None = None  # what the running checkpoint must write
@@ -286,7 +286,7 @@ def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None
     assert descriptors.get(5) is None
     descriptors.check()
     descriptors.begin_checkpoint()
-    assert descriptors.pending_changes().encode_changes(everything=False).changes == [encode(Tombstone(5, 5))]
+    assert descriptors.pending_changes().encode_changes(everything=False).changes == [encode_state(Tombstone(5, 5))]
 
 
 def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None:
@@ -304,7 +304,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     assert descriptors.has_unwritten_changes
     descriptors.begin_checkpoint()
     assert descriptors.pending_changes().encode_changes(everything=False).changes == [
-        encode(Tombstone(9, 9)),
+        encode_state(Tombstone(9, 9)),
         encode_ledger_record(5, False, KEY, -1, 7),
     ]
 
@@ -313,7 +313,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
 def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, LedgerDescriptors]:
     files = simulation.world(NODE).files
     files.make_directories(FOLDER)
-    file, descriptors = ledger_index.create(files, FOLDER, UUID), LedgerDescriptors()
+    file, descriptors = ledger_index.create_ledger_index(files, FOLDER, UUID), LedgerDescriptors()
     for ledger in range(ledgers):
         descriptors.create(ledger, KEY).key_synced = True
     return file, descriptors

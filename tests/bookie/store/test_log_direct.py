@@ -23,7 +23,7 @@ from magnetar.bookie.store.entrylog.writer import (
 )
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.files import DIRECT_ALIGNMENT
-from magnetar.runtime.sim.disk import Operation
+from magnetar.runtime.sim.disk import DiskOperation
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import stored_entry
 from tests.bookie.stores import NODE, UUID
@@ -52,9 +52,9 @@ def commit(writer: EntryLogWriter) -> None:
 def test_appends_of_any_size_lie_one_behind_the_other(direct: bool) -> None:
     simulation = Simulation(1)
     writer = writer_on(simulation, direct=direct)
-    writes: list[Operation] = []
+    writes: list[DiskOperation] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pwrite" and operation.path.endswith(".log"):
             writes.append(operation)
 

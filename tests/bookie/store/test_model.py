@@ -186,7 +186,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     def intrude(self, ledger: int, entry: int) -> None:
         if ledger in self.ledgers and self.ledgers[ledger].certain:
             stored = stored_entry(ledger, entry, b"intruder")
-            status = self.store.add(ledger, entry, OTHER_KEY, (stored,), len(stored), -1, True)
+            status = self.store.add_entry(ledger, entry, OTHER_KEY, (stored,), len(stored), -1, True)
             assert status is Status.UNAUTHORIZED
             assert self.store.fence(ledger, OTHER_KEY) is Status.UNAUTHORIZED
 
@@ -194,14 +194,14 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     @rule(ledger=st.sampled_from((1, 2, 3, 3)), compact=st.booleans())
     @precondition(lambda self: len(self.deleted) < 2)
     def delete(self, ledger: int, compact: bool) -> None:
-        if self.live(self.at_bookie(self.store.delete([ledger]))):
+        if self.live(self.at_bookie(self.store.delete_ledgers([ledger]))):
             self.ledgers.pop(ledger, None)
             self.deleted[ledger] = None
         else:
             assert self.full
             self.ledgers.setdefault(ledger, Ledger()).doubt()
         if compact:
-            self.live(self.unless_full(self.store.compactor.run(None)))
+            self.live(self.unless_full(self.store.compactor.run_compaction(None)))
 
     @rule(adds=st.one_of(st.just([]), ADDS))
     def checkpoint(self, adds: list[tuple[int, int, bool]]) -> None:
@@ -209,7 +209,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     @rule(adds=st.one_of(st.just([]), ADDS), major=st.booleans(), roll=st.booleans())
     def compact(self, adds: list[tuple[int, int, bool]], major: bool, roll: bool) -> None:
-        self.live(self.adds(adds, self.unless_full(self.store.compactor.run(ALL, major=major, roll=roll))))
+        self.live(self.adds(adds, self.unless_full(self.store.compactor.run_compaction(ALL, major=major, roll=roll))))
 
     @rule(kilobytes=st.integers(0, 40))
     def fill_the_disk(self, kilobytes: int) -> None:
@@ -262,7 +262,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         self.live(self.at_bookie(self.look(ledger, entry, count)))
 
     async def look(self, ledger: int, entry: int, count: int) -> None:
-        result = await self.store.read(ledger, entry, count, 1 << 20)
+        result = await self.store.read_entries(ledger, entry, count, 1 << 20)
         known = self.ledgers.get(ledger) or Ledger()
         if entry in known.entries:
             assert result.status is Status.OK

@@ -13,7 +13,7 @@ from magnetar.bookie.store.index import LoadedIndexGroup
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import ENTRY_HEADER, Status
 from magnetar.runtime.files import DIRECT_ALIGNMENT
-from magnetar.runtime.sim.disk import FileFault, Operation, SimFile
+from magnetar.runtime.sim.disk import DiskOperation, FileFault, SimFile
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, open_store, payload, simulate
@@ -36,7 +36,7 @@ async def read_on(store: Store, ledger: int, first: int, last: int, bytes_max: i
     """As the ledger library reads: all that is left is asked for, about `bytes_max` comes."""
     found: list[bytes] = []
     while first + len(found) <= last:
-        result = await store.read(ledger, first + len(found), last + 1 - first - len(found), bytes_max)
+        result = await store.read_entries(ledger, first + len(found), last + 1 - first - len(found), bytes_max)
         assert result.status is Status.OK
         assert len(result.entries) >= 1
         found += map(payload_of, result.entries)
@@ -63,7 +63,7 @@ async def test_one_answer_has_several_chunks_when_they_are_there(simulation: Sim
     await simulation.spawn(NODE, fill(store, 1, range(100)))
     await simulation.spawn(NODE, store.checkpoint())
     await simulation.spawn(NODE, read_on(store, 1, 0, 9, 1500))
-    first = await simulation.spawn(NODE, store.read(1, 10, 90, 1500))
+    first = await simulation.spawn(NODE, store.read_entries(1, 10, 90, 1500))
     await asyncio.sleep(1)
     at = 10 + len(first.entries)
     result = store.read_from_memory(1, at, 100 - at, 9_000)
@@ -81,7 +81,7 @@ async def test_the_table_of_the_next_extent_is_there_before_its_entries_are_want
     for first in (0, 100):
         await simulation.spawn(NODE, fill(store, 1, range(first, first + 100)))
         await simulation.spawn(NODE, store.checkpoint())
-    await simulation.spawn(NODE, store.read(1, 0, 200, 1500))
+    await simulation.spawn(NODE, store.read_entries(1, 0, 200, 1500))
     await simulation.spawn(NODE, asyncio.sleep(1))
     places = store.index.find_extents(1, 100)
     assert places is not None
@@ -104,9 +104,9 @@ async def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(
     store = await open_store(simulation, LARGE)
     await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
     await simulation.spawn(NODE, store.checkpoint())
-    reads: list[Operation] = []
+    reads: list[DiskOperation] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pread" and operation.path.endswith(".log"):
             reads.append(operation)
 
@@ -122,7 +122,7 @@ async def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(
     told = {None: 0, "open": len(large), "pread": 1}[refused]
     assert len(large) - len(direct) == told
     reads.clear()
-    result = await simulation.spawn(NODE, store.read(1, 50))
+    result = await simulation.spawn(NODE, store.read_entries(1, 50))
     assert payload_of(result.entries[0]) == payload(1, 50, 30_000)
     assert [read.size for read in reads] == [ENTRY_HEADER.size + RECORD_HEADER_BYTES + 30_000]
     await simulation.spawn(NODE, store.close())
@@ -175,7 +175,7 @@ def test_readers_beside_each_other_get_what_was_stored(seed: int) -> None:
                 count, bytes_max = at.choice((1, 2, 5, 1000)), at.choice((0, 700, 3000))
                 result = store.read_from_memory(ledger, entry, count, bytes_max) if at.random() < 0.3 else None
                 if result is None:
-                    result = await store.read(ledger, entry, count, bytes_max)
+                    result = await store.read_entries(ledger, entry, count, bytes_max)
                 if (ledger, entry) not in stored:
                     assert result.status is Status.NO_SUCH_ENTRY
                     entry += 1
@@ -208,7 +208,7 @@ async def test_reading_ahead_ends_at_damage_which_is_unknown_and_nothing_else_is
     found = await simulation.spawn(NODE, read_on(store, 1, 0, 19, 1500))
     assert found == [payload(1, entry) for entry in range(20)]
     assert store.statistics()["reads_ahead"] > 0
-    result = await simulation.spawn(NODE, store.read(1, 20, 10, 1500))
+    result = await simulation.spawn(NODE, store.read_entries(1, 20, 10, 1500))
     assert result.status is Status.UNKNOWN
     assert await simulation.spawn(NODE, read_on(store, 1, 21, 39, 1500)) == [payload(1, e) for e in range(21, 40)]
 
@@ -217,7 +217,7 @@ async def test_an_error_while_reading_ahead_costs_a_second_try_and_no_answer(sim
     store = await open_store(simulation, AHEAD)
     await simulation.spawn(NODE, fill(store, 1, range(60)))
     await simulation.spawn(NODE, store.checkpoint())
-    first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
+    first = await simulation.spawn(NODE, store.read_entries(1, 0, 60, 1500))
     assert len(first.entries) < 10
     simulation.node(NODE).disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
     await simulation.spawn(NODE, asyncio.sleep(1))
@@ -238,16 +238,16 @@ async def test_a_read_that_finds_no_descriptor_free_is_busy_and_no_entry_counts_
     store = await open_store(simulation)
     fault = FileFault("open", name, error, times=1000)
     simulation.node(NODE).disk.faults.append(fault)
-    result = await simulation.spawn(NODE, store.read(1, 5))
+    result = await simulation.spawn(NODE, store.read_entries(1, 5))
     assert result.status is Status.BUSY
     with pytest.raises(OSError, match=f"Errno {error}"):
-        await simulation.spawn(NODE, store.verify(1, 5))
+        await simulation.spawn(NODE, store.verify_entry(1, 5))
     if name == ".idx":
         assert not len(await simulation.spawn(NODE, store.find_stored_entries(1, 0, 19))), "as far as it is known"
     fault.times = 0
-    result = await simulation.spawn(NODE, store.read(1, 5))
+    result = await simulation.spawn(NODE, store.read_entries(1, 5))
     assert payload_of(result.entries[0]) == payload(1, 5)
-    assert await simulation.spawn(NODE, store.verify(1, 5)) is Status.OK
+    assert await simulation.spawn(NODE, store.verify_entry(1, 5)) is Status.OK
     counters = store.statistics()
     assert (counters["damaged"], counters["reads_unknown"], counters["reads_busy"]) == (0, 0, 1)
 
@@ -256,12 +256,12 @@ async def test_what_was_read_ahead_of_a_deleted_ledger_is_not_served(simulation:
     store = await open_store(simulation, AHEAD)
     await simulation.spawn(NODE, fill(store, 1, range(60)))
     await simulation.spawn(NODE, store.checkpoint())
-    first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
-    reading = simulation.spawn(NODE, store.read(1, len(first.entries), 50, 1500))
-    await simulation.spawn(NODE, store.delete([1]))
+    first = await simulation.spawn(NODE, store.read_entries(1, 0, 60, 1500))
+    reading = simulation.spawn(NODE, store.read_entries(1, len(first.entries), 50, 1500))
+    await simulation.spawn(NODE, store.delete_ledgers([1]))
     assert (await reading).status in (Status.OK, Status.NO_SUCH_LEDGER)
-    assert (await simulation.spawn(NODE, store.read(1, 20, 5, 1500))).status is Status.NO_SUCH_LEDGER
-    assert (await simulation.spawn(NODE, store.read(1, len(first.entries), 5))).status is Status.NO_SUCH_LEDGER
+    assert (await simulation.spawn(NODE, store.read_entries(1, 20, 5, 1500))).status is Status.NO_SUCH_LEDGER
+    assert (await simulation.spawn(NODE, store.read_entries(1, len(first.entries), 5))).status is Status.NO_SUCH_LEDGER
 
 
 async def test_an_entry_that_moves_while_it_is_looked_for_is_found(simulation: Simulation, /) -> None:
@@ -275,7 +275,7 @@ async def test_an_entry_that_moves_while_it_is_looked_for_is_found(simulation: S
         for name in (log_files.entry_log_file_name, log_files.entry_log_index_file_name):
             old = files.open(f"{ENTRIES}/{name(log)}", write=False)
             files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
-        reading = simulation.spawn(NODE, store.read(1, 3))
+        reading = simulation.spawn(NODE, store.read_entries(1, 3))
         await simulation.spawn(NODE, asyncio.sleep(log / 8000))
         store.index.add_group(LoadedIndexGroup(log + 1, 64, extents), [log])
         store._reads._reader.close_log(log)
@@ -283,5 +283,5 @@ async def test_an_entry_that_moves_while_it_is_looked_for_is_found(simulation: S
         result = await reading
         assert result.status is Status.OK
         assert payload_of(result.entries[0]) == payload(1, 3)
-    missing = simulation.spawn(NODE, store.read(1, 7))
+    missing = simulation.spawn(NODE, store.read_entries(1, 7))
     assert (await missing).status is Status.NO_SUCH_ENTRY

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.format.ledger_index import Tombstone, encode
+from magnetar.bookie.format.ledger_index import Tombstone, encode_state
 from magnetar.bookie.store.index_files import LedgerDescriptors, LedgerTableLoader
 from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.state_log import StateLog
@@ -41,13 +41,13 @@ def answers(facts: StateLog) -> object:
 def told(records: list[bytes]) -> LedgerDescriptors:
     """A start that finds these records."""
     loading, loaded = LedgerTableLoader(), LedgerDescriptors()
-    assert loading.feed(b"".join(records)) == []
+    assert loading.add_rows(b"".join(records)) == []
     loaded.load(loading.finish())
     return loaded
 
 
 def stated(facts: StateLog) -> list[bytes]:
-    return list(map(encode, facts.all_facts()))
+    return list(map(encode_state, facts.all_facts()))
 
 
 NUMBER = st.integers(0, 6)
@@ -101,7 +101,7 @@ def test_a_deleted_ledger_leaves_quarantine_and_does_not_come_back() -> None:
 
 # ---------------------------------------------------------------------------------------- in a store
 async def _status(simulation: Simulation, store: Store, ledger: int, entry: int) -> Status:
-    return (await simulation.spawn(NODE, store.read(ledger, entry))).status
+    return (await simulation.spawn(NODE, store.read_entries(ledger, entry))).status
 
 
 async def _again(simulation: Simulation, store: Store) -> Store:
@@ -133,7 +133,7 @@ async def test_in_limbo_hits_are_served_and_misses_are_unknown(simulation: Simul
     store = await open_store(simulation)
     await simulation.spawn(NODE, add(store, 5, 0, payload(5, 0)))
     await simulation.spawn(NODE, add(store, 9, 0, payload(9, 0)))
-    await simulation.spawn(NODE, store.delete([4]))
+    await simulation.spawn(NODE, store.delete_ledgers([4]))
     store.descriptors.enter_limbo(7)
     for _ in range(2):
         assert await _status(simulation, store, 5, 0) is Status.OK

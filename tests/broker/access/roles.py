@@ -10,7 +10,7 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import NOTHING, Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
-from magnetar.runtime.network import Channel, Endpoint, Network, RunningServer, World, rpc
+from magnetar.runtime.network import Channel, Endpoint, Network, RunningServer, World, find_rpc
 from magnetar.runtime.process import make_system_world
 from tests.support.cluster import Cluster, TestConsumer, TestProducer
 
@@ -40,7 +40,7 @@ class RoleNetwork:
         self._inner = inner
         self._role = role
         self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
-        self.serve_peers, self.peer = inner.serve_peers, inner.peer
+        self.serve_peers, self.connect_peer = inner.serve_peers, inner.connect_peer
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess | None = None
@@ -68,7 +68,7 @@ class Roles:
         if at not in self._channels:
             self._channels[at] = self.world(role).network.connect(self.broker.endpoint)
         service, _, method = path.partition(".")
-        return await self._channels[at].call(rpc(service, method), request or wire.Empty(), timeout_s=20.0)
+        return await self._channels[at].call(find_rpc(service, method), request or wire.Empty(), timeout_s=20.0)
 
     async def producer(self, role: str, topic: str, name: str = "", **options: Any) -> TestProducer:
         return await TestProducer(self.world(role), self.broker, topic, name or f"p-{role}", **options).opened()

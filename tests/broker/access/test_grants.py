@@ -16,10 +16,10 @@ from magnetar.broker.access import authorizer as module
 from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.access.table_core import GrantsAndAdministrators
 from magnetar.broker.common.token_bucket import EventLoopSlices
-from magnetar.broker.session.backlogs import MessageIndexRange, RangeReader
+from magnetar.broker.session.backlogs import EntryRangeReader, MessageIndexRange
 from magnetar.broker.topic.topic import ProducerRegistry
 from magnetar.metadata import paths
-from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
+from magnetar.metadata.records import GrantsRecord, TenantRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import put_record
 from magnetar.proto import wire_pb2 as wire
@@ -133,7 +133,7 @@ async def test_a_grant_that_comes_between_the_question_and_the_opening_is_seen(
 ) -> None:
     """Revoked after the first question, and before the producer is known to its topic."""
     manager = acme.broker.topic_manager
-    topic = await manager.topic(TopicName.parse(TOPIC))
+    topic = await manager.load_topic(TopicName.parse(TOPIC))
     inner = ProducerRegistry.join
 
     async def late(registry: ProducerRegistry, producer: Any) -> None:
@@ -154,7 +154,7 @@ async def test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_
         await producer.send(bytes(700_000))
     caller: Any = SimpleNamespace(principal=Principal("web", PrincipalKind.CLIENT, "test"))
     manager = acme.broker.topic_manager
-    reader = RangeReader(manager, MessageIndexRange(TOPIC, 0, 4), caller)
+    reader = EntryRangeReader(manager, MessageIndexRange(TOPIC, 0, 4), caller)
     async with aclosing(reader.read_entries(EventLoopSlices(manager.world.clock))) as entries:
         assert (await anext(entries)).index == 0
         await acme.revoke("web", namespace=NAMESPACE)
@@ -200,7 +200,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()
     store = CutStore(inner)
-    await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("a",)), paths.tenant("acme")))
+    await inner.put(paths.tenant("acme"), encode_record(TenantRecord(admin_roles=("a",)), paths.tenant("acme")))
     await put_record(inner, paths.grants("acme", "orders"), GrantsRecord(roles={"r": ("produce",)}))
     changed: list[tuple[str, str]] = []
     grants = AccessGrants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
         )
         store.cut.set()
         await asyncio.sleep(0.1)
-        await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord(), paths.grants("acme", "orders")))
+        await inner.put(paths.grants("acme", "orders"), encode_record(GrantsRecord(), paths.grants("acme", "orders")))
         assert (await grants.get_grants_and_administrators(name)).roles == {"r": ("produce",)}, (
             "the last known ones decide"
         )
@@ -225,7 +225,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert (await grants.get_grants_and_administrators(name)).roles == {}
-        await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("b",)), paths.tenant("acme")))
+        await inner.put(paths.tenant("acme"), encode_record(TenantRecord(admin_roles=("b",)), paths.tenant("acme")))
         async with asyncio.timeout(5):
             while ("acme", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -304,7 +304,7 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
     inner = sqlite.new_session()
     grants = AccessGrants(inner, world.clock, lambda *place: None)
     name = NamespaceName("acme", "jobs")
-    await grants.change(name, lambda record: replace(record, roles={"etl": ("produce",)}))
+    await grants.change_grants(name, lambda record: replace(record, roles={"etl": ("produce",)}))
     read, told, revoked = AccessGrants._read, asyncio.Event(), asyncio.Event()
 
     async def slow(grants: AccessGrants, name: NamespaceName) -> GrantsAndAdministrators:
@@ -316,7 +316,7 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
     monkeypatch.setattr(AccessGrants, "_read", slow)
     asked = asyncio.create_task(grants.get_grants_and_administrators(name))
     await told.wait()
-    await grants.change(name, lambda record: replace(record, roles={}))
+    await grants.change_grants(name, lambda record: replace(record, roles={}))
     revoked.set()
     assert (await asked).roles == {"etl": ("produce",)}, "who asked before may be answered as it was"
     assert (await grants.get_grants_and_administrators(name)).roles == {}, "who asks after it is not"

@@ -15,7 +15,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotFound, Unauthorized
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests import layout
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.broker.access.test_grants import NAMESPACE, TOPIC
@@ -64,7 +64,7 @@ async def test_a_watch_names_no_topic_that_the_caller_may_not_look_up_also_when_
     told: dict[str, list[str]] = {"some": [], "etl": [], ROOT: []}
     streams = {}
     for role in told:
-        streams[role] = acme.world(role).network.connect(acme.broker.endpoint).stream(rpc("Broker", "WatchTopics"))
+        streams[role] = acme.world(role).network.connect(acme.broker.endpoint).stream(find_rpc("Broker", "WatchTopics"))
         await streams[role].send(wire.WatchTopicsRequest(namespace=NAMESPACE, after_revision=int(role == "some")))
         told[role] += list((await streams[role].receive())[0].topics.names)
     for topic in (hidden, seen):
@@ -81,12 +81,12 @@ async def test_a_watch_names_no_topic_that_the_caller_may_not_look_up_also_when_
 async def test_a_watch_does_not_tell_whether_a_namespace_exists(acme: Roles) -> None:
     told = []
     for namespace in (NAMESPACE, "acme/ghost", "ghost/ghost"):
-        stream = acme.world("stranger").network.connect(acme.broker.endpoint).stream(rpc("Broker", "WatchTopics"))
+        stream = acme.world("stranger").network.connect(acme.broker.endpoint).stream(find_rpc("Broker", "WatchTopics"))
         await stream.send(wire.WatchTopicsRequest(namespace=namespace))
         told.append(list((await stream.receive())[0].topics.names))
         stream.cancel()
     assert told == [[], [], []]
-    stream = acme.world("acme-admin").network.connect(acme.broker.endpoint).stream(rpc("Broker", "WatchTopics"))
+    stream = acme.world("acme-admin").network.connect(acme.broker.endpoint).stream(find_rpc("Broker", "WatchTopics"))
     await stream.send(wire.WatchTopicsRequest(namespace="acme/ghost"))
     with pytest.raises(NotFound):
         await stream.receive()

@@ -15,7 +15,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
 from magnetar.proto.operations import Permission, PermissionRule, PermissionScope
 from magnetar.runtime.logs import ACTS_MAX
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.broker.access.roles import ROOT, Roles, roles
 
 NAMESPACE = "acme/orders"
@@ -59,7 +59,7 @@ def expected(role: str, path: str, rule: PermissionRule, subscription: str) -> b
 
 
 def request_of(path: str, rule: PermissionRule, subscription: str) -> Any:
-    kind = rpc(*path.split(".")).request
+    kind = find_rpc(*path.split(".")).request
     given: dict[str, Any] = {}
     if rule.on is PermissionScope.TOPIC:
         given[rule.field] = f"{TOPIC}-not-there" if path in ("Admin.CreateTopic", "Admin.DeleteTopic") else TOPIC
@@ -84,7 +84,7 @@ def test_each_rpc_has_one_rule_and_each_rule_an_rpc() -> None:
     assert frames == {"open_producer", "subscribe"}
     for path, rule in RULES.items():
         named = path.partition(" ")
-        kind = rpc(*named[0].split(".")).request
+        kind = find_rpc(*named[0].split(".")).request
         if named[2] or kind.DESCRIPTOR.name in ("ReadRequests", "WatchTopicsRequests"):
             continue  # its items are asked where they open something
         for field in filter(None, (rule.field, rule.subscription)):
@@ -94,7 +94,7 @@ def test_each_rpc_has_one_rule_and_each_rule_an_rpc() -> None:
 async def test_every_rpc_is_denied_to_whom_the_table_denies_it_and_changes_nothing_then(acme: Roles) -> None:
     wrong, tried = [], 0
     for path, rule in RULES.items():
-        if " " in path or rpc(*path.split(".")).streaming:
+        if " " in path or find_rpc(*path.split(".")).streaming:
             continue
         for subscription in ("", "s", LISTED) if rule.subscription else ("",):
             request = request_of(path, rule, subscription)
@@ -175,7 +175,7 @@ async def test_producers_consumers_readers_and_ranges_open_for_those_who_may(
     letters = {"dead-letter.topic": "persistent://other/orders/elsewhere", "dead-letter.max-redeliver-count": "1"}
     elsewhere = acme.consumer(role, TOPIC, f"l-{role}", subscription_properties=letters)
     assert await opens(elsewhere) == (role == ROOT)
-    stream = acme.world(role).network.connect(acme.broker.endpoint).stream(rpc("Broker", "Read"))
+    stream = acme.world(role).network.connect(acme.broker.endpoint).stream(find_rpc("Broker", "Read"))
     await stream.send(wire.ReadRequest(request_id=1, topic=TOPIC, first_index=0, end_index=5))
     done = (await stream.receive())[-1].done
     assert ("may not consume from" in done.error.message) != consume
@@ -189,7 +189,7 @@ async def test_lists_show_what_the_caller_may_look_up_and_nothing_else(acme: Rol
         return list((await acme.call(role, "Admin.ListTopics", wire.ListTopicsRequest(namespace=namespace))).names)
 
     async def watched(role: str) -> list[str]:
-        stream = acme.world(role).network.connect(acme.broker.endpoint).stream(rpc("Broker", "WatchTopics"))
+        stream = acme.world(role).network.connect(acme.broker.endpoint).stream(find_rpc("Broker", "WatchTopics"))
         await stream.send(wire.WatchTopicsRequest(namespace=NAMESPACE))
         return list((await stream.receive())[0].topics.names)
 
@@ -207,7 +207,7 @@ async def test_a_refusal_says_what_was_denied_to_whom_and_nothing_about_what_exi
     texts = set()
     for topic in (TOPIC, f"persistent://{NAMESPACE}/ghost", "persistent://acme/ghost/x", "persistent://ghost/ns/x"):
         for path in ("Broker.Lookup", "Admin.TopicStats", "Admin.DeleteTopic"):
-            kind = rpc(*path.split(".")).request
+            kind = find_rpc(*path.split(".")).request
             field = "topic" if path == "Broker.Lookup" else "name"
             with pytest.raises(Unauthorized) as refused:
                 await acme.call("stranger", path, kind(**{field: topic}))
@@ -219,7 +219,7 @@ async def test_a_refusal_says_what_was_denied_to_whom_and_nothing_about_what_exi
 async def test_without_a_role_nothing_is_answered(acme: Roles) -> None:
     channel = acme.running.world.network._inner.connect(acme.broker.endpoint)  # type: ignore[attr-defined]
     with pytest.raises(Unauthenticated):
-        await channel.call(rpc("Broker", "Lookup"), wire.LookupRequest(topic=TOPIC), timeout_s=5.0)
+        await channel.call(find_rpc("Broker", "Lookup"), wire.LookupRequest(topic=TOPIC), timeout_s=5.0)
     await channel.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from magnetar.broker.cluster.catalog import PARTITIONS_MAX, Catalog
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.metadata import paths
-from magnetar.metadata.records import BrokerRecord, CursorRecord, NamespaceRecord, encode
+from magnetar.metadata.records import BrokerRecord, CursorRecord, NamespaceRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import Operation
 from magnetar.metadata.tree_core import OPERATIONS_MAX
@@ -98,7 +98,7 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
     await catalog.create_topic(T, 4)
     for name in ("a", "b"):
         path = paths.cursor("public", "default", T.with_partition(0).stored_local, name)
-        await tree.new_session().put(path, encode(CursorRecord(created_ms=1), path))
+        await tree.new_session().put(path, encode_record(CursorRecord(created_ms=1), path))
     stopping.left = stops_after
     try:
         await catalog.add_partitions(T, 2004)

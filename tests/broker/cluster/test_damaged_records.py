@@ -14,7 +14,7 @@ from magnetar.metadata.store import ANY
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MagnetarError, from_wire
 from magnetar.proto.states import TxnId
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import Cluster, TestProducer
 
 TOPIC = "persistent://public/default/t"
@@ -28,7 +28,7 @@ COORDINATOR = paths.coordinator(NUMBER)
 async def _call(running: Cluster, service: str, method: str, request: Any) -> Any:
     channel = running.world.network.connect(running.brokers[-1].endpoint)
     try:
-        return await channel.call(rpc(service, method), request, timeout_s=20)
+        return await channel.call(find_rpc(service, method), request, timeout_s=20)
     finally:
         await channel.close()
 

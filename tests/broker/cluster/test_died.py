@@ -12,7 +12,7 @@ from magnetar.broker import server
 from magnetar.broker.cluster import ownership
 from magnetar.broker.cluster.ownership import LastReadServerLists, Ownership, RegisteredServers
 from magnetar.metadata import paths, records
-from magnetar.metadata.records import BrokerRecord, StartedBrokerRecord, encode
+from magnetar.metadata.records import BrokerRecord, StartedBrokerRecord, encode_record
 from magnetar.metadata.session import MetadataResponsiveness
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import NotAllowed, NotFound
@@ -52,17 +52,17 @@ async def test_who_vanishes_has_died_and_who_closes_has_not(backend: Backend) ->
     asked, members = await backend.store(), _members()
     sessions = {name: await backend.store(1.0) for name in ("closes", "dies", "older")}
     brokers = {name: await _register(session, name) for name, session in sessions.items()}
-    await asked.delete(paths.started("older"))  # as if its release did not know the record
-    assert _names(await members.read(asked)) == (["closes", "dies", "older"], [])
+    await asked.delete(paths.started_broker("older"))  # as if its release did not know the record
+    assert _names(await members.read_lists(asked)) == (["closes", "dies", "older"], [])
     await brokers["closes"].close()
     await backend.vanish(sessions["dies"])
     await backend.vanish(sessions["older"])
     async with asyncio.timeout(20):
-        while (found := await members.read(asked)).brokers:  # noqa: ASYNC110 - until the sessions end
+        while (found := await members.read_lists(asked)).brokers:  # noqa: ASYNC110 - until the sessions end
             await asyncio.sleep(0.1)
     assert _names(found) == ([], ["dies"])
     await _register(await backend.store(), "dies")
-    assert _names(await members.read(asked)) == (["dies"], [])
+    assert _names(await members.read_lists(asked)) == (["dies"], [])
 
 
 async def test_a_broker_that_died_is_shown_by_everybody_until_it_is_back_or_forgotten(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_a_broker_without_a_name_is_back_when_one_without_a_name_is_at_its
             assert not (await admin.broker_summaries()).died
         async with asyncio.timeout(20):
             metadata = again.topic_manager.metadata
-            while await metadata.get(paths.started(dead.topic_manager.name)):  # noqa: ASYNC110 - until it is deleted
+            while await metadata.get(paths.started_broker(dead.topic_manager.name)):  # noqa: ASYNC110 - until it is deleted
                 await asyncio.sleep(0.05)
 
 
@@ -135,28 +135,28 @@ async def test_when_a_broker_was_last_seen_is_stored_by_who_saw_it(backend: Back
     asked, dying, members = await backend.store(), await backend.store(1.0), _members(clock)
     await _register(dying, "dies", clock)
     clock.now_ms = 5_000
-    await members.read(asked)
+    await members.read_lists(asked)
     await backend.vanish(dying)
     async with asyncio.timeout(20):
-        while (await members.read(asked)).brokers:  # noqa: ASYNC110 - until its session ends
+        while (await members.read_lists(asked)).brokers:  # noqa: ASYNC110 - until its session ends
             await asyncio.sleep(0.1)
     clock.now_ms = 90_000
-    assert [each.seen_ms for each in (await members.read(asked)).died] == [5_000]
-    assert [each.seen_ms for each in (await _members(clock).read(asked)).died] == [1_000], "when it registered"
-    await members.tidy(asked)
-    assert [each.seen_ms for each in (await _members(clock).read(asked)).died] == [5_000]
+    assert [each.seen_ms for each in (await members.read_lists(asked)).died] == [5_000]
+    assert [each.seen_ms for each in (await _members(clock).read_lists(asked)).died] == [1_000], "when it registered"
+    await members.update_last_seen_records(asked)
+    assert [each.seen_ms for each in (await _members(clock).read_lists(asked)).died] == [5_000]
 
 
 @conformance
 async def test_no_more_than_so_many_records_of_brokers_that_died_are_kept(backend: Backend) -> None:
     asked, members, most = await backend.store(), _members(), 3
     for number in range(5):
-        path = paths.started(f"b{number}")
-        await asked.put(path, encode(StartedBrokerRecord(broker=f"b{number}", seen_ms=number), path))
+        path = paths.started_broker(f"b{number}")
+        await asked.put(path, encode_record(StartedBrokerRecord(broker=f"b{number}", seen_ms=number), path))
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(ownership, "STARTED_MAX", most)
-        await members.tidy(asked)
-    assert _names(await members.read(asked)) == ([], ["b2", "b3", "b4"]), "those that were seen last"
+        await members.update_last_seen_records(asked)
+    assert _names(await members.read_lists(asked)) == ([], ["b2", "b3", "b4"]), "those that were seen last"
 
 
 async def test_before_the_upgrade_is_finished_no_record_is_written(

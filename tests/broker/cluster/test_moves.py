@@ -22,7 +22,7 @@ from magnetar.broker.topic import topic as topic_module
 from magnetar.broker.topic.topic import LAST_ACKS_S, Topic
 from magnetar.client.connect.attachment import Attachment
 from magnetar.metadata import paths
-from magnetar.metadata.records import BrokerRecord, OwnerRecord, encode
+from magnetar.metadata.records import BrokerRecord, OwnerRecord, encode_record
 from magnetar.metadata.store import get_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import SAYS_LAST, ConnectionLost, MagnetarError, NotAllowed, NotFound, NotOwner, Unavailable
@@ -61,7 +61,7 @@ async def test_a_drained_broker_names_the_next_one_to_its_clients_and_gets_nothi
     first, second = await two(running)
     producer = await TestProducer(running.world, first, TOPIC).opened()
     consumer = await TestConsumer(running.world, first, TOPIC).ready()
-    assert await first.topic_manager.drain() == 0
+    assert await first.topic_manager.drain_broker() == 0
     for client in (producer, consumer):
         with pytest.raises(NotOwner) as told:
             await client.next("never")
@@ -101,7 +101,7 @@ async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_nam
         await may_close.wait()
 
     monkeypatch.setattr(log, "close", close)
-    draining = asyncio.create_task(first.topic_manager.drain())
+    draining = asyncio.create_task(first.topic_manager.drain_broker())
     await closed.wait()
     producer.publish(b"too late")
     consumer.permits(1)
@@ -128,7 +128,7 @@ async def test_acknowledgements_on_their_way_while_a_topic_moves_count(running: 
     await producer.send(b"2")
     consumer = await TestConsumer(running.world, first, TOPIC, initial_position=EARLIEST, says_last=True).ready()
     deliveries = [await consumer.receive() for _ in range(3)]
-    draining = asyncio.create_task(first.topic_manager.drain())
+    draining = asyncio.create_task(first.topic_manager.drain_broker())
     with pytest.raises(NotOwner) as told:
         await consumer.next("never")
     assert (told.value.fields["owner"], told.value.fields[SAYS_LAST]) == (str(second.endpoint), "yes")
@@ -155,7 +155,7 @@ async def test_what_a_program_acknowledged_is_stored_before_its_consumer_subscri
         )
         monkeypatch.setattr(Attachment, "reopen", lambda attachment, after_s: None)
         await consumer.acknowledge(await consumer.receive())
-        assert await first.topic_manager.drain() == 0
+        assert await first.topic_manager.drain_broker() == 0
         other = await TestConsumer(running.world, second, TOPIC, initial_position=EARLIEST).ready()
         assert await other.quiet(), "it is delivered to another consumer of a shared subscription"
     finally:
@@ -177,7 +177,7 @@ async def test_a_consumer_that_does_not_say_its_last_holds_a_move_up_for_a_momen
         return await real_wait(fs, timeout=timeout, **options)
 
     monkeypatch.setattr(asyncio, "wait", wait)
-    assert await first.topic_manager.drain() == 0
+    assert await first.topic_manager.drain_broker() == 0
     assert len(waits) == int(says_last)
     with pytest.raises(NotOwner) as told:
         await consumer.next("never")
@@ -193,7 +193,7 @@ async def test_a_connection_that_breaks_ends_the_wait_for_its_last_acknowledgeme
     async with cluster(tmp_path, brokers=0) as running:
         first, _ = await two(running)
         consumer = await TestConsumer(running.world, first, TOPIC, says_last=True).ready()
-        draining = asyncio.create_task(first.topic_manager.drain())
+        draining = asyncio.create_task(first.topic_manager.drain_broker())
         with pytest.raises(NotOwner):
             await consumer.next("never")
         await consumer.close()
@@ -220,7 +220,7 @@ async def test_who_opens_a_topic_that_moves_meanwhile_is_told_its_next_owner(
     monkeypatch.setattr(Topic, "open", wait_and_open)
     producer = TestProducer(running.world, first, TOPIC)
     await opening.wait()
-    assert await first.topic_manager.drain() == 0
+    assert await first.topic_manager.drain_broker() == 0
     may_open.set()
     with pytest.raises(NotOwner) as told:
         await producer.opened()
@@ -230,7 +230,7 @@ async def test_who_opens_a_topic_that_moves_meanwhile_is_told_its_next_owner(
 async def test_a_broker_that_has_stopped_still_names_the_next_owner(running: Cluster) -> None:
     first, second = await two(running)
     name, manager = TopicName.parse(TOPIC), first.topic_manager
-    assert await manager.drain() == 0
+    assert await manager.drain_broker() == 0
     await manager.close()  # its streams are open still
     assert (await manager.find_owner(name)).endpoint == str(second.endpoint)
     with pytest.raises(NotOwner) as told:
@@ -265,7 +265,7 @@ async def test_a_bundle_has_one_owner_at_each_step_of_a_move(monkeypatch: pytest
     await note("before the move")
     monkeypatch.setattr(first.topic_manager, "_unload", unload)
     monkeypatch.setattr(ownership, "_write_owner", write)
-    assert await first.topic_manager.drain() == 0
+    assert await first.topic_manager.drain_broker() == 0
     assert steps == [
         ("before the move", True, "first", False), ("before the close", False, "first", False),
         ("after the close", False, "first", False), ("after the commit", False, "second", True),
@@ -274,15 +274,15 @@ async def test_a_bundle_has_one_owner_at_each_step_of_a_move(monkeypatch: pytest
 
 async def test_drains_that_meet_leave_each_topic_with_one_owner(running: Cluster) -> None:
     first, second = await two(running)
-    assert await asyncio.gather(first.topic_manager.drain(), first.topic_manager.drain()) == [0, 0]
+    assert await asyncio.gather(first.topic_manager.drain_broker(), first.topic_manager.drain_broker()) == [0, 0]
     assert await until_served(running, first) is second
     await first.topic_manager.end_drain()
-    left = await asyncio.gather(first.topic_manager.drain(), second.topic_manager.drain())
+    left = await asyncio.gather(first.topic_manager.drain_broker(), second.topic_manager.drain_broker())
     owner = await until_served(running, second)
     assert sum(left) <= 1, "nobody else may have it: the one that has it keeps it"
     assert sum(TOPIC in broker.topics for broker in (first, second)) == 1
     assert TOPIC in owner.topics
-    assert await owner.topic_manager.drain() == 1
+    assert await owner.topic_manager.drain_broker() == 1
     producer = await TestProducer(running.world, owner, TOPIC, name="last").opened()
     await producer.send(b"the last broker serves on")
 
@@ -298,11 +298,11 @@ async def test_a_drain_that_is_ended_half_way_gives_away_what_it_has_begun_with(
         await real_unload(*args)
 
     monkeypatch.setattr(first.topic_manager, "_unload", unload)
-    assert await first.topic_manager.drain() == 0
+    assert await first.topic_manager.drain_broker() == 0
     assert await until_served(running, first) is second
     assert first.topic_manager.own_broker_record is not None
     assert not first.topic_manager.own_broker_record.draining
-    assert await second.topic_manager.drain() == 0
+    assert await second.topic_manager.drain_broker() == 0
     assert await until_served(running, second) is first
 
 
@@ -316,7 +316,7 @@ async def test_a_bundle_counts_until_its_topics_are_closed(monkeypatch: pytest.M
         await close()
 
     monkeypatch.setattr(first.topics[TOPIC].log, "close", slow)
-    draining = asyncio.create_task(first.topic_manager.drain())
+    draining = asyncio.create_task(first.topic_manager.drain_broker())
     await closing.wait()
     async with AdminClient(f"magnetar://{second.endpoint}") as admin:
         (found,) = [each for each in await admin.brokers() if each.name == "first"]
@@ -371,7 +371,7 @@ async def test_the_last_broker_of_a_group_keeps_its_bundles_and_reads_the_broker
         return await get(path)
 
     monkeypatch.setattr(ownership._store, "get", counted)
-    assert await first.topic_manager.drain() == len(ownership.owner_record_paths) > 1
+    assert await first.topic_manager.drain_broker() == len(ownership.owner_record_paths) > 1
     assert len(reads) < 5
 
 
@@ -419,7 +419,7 @@ async def test_a_drain_while_outcomes_are_written_leaves_a_snapshot_that_the_nex
         await asyncio.wait_for(sent.wait(), 10)
         monkeypatch.setattr(snapshot_ledger, "append_and_wait", append)
         with caplog.at_level(logging.ERROR):
-            assert await first.topic_manager.drain() == 0
+            assert await first.topic_manager.drain_broker() == 0
             await producer.send(b"after")
     assert not [each for each in caplog.records if "cannot be used" in each.getMessage()]
 
@@ -430,7 +430,7 @@ async def test_a_close_on_pulsars_protocol_has_the_address_of_the_next_broker(ru
     raw = await Raw.connected(running.world, first._pulsar.endpoint)
     await raw.open_producer(topic=TOPIC)
     await raw.subscribe(2, topic=TOPIC)
-    assert await first.topic_manager.drain() == 0
+    assert await first.topic_manager.drain_broker() == 0
     for command in ("close_consumer", "close_producer"):
         told = await raw.next(command)
         assert [told.assignedBrokerServiceUrl] == list(second.pulsar_urls[""])
@@ -465,7 +465,7 @@ async def test_a_program_publishes_and_consumes_over_moves_without_an_error_and_
                 if moving is not None:
                     assert await moving == 0
                     await brokers[(moves - 1) % 2].topic_manager.end_drain()
-                moving = asyncio.create_task(brokers[moves % 2].topic_manager.drain())
+                moving = asyncio.create_task(brokers[moves % 2].topic_manager.drain_broker())
                 moves += 1
         assert moving is not None
         await moving
@@ -516,7 +516,7 @@ async def test_an_order_to_drain_holds_over_a_restart_until_it_is_ended(
             await admin.undrain_broker("first")
             await admin.undrain_broker("first")
             await told_of(running, second, "first", lambda found: not found.draining)
-            assert await second.topic_manager.drain() == 0
+            assert await second.topic_manager.drain_broker() == 0
             assert (await first.topic_manager.find_owner(TopicName.parse(TOPIC))).name == "first"
 
 
@@ -530,7 +530,7 @@ async def test_a_drain_that_an_older_broker_would_never_end_is_refused_at_once(r
         (BrokerRecord(name="older", endpoint="h:1", group="all", version="0.0.1"), "second",
          "nothing can be given to the other brokers, 'older' (version 0.0.1): upgrade one of them first"),
     ):  # fmt: skip
-        await older.put(path, encode(record, path), ephemeral=True)
+        await older.put(path, encode_record(record, path), ephemeral=True)
         async with AdminClient(f"magnetar://{second.endpoint}") as admin:
             with pytest.raises(NotAllowed, match=re.escape(text)):
                 await admin.drain_broker(name)

@@ -8,8 +8,14 @@ import pytest
 from magnetar.broker.cluster.orphans import delete_orphans, find_orphans
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
-from magnetar.metadata.records import Compacted, CursorRecord, DeduplicationStateLocation, DelayBucket, TopicRecord
-from magnetar.metadata.store import Delete, PutNode, get_record, put_record
+from magnetar.metadata.records import (
+    CompactedLedgerInfo,
+    CursorRecord,
+    DeduplicationStateLocation,
+    DelayBucket,
+    TopicRecord,
+)
+from magnetar.metadata.store import DeleteNode, PutNode, get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
@@ -69,7 +75,7 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
     ]  # fmt: skip
     topic = TopicRecord(
         dedup=DeduplicationStateLocation(mark_ledger=-1, mark_entry=-1, ledger_id=dedup), pending_deletion=(replaced,),
-        compacted=Compacted(ledger_id=compacted, horizon_ledger=-1, horizon_entry=-1, end_index=0),
+        compacted=CompactedLedgerInfo(ledger_id=compacted, horizon_ledger=-1, horizon_entry=-1, end_index=0),
     )  # fmt: skip
     bucket = DelayBucket(ledger_id=delays, entries=1, last_ms=0)
     await put_record(metadata, paths.topic("public", "default", "t"), topic)
@@ -153,7 +159,7 @@ async def test_ledgers_of_a_topic_whose_record_is_lost_stay_until_an_operator_sa
     listed = {each.ledger_id for each in found[0].ledgers}
     cursor = paths.cursor("public", "default", "t", "s")
     moved = [] if what != LOST[1] else [PutNode(path.replace("/topics", "/topicr"), node.value)]
-    await metadata.commit([Delete(path), Delete(cursor), *moved])
+    await metadata.commit([DeleteNode(path), DeleteNode(cursor), *moved])
     if what == LOST[2]:
         late_ms = running.world.clock.wall_ms() + 1
         await put_record(metadata, path, TopicRecord(created_ms=late_ms))

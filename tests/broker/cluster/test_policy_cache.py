@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.broker.cluster.policy_cache import PolicyCache
 from magnetar.metadata import paths
-from magnetar.metadata.records import PoliciesRecord, encode
+from magnetar.metadata.records import PoliciesRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidRequest
@@ -116,7 +116,7 @@ async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts
     path = paths.namespace_policies("acme", "shop")
     session = deployment.store.new_session()
     await session.put(path, b"junk")
-    await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4)), path))
+    await session.put(path, encode_record(PoliciesRecord(policies=Policies(message_ttl_s=4)), path))
     await deployment.until(lambda: deployment.book.get_applied_policies_nowait(TOPIC).message_ttl_s == 4)
 
 

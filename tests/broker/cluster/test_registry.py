@@ -9,7 +9,7 @@ import pytest
 from magnetar.broker.cluster.schema_registry import SchemaPolicies, SchemaRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import Delete, MetadataStore, Operation
+from magnetar.metadata.store import DeleteNode, MetadataStore, Operation
 from magnetar.proto.errors import ConnectionLost, IncompatibleSchema, InvalidSchema, NotAllowed, SchemaNotFound
 from magnetar.proto.names import TopicName
 from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
@@ -44,7 +44,7 @@ def registry(store: SqliteStore) -> SchemaRegistry:
 async def put(
     registry: SchemaRegistry, info: SchemaInfo, rules: SchemaPolicies = FULL, topic: TopicName = TOPIC
 ) -> int:
-    return await registry.register(topic, info, rules, user="me")
+    return await registry.register_schema(topic, info, rules, user="me")
 
 
 async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_their_own(
@@ -54,12 +54,12 @@ async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_t
     volatile = TopicName.parse("non-persistent://acme/shop/orders")
     await put(registry, schema("secret"))
     with pytest.raises(SchemaNotFound):
-        await registry.get(volatile)
+        await registry.get_schema(volatile)
     assert await put(registry, schema("x", default=False), topic=volatile) == 0, "nor is it compared with the other's"
     assert await put(registry, schema("y", default=False), ANY, topic=volatile.with_partition(1)) == 1
     assert [each.info for each in await registry.list_versions(TOPIC)] == [schema("secret")]
-    await registry.delete(volatile, force=True)
-    assert (await registry.get(TOPIC)).info == schema("secret")
+    await registry.delete_schemas(volatile, force=True)
+    assert (await registry.get_schema(TOPIC)).info == schema("secret")
     await put(registry, schema("x"), topic=volatile)
     await registry.delete_namespace_schemas(TOPIC.namespace_name)
     assert not [
@@ -71,15 +71,15 @@ async def test_an_equal_schema_has_its_number_and_a_new_one_the_next(registry: S
     assert [await put(registry, schema("a")), await put(registry, schema("a", "b"))] == [0, 1]
     assert await put(registry, schema("a")) == 0, "also when a newer one is there"
     assert await put(registry, schema("a"), CLOSED, TOPIC.with_partition(3)) == 0, "partitions share"
-    newest, first = await registry.get(TOPIC), await registry.get(TOPIC, 0)
+    newest, first = await registry.get_schema(TOPIC), await registry.get_schema(TOPIC, 0)
     assert (newest.version, newest.info, newest.user) == (1, schema("a", "b"), "me")
     assert (first.version, first.info) == (0, schema("a"))
     assert [each.version for each in await registry.list_versions(TOPIC)] == [0, 1]
-    assert await registry.find_version(TOPIC, schema("a", "b")) == 1
+    assert await registry.find_schema_version(TOPIC, schema("a", "b")) == 1
     for missing in (
-        registry.get(TOPIC, 2),
-        registry.find_version(TOPIC, schema("x")),
-        registry.get(TopicName.parse("a/b/c")),
+        registry.get_schema(TOPIC, 2),
+        registry.find_schema_version(TOPIC, schema("x")),
+        registry.get_schema(TopicName.parse("a/b/c")),
     ):
         with pytest.raises(SchemaNotFound):
             await missing
@@ -93,7 +93,7 @@ async def test_what_does_not_go_with_the_newest_is_refused_and_not_stored(regist
         await put(registry, SchemaInfo(type=SchemaType.AVRO, data=b"{"))
     with pytest.raises(IncompatibleSchema, match="'magnetar schemas upload'"):
         await put(registry, schema("a", "c"), CLOSED)
-    assert await registry.register(TOPIC, schema("a", "c"), CLOSED, user="op", by_hand=True) == 1
+    assert await registry.register_schema(TOPIC, schema("a", "c"), CLOSED, user="op", by_hand=True) == 1
     assert await registry.why_refused(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
     assert await registry.why_refused(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
     assert await registry.why_refused(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, (
@@ -119,9 +119,9 @@ async def test_a_consumers_schema_is_the_first_of_an_idle_topic_and_has_to_read_
         for none in (None, AUTO):
             await registry.check_consumer_schema(TOPIC, none, FULL, "me", idle=idle)
     with pytest.raises(SchemaNotFound):
-        await registry.get(TOPIC)
+        await registry.get_schema(TOPIC)
     await registry.check_consumer_schema(TOPIC, schema("a", default=False), FULL, "me", idle=True)
-    assert (await registry.get(TOPIC)).version == 0
+    assert (await registry.get_schema(TOPIC)).version == 0
     await registry.check_consumer_schema(
         TOPIC, schema("a", "b"), SchemaPolicies(Compatibility.FULL_TRANSITIVE), "me", idle=False
     )
@@ -135,18 +135,18 @@ async def test_a_consumers_schema_is_the_first_of_an_idle_topic_and_has_to_read_
 
 
 async def test_deleted_ones_count_for_nothing_and_still_decode_until_they_are_forced(registry: SchemaRegistry) -> None:
-    assert await registry.delete(TOPIC, force=False) is None
+    assert await registry.delete_schemas(TOPIC, force=False) is None
     for names in ("a", "ab"):
         await put(registry, schema(*names), ANY)
-    assert await registry.delete(TOPIC, force=False) == 1
+    assert await registry.delete_schemas(TOPIC, force=False) == 1
     with pytest.raises(SchemaNotFound):
-        await registry.get(TOPIC)
-    assert (await registry.get(TOPIC, 0)).deleted
+        await registry.get_schema(TOPIC)
+    assert (await registry.get_schema(TOPIC, 0)).deleted
     assert await put(registry, schema("a")) == 2, "its old number is not used again"
-    assert await registry.delete(TOPIC, force=True) == 2
+    assert await registry.delete_schemas(TOPIC, force=True) == 2
     for version in (None, 0, 2):
         with pytest.raises(SchemaNotFound):
-            await registry.get(TOPIC, version)
+            await registry.get_schema(TOPIC, version)
     assert await put(registry, schema("z", default=False)) == 3
 
 
@@ -154,7 +154,7 @@ def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[
     """The commit that ends a topic."""
 
     async def commit(also: Sequence[Operation]) -> None:
-        await session.commit([Delete("/a-topic"), *also])
+        await session.commit([DeleteNode("/a-topic"), *also])
 
     return commit
 
@@ -164,7 +164,7 @@ async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRe
     await registry.commit_topic_deletion(
         TopicName.parse("non-persistent://acme/shop/orders"), ending(store.new_session())
     )
-    assert (await registry.get(TOPIC)).version == 0, "the persistent topic has it too"
+    assert (await registry.get_schema(TOPIC)).version == 0, "the persistent topic has it too"
     await registry.commit_topic_deletion(TOPIC, ending(store.new_session()))
     await registry.commit_topic_deletion(TOPIC, ending(store.new_session()))
     session = store.new_session()
@@ -175,10 +175,10 @@ async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRe
 async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_any_broker(store: SqliteStore) -> None:
     here, there = (SchemaRegistry(make_system_world(number), store.new_session()) for number in range(2))
     await put(here, schema("a"))
-    assert (await there.get(TOPIC, 0)).info == schema("a")
+    assert (await there.get_schema(TOPIC, 0)).info == schema("a")
     await here.commit_topic_deletion(TOPIC, ending(store.new_session()))
     assert await put(here, schema("b")) == 0
-    assert (await there.get(TOPIC, 0)).info == schema("b")
+    assert (await there.get_schema(TOPIC, 0)).info == schema("b")
 
 
 async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(store: SqliteStore) -> None:
@@ -261,7 +261,7 @@ async def test_a_topic_has_a_bounded_number_of_versions(
     with pytest.raises(NotAllowed, match="delete them with force"):
         await put(registry, schema("c"), ANY)
     assert await put(registry, schema("a"), ANY) == 0
-    await registry.delete(TOPIC, force=True)
+    await registry.delete_schemas(TOPIC, force=True)
     assert await put(registry, schema("c"), ANY) == 2
 
 

@@ -6,8 +6,8 @@ import pytest
 from magnetar.broker.common.config import NAMES, BrokerConfig, make_fully_set_policies, resolve_policies_in_force
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.proto.policies import RETENTIONS, Policies, check
-from magnetar.runtime.config import load
+from magnetar.proto.policies import RETENTIONS, Policies, check_policies
+from magnetar.runtime.config import load_config
 
 
 def test_b5_the_topic_counts_before_the_namespace_and_the_namespace_before_the_broker() -> None:
@@ -35,14 +35,14 @@ def test_nobody_may_allow_larger_messages_than_the_broker() -> None:
 def test_every_field_is_shown_and_the_defaults_are_right_policies() -> None:
     shown = make_fully_set_policies(AppliedPolicies())
     assert None not in {getattr(shown, name) for name in NAMES}
-    assert check(shown) == shown
+    assert check_policies(shown) == shown
 
 
 @pytest.mark.parametrize(("minutes", "mib"), RETENTIONS)
 def test_one_of_time_and_size_at_a_brokers_start_means_what_it_means_at_run_time(minutes: str, mib: str) -> None:
     def started(**given: int) -> tuple[int, int]:
         environment = {f"MAGNETAR_BROKER_{name.upper()}": str(value) for name, value in given.items()}
-        config = load(BrokerConfig, "broker", environment=environment)
+        config = load_config(BrokerConfig, "broker", environment=environment)
         return getattr(config, minutes), getattr(config, mib)
 
     assert started(**{minutes: 60}) == (60, -1)

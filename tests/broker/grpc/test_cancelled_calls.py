@@ -77,23 +77,23 @@ async def delete(broker: TopicManager) -> None:
 
 
 async def unsubscribe(broker: TopicManager) -> None:
-    await (await broker.topic(NAME)).registry.unsubscribe("s", force=True)
+    await (await broker.load_topic(NAME)).registry.unsubscribe("s", force=True)
 
 
 async def subscribe(broker: TopicManager) -> None:
-    await (await broker.topic(NAME)).registry.subscribe("another")
+    await (await broker.load_topic(NAME)).registry.subscribe("another")
 
 
 async def trim(broker: TopicManager) -> None:
-    await (await broker.topic(NAME)).truncate()
+    await (await broker.load_topic(NAME)).truncate_topic()
 
 
 async def terminate(broker: TopicManager) -> None:
-    await (await broker.topic(NAME)).log.terminate()
+    await (await broker.load_topic(NAME)).log.terminate()
 
 
 async def set_properties(broker: TopicManager) -> None:
-    topic = await broker.topic(NAME)
+    topic = await broker.load_topic(NAME)
     await topic.registry.set_properties(topic.find_subscription("s"), {"a": "b"})
 
 
@@ -120,7 +120,7 @@ async def serves(deployment: Deployment) -> None:
     await producer.send(b"after")
     delivery = await consumer.receive()
     await consumer.ack(delivery, cumulative=True)
-    topic = await deployment.broker.topic_manager.topic(NAME)
+    topic = await deployment.broker.topic_manager.load_topic(NAME)
     stored = set(await deployment.running.sessions[0].children(CURSORS))
     assert {paths.decode_segment(each) for each in stored} == {
         name for name, each in topic.subscriptions.items() if each.is_durable

@@ -31,7 +31,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import ENTRY_COST_BYTES, BacklogQuotaState
 from magnetar.runtime.budget import MemoryBudget
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.compiled import replaces_code
 from tests.support.cluster import Cluster, client_part, cluster, payloads_of
 
@@ -44,7 +44,7 @@ class Raw:
     def __init__(self, running: Cluster) -> None:
         self.running = running
         self.channel = running.world.network.connect(running.brokers[0].endpoint)
-        self.stream = self.channel.stream(rpc("Broker", "Connect"))
+        self.stream = self.channel.stream(find_rpc("Broker", "Connect"))
         self.came: dict[int, deque[wire.ServerFrame]] = {}
         self.order: list[tuple[int, str]] = []
 

@@ -9,7 +9,7 @@ from magnetar.broker.topic.statistics import analyze_backlog, find_nth_message, 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -70,8 +70,10 @@ async def test_complaint_25_asking_for_the_last_message_again_and_again_leaves_n
         topic = broker.topics[TOPIC]
 
         async def ask() -> tuple[int, tuple[int, ...]]:
-            last = await channel.call(rpc("Admin", "LastMessageId"), wire.Name(name=TOPIC), timeout_s=20.0)
-            offsets = await channel.call(rpc("Broker", "Offsets"), wire.OffsetsRequest(topic=TOPIC), timeout_s=20.0)
+            last = await channel.call(find_rpc("Admin", "LastMessageId"), wire.Name(name=TOPIC), timeout_s=20.0)
+            offsets = await channel.call(
+                find_rpc("Broker", "Offsets"), wire.OffsetsRequest(topic=TOPIC), timeout_s=20.0
+            )
             assert (last.entry_id, offsets.end_index) == (0, 1)
             tasks = len(asyncio.all_tasks())
             return tasks, (len(topic.subscriptions), len(topic.producers), len(topic.log.reader._readers))

@@ -27,7 +27,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.checksum import encode_varint
 from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError, from_wire
 from magnetar.proto.names import LATEST
-from magnetar.runtime.network import Endpoint, rpc
+from magnetar.runtime.network import Endpoint, find_rpc
 from tests.compiled import COMPILED
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
 from tests.support.steps import Steps, slowness
@@ -284,9 +284,9 @@ of_sources = pytest.mark.skipif(COMPILED, reason="what serves them is not compil
 async def test_no_single_call_holds_the_broker_or_fails_without_a_type(bench: Bench, service: str) -> None:
     for kind, name in (("Tenant", "extreme"), ("Namespace", "extreme/ns")):
         request = getattr(wire, f"{kind}Spec")(name=name)
-        await bench.call(rpc("Admin", f"Create{kind}").path, request.SerializeToString())
+        await bench.call(find_rpc("Admin", f"Create{kind}").path, request.SerializeToString())
     for method in method_names(service, streaming=False):
-        target, topic = rpc(service, method), f"{TOPIC}-{method.lower()}"
+        target, topic = find_rpc(service, method), f"{TOPIC}-{method.lower()}"
         request = valid(method, target.request, topic)
         if "topic" in request.DESCRIPTOR.fields_by_name or getattr(request, "name", "") == topic:
             await filled(bench, topic)
@@ -304,7 +304,7 @@ def items_of(method: str, topic: str, receipts: list[Any]) -> Iterator[tuple[str
     subscribe = wire.Subscribe(topic=topic, subscription="s", durable=True, type=wire.Subscribe.SHARED)
     open_ = wire.OpenProducer(topic=topic, producer_name="p")
     if method != "Connect":
-        request = rpc("Broker", method).request.DESCRIPTOR.fields_by_name["items"].message_type._concrete_class
+        request = find_rpc("Broker", method).request.DESCRIPTOR.fields_by_name["items"].message_type._concrete_class
         yield "item", [], valid(method, request, topic)
         return
     of_kind: dict[str, Any] = {
@@ -323,7 +323,7 @@ def items_of(method: str, topic: str, receipts: list[Any]) -> Iterator[tuple[str
 
 @pytest.mark.parametrize("method", method_names("Broker", streaming=True))
 async def test_no_item_of_a_stream_holds_the_broker_or_fails_without_a_type(bench: Bench, method: str) -> None:
-    receipts, path = await filled(bench, TOPIC), rpc("Broker", method).path
+    receipts, path = await filled(bench, TOPIC), find_rpc("Broker", method).path
     for kind, before, item in items_of(method, TOPIC, receipts):
         begin = envelope(*before) if before else b""
         for case, request in extremes(item, only=(kind, "id") if kind != "item" else None):

@@ -32,7 +32,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.states import TxnId
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
-from magnetar.runtime.network import Endpoint, rpc
+from magnetar.runtime.network import Endpoint, find_rpc
 from tests.broker.grpc.test_connect import Raw, T
 from tests.support.cluster import Cluster, cluster
 
@@ -67,10 +67,10 @@ class Role(Raw):
         self.channel = running.world.network.connect(
             endpoint, CallerAccess(authorization=lambda: f"Bearer {role}")
         )
-        self.stream = self.channel.stream(rpc("Broker", "Connect"))
+        self.stream = self.channel.stream(find_rpc("Broker", "Connect"))
 
     async def call(self, method: str, request: Any) -> Any:
-        return await self.channel.call(rpc("Transactions", method), request, timeout_s=20.0)
+        return await self.channel.call(find_rpc("Transactions", method), request, timeout_s=20.0)
 
     async def begin(self) -> TxnId:
         found = await self.call("Begin", wire.BeginRequest(coordinator=COORDINATOR))
@@ -81,7 +81,7 @@ class Role(Raw):
         reply = (await self.call("End", wire.EndRequest(items=[item]))).items[0]
         return from_wire(reply.error) if reply.HasField("error") else reply.state
 
-    async def status(self, txn: TxnId) -> MagnetarError | wire.TransactionState:
+    async def get_status(self, txn: TxnId) -> MagnetarError | wire.TransactionState:
         reply = (await self.call("Status", wire.StatusRequest(txns=[on_wire(txn)]))).items[0]
         return from_wire(reply.error) if reply.HasField("error") else reply.state
 
@@ -138,7 +138,7 @@ async def attack_ids(role: Role, place: wire.Position, txn: TxnId) -> None:
 
 
 async def attack_txn(role: Role, txn: TxnId) -> None:
-    told = [await role.end(txn, verb) for verb in ("PREPARE", "COMMIT")] + [await role.status(txn)]
+    told = [await role.end(txn, verb) for verb in ("PREPARE", "COMMIT")] + [await role.get_status(txn)]
     told.append(await role.end(txn, "ABORT"))
     skipped = told[-1] == wire.ABORTED and told[-2] == wire.ABORTED
     """A number that was passed over: nobody has it, and it counts as aborted."""

@@ -12,7 +12,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, NotOwner, Unauthorized
 from magnetar.proto.states import TxnId, coordinator_of
 from magnetar.runtime.access import Principal, PrincipalKind
-from magnetar.runtime.network import CallContext, rpc
+from magnetar.runtime.network import CallContext, find_rpc
 from tests.support.cluster import SMALL, Cluster, client_part, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -92,7 +92,7 @@ async def test_verbs_and_ids_that_are_none_are_refused(broker: Broker) -> None:
     for wrong in (wire.TransactionId(most=5000), wire.TransactionId(most=NUMBER, least=(1 << 63) + 1)):
         with pytest.raises(MagnetarError):
             await service.end_half(wire.EndHalfRequest(half=wrong), LOCAL)
-    later = wire.TransactionId(most=NUMBER, least=TxnId.of(NUMBER, 77, 0).least)
+    later = wire.TransactionId(most=NUMBER, least=TxnId.from_parts(NUMBER, 77, 0).least)
     with pytest.raises(NotOwner):
         await service.end_half(wire.EndHalfRequest(half=later), LOCAL)
     with pytest.raises(NotFound):
@@ -107,7 +107,7 @@ async def test_verbs_and_ids_that_are_none_are_refused(broker: Broker) -> None:
 async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cluster, broker: Broker) -> None:
     channel = running.world.network.connect(broker.endpoint)
     for item, error in ((wire.WatchHalvesItem(), InvalidRequest), (wire.WatchHalvesItem(group="g"), NotOwner)):
-        stream = channel.stream(rpc("Transactions", "WatchHalves"))
+        stream = channel.stream(find_rpc("Transactions", "WatchHalves"))
         stream.send_nowait(item)
         if item.group:
             coordinator = await broker.topic_manager.transactions.load_owned_coordinator(NUMBER)

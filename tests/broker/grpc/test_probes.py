@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from magnetar.cli.common.processes import Process, Processes
 from magnetar.proto import health_pb2, reflection_pb2
-from magnetar.runtime.network import HEALTH, REFLECTION, rpc
+from magnetar.runtime.network import HEALTH, REFLECTION, find_rpc
 from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
@@ -20,7 +20,7 @@ SERVICES = ("magnetar.wire.Broker", "magnetar.wire.Admin", "magnetar.wire.Transa
 
 
 def call(channel: grpc.Channel, kind: str, service: str, method: str) -> Any:
-    target = rpc(service, method)
+    target = find_rpc(service, method)
     return getattr(channel, kind)(
         target.path, request_serializer=target.request.SerializeToString, response_deserializer=target.reply.FromString
     )

@@ -17,9 +17,9 @@ from magnetar.proto.errors import (
     TopicNotFound,
 )
 from magnetar.proto.policies import Policies
-from magnetar.proto.policies import encode as as_text
+from magnetar.proto.policies import encode_policies as as_text
 from magnetar.proto.schema import Compatibility
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/typed"
@@ -50,7 +50,7 @@ class Asked:
 
     async def ask(self, method: str, request: Any) -> Any:
         service = "Broker" if method in ("GetSchema", "Offsets") else "Admin"
-        return await self.channel.call(rpc(service, method), request, timeout_s=20.0)
+        return await self.channel.call(find_rpc(service, method), request, timeout_s=20.0)
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
-from magnetar.proto.policies import encode as as_text
-from magnetar.runtime.network import rpc
+from magnetar.proto.policies import encode_policies as as_text
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import (
     Cluster,
     TestConsumer,
@@ -58,7 +58,7 @@ class Deployment:
         self.channel = self.world.network.connect(self.broker.endpoint)
 
     async def call(self, method: str, request: Any, service: str = "Broker") -> Any:
-        return await self.channel.call(rpc(service, method), request, timeout_s=20.0)
+        return await self.channel.call(find_rpc(service, method), request, timeout_s=20.0)
 
     async def admin(self, method: str, request: Any = None) -> Any:
         return await self.call(method, request if request is not None else wire.Empty(), "Admin")
@@ -142,9 +142,9 @@ async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(d
     topic = deployment.broker.topics[TOPIC]
     start = wire.MessageId(ledger_id=-1, entry_id=-1, batch_index=-1)
     reader = await deployment.consumer(subscription="r", durable=False, permits=0, start=start)
-    await topic.log.roll()
+    await topic.log.roll_ledger()
     await (await deployment.producer(name="q")).send(b"3")
-    await topic.trim(retained=False)
+    await topic.trim_ledgers(retained=False)
     assert topic.log.shape.first_index == 3, "nothing is kept for it"
     reader.permits(10)
     reader.requests = 1
@@ -154,8 +154,8 @@ async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(d
     assert not topic.subscriptions
     lasting = await deployment.consumer(subscription="kept", initial_position=EARLIEST)
     assert await lasting.receive_payloads(1) == [b"3"]
-    await topic.log.roll()
-    await topic.trim(retained=False)
+    await topic.log.roll_ledger()
+    await topic.trim_ledgers(retained=False)
     assert topic.log.shape.first_index == 3, "for a durable one it is"
 
 
@@ -181,27 +181,27 @@ async def test_s15_the_initial_position_counts_when_the_subscription_is_made_and
 async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader(deployment: Deployment) -> None:
     """It may have gone on elsewhere: a reader that believed it would miss what was acknowledged there."""
     await deployment.filled(1)
-    topic = await deployment.broker.topic_manager.topic(TopicName.parse(TOPIC))
+    topic = await deployment.broker.topic_manager.load_topic(TopicName.parse(TOPIC))
     asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
-    locate = topic.log.reader.locate_time
+    locate = topic.log.reader.find_position_by_time
 
     async def locate_while_it_is_lost(time_ms: int) -> PositionAndIndex:
         place = await locate(time_ms)
         topic.abandon(NotOwner("another broker has it"))
         return place
 
-    topic.log.reader.locate_time = locate_while_it_is_lost  # type: ignore[method-assign]
+    topic.log.reader.find_position_by_time = locate_while_it_is_lost  # type: ignore[method-assign]
     with pytest.raises(NotOwner):
         await deployment.call("Offsets", asked)
     with pytest.raises(NotOwner):
         topic.registry.register_nondurable_subscription(
-            topic.registry.make_nondurable_subscription("late", topic.log.shape.start)
+            topic.registry.make_nondurable_subscription("late", topic.log.shape.start_position)
         )
 
 
 async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deployment: Deployment) -> None:
     await deployment.filled(1)
-    topic = await deployment.broker.topic_manager.topic(TopicName.parse(TOPIC))
+    topic = await deployment.broker.topic_manager.load_topic(TopicName.parse(TOPIC))
 
     async def unreadable(position: Position) -> StoredEntry:
         raise Unavailable("no bookie answers")

@@ -15,7 +15,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TransactionAborted, Unavailable, from_wire
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import TxnId, TxnState
-from magnetar.runtime.network import Channel, rpc
+from magnetar.runtime.network import Channel, find_rpc
 from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -60,7 +60,7 @@ class Client:
         self.channel: Channel = running.world.network.connect(broker.endpoint)
 
     async def call(self, method: str, request: Any, service: str = "Transactions") -> Any:
-        return await self.channel.call(rpc(service, method), request, timeout_s=20.0)
+        return await self.channel.call(find_rpc(service, method), request, timeout_s=20.0)
 
     async def begin(self, coordinator: int = 0, **options: Any) -> TxnId:
         found = await self.call("Begin", wire.BeginRequest(coordinator=coordinator, **options))
@@ -68,7 +68,7 @@ class Client:
 
     async def join(self, txn: TxnId, topic: str = TOPIC) -> TxnState:
         return convert_join_answer_to_state(
-            await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic))
+            await self.broker.topic_manager.transactions.join_transaction(txn, TopicName.parse(topic))
         )
 
     async def end(
@@ -78,7 +78,7 @@ class Client:
         item = wire.EndItem(txn=_wire(txn), verb=verb, participants=participants, visible=visible)  # type: ignore[arg-type]
         return _state((await self.call("End", wire.EndRequest(items=[item]))).items[0])
 
-    async def status(self, txn: TxnId) -> TxnState:
+    async def get_status(self, txn: TxnId) -> TxnState:
         return _state((await self.call("Status", wire.StatusRequest(txns=[_wire(txn)]))).items[0])
 
     async def make_topic(self, topic: str = TOPIC) -> None:
@@ -116,11 +116,11 @@ async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Cl
     assert await client.end(txn, "COMMIT", TOPIC) is TxnState.COMMITTED
     expected = Settlement(txn, True, 1, Position(1, 0))
     coordinators, name = client.broker.topic_manager.transactions, TopicName.parse(TOPIC)
-    assert await coordinators.join(txn, name) == expected
-    assert await coordinators.peers.join(str(client.broker.endpoint), txn, name) == expected
+    assert await coordinators.join_transaction(txn, name) == expected
+    assert await coordinators.peers.join_transaction(str(client.broker.endpoint), txn, name) == expected
     settled.failing = 0
     assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
-    assert await coordinators.join(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
+    assert await coordinators.join_transaction(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
 
 
 async def test_a_topic_that_is_gone_has_nothing_to_settle(client: Client, settled: Settled) -> None:
@@ -148,9 +148,9 @@ async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
     await other.broker.topic_manager.transactions.load_unowned_coordinators()
     await settled.wait(1)
     assert settled.told[0][1].txn == committed
-    assert await other.status(committed) is TxnState.COMMITTED
-    assert await other.status(prepared) is TxnState.PREPARED
-    assert await other.status(opened) is TxnState.ABORTED
+    assert await other.get_status(committed) is TxnState.COMMITTED
+    assert await other.get_status(prepared) is TxnState.PREPARED
+    assert await other.get_status(opened) is TxnState.ABORTED
     with pytest.raises(TransactionAborted, match="coordinator lost"):
         await other.end(opened)
     assert await other.end(prepared, visible=True) is TxnState.COMMITTED
@@ -166,7 +166,7 @@ async def test_a_broker_that_closes_hands_its_open_transactions_over(
     await client.join(txn)
     await running.brokers[0].close()
     other = Client(await running.add_broker(), running)
-    assert await other.status(txn) is TxnState.OPEN
+    assert await other.get_status(txn) is TxnState.OPEN
     assert await other.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
     assert settled.of(txn) == [(TOPIC, True)]
     await other.channel.close()
@@ -179,7 +179,7 @@ async def test_another_broker_says_who_has_the_coordinator_and_joins_there(
     txn = await client.begin()
     other = Client(await running.add_broker(), running)
     with pytest.raises(NotOwner) as refused:
-        await other.status(txn)
+        await other.get_status(txn)
     assert refused.value.fields["owner"] == str(client.broker.endpoint)
     found = await other.call("Find", wire.FindCoordinator(coordinator=0))
     assert (found.owner, found.here, found.coordinators) == (str(client.broker.endpoint), False, 16)

@@ -12,7 +12,7 @@ from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.compaction import STEPS, CompactedLedger, Compaction, CompactionRun
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
-from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
+from magnetar.metadata.records import TopicLedger, TopicRecord, decode_record, encode_record
 from magnetar.metadata.store import ANY, Operation, PutNode, VersionedValue
 from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -57,14 +57,14 @@ class FakeLog:
         return self.list.record
 
     async def commit_fields(self, **fields: object) -> None:
-        await self.list.change(self.record.ledgers, **fields)
+        await self.list.change_record(self.record.ledgers, **fields)
 
 
 class Bench:
     def __init__(self) -> None:
         self.storage = Storage()
         record = TopicRecord(ledgers=(TopicLedger(ledger_id=LEDGER, first_index=0),))
-        self.storage.nodes[topic_path(NAME)] = VersionedValue(encode(record, topic_path(NAME)), 0)
+        self.storage.nodes[topic_path(NAME)] = VersionedValue(encode_record(record, topic_path(NAME)), 0)
         self.entries: list[bytes] = []
         self.latest: dict[str, tuple[int, bytes]] = {}
 
@@ -78,9 +78,9 @@ class Bench:
         """Takes the topic over, as ManagedLedger does: pending_deletion ledgers go after the record was written."""
         session = self.storage.session()
         log = FakeLog(session, self.entries)
-        await log.list.read()
+        await log.list.read_record()
         pending_deletion = log.record.pending_deletion
-        await log.list.change(log.record.ledgers, pending_deletion=())
+        await log.list.change_record(log.record.ledgers, pending_deletion=())
         for ledger_id in pending_deletion:
             await session.delete(ledger_id)
 
@@ -104,7 +104,7 @@ class Bench:
         await asyncio.gather(done, dead, return_exceptions=True)
 
     def record(self) -> TopicRecord:
-        return decode(self.storage.nodes[topic_path(NAME)].value, TopicRecord, topic_path(NAME))
+        return decode_record(self.storage.nodes[topic_path(NAME)].value, TopicRecord, topic_path(NAME))
 
     async def shown(self) -> list[tuple[int, bytes]]:
         """What a reader of the compacted topic sees, from the record alone."""
@@ -186,7 +186,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     async def commit(operations: Sequence[Operation]) -> list[int]:
         (put,) = operations
         assert isinstance(put, PutNode)
-        publishes = decode(put.value, TopicRecord, topic_path(NAME)).compacted != bench.record().compacted
+        publishes = decode_record(put.value, TopicRecord, topic_path(NAME)).compacted != bench.record().compacted
         if not publishes:
             return await real_commit(operations)
         if landed:
@@ -214,8 +214,8 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     assert await bench.shown() == bench.expected(horizon)
     del session.get, session.commit, session.delete  # the metadata is back
     bench.publish(*some(0, 3))
-    compaction.log.shape.tail.last_entry = 20
-    compaction.log.shape.tail.end_index = 21
+    compaction.log.shape.tail_span.last_entry = 20
+    compaction.log.shape.tail_span.end_index = 21
     await bench.compact(session, compaction)
     assert compaction.progress.error == ""
     assert await bench.shown() == bench.expected(21)
@@ -251,7 +251,7 @@ async def test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_i
     assert compaction.start()
     held = compaction.trim_limit(SMALL)
     assert held is not None
-    assert held.mark == compaction.log.shape.start
+    assert held.mark == compaction.log.shape.start_position
     await compaction.wait_finished()
     held = compaction.trim_limit(SMALL)
     assert held is not None
@@ -265,8 +265,8 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
     session, compaction = await bench.owner()
     for turn in range(20):
         bench.publish(*some(turn, 5))
-        compaction.log.shape.tail.last_entry = len(bench.entries) - 1
-        compaction.log.shape.tail.end_index = len(bench.entries)
+        compaction.log.shape.tail_span.last_entry = len(bench.entries) - 1
+        compaction.log.shape.tail_span.end_index = len(bench.entries)
         await bench.compact(session, compaction)
         assert compaction.progress.state is CompactionState.SUCCESS
         assert len(bench.storage.ledgers) == 1

@@ -82,7 +82,7 @@ class Log:
         while not survey.is_done:
             for first, count, entry in self.entries:
                 survey.add_entry(first, count, parse_entry(entry))
-            survey.end_reading_round()
+            survey.finish_reading_round()
         after = Log()
         after.next = self.next
         for first, count, entry in self.entries:

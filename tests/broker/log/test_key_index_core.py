@@ -22,7 +22,7 @@ from magnetar.broker.log.key_index_core import (
     describe_entry,
     find_block,
 )
-from magnetar.broker.session.finding import Criteria
+from magnetar.broker.session.finding import SearchCriteria
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
 from magnetar.proto.entry import decode_for_inspection, encode_broker_part, parse_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -67,7 +67,7 @@ class Built:
 
     def find(self, expression: Node, *, hidden: bool = False) -> BitMap:
         postings: dict[int, BitMap] = {}
-        for value in self.index.list_questions(expression):
+        for value in self.index.list_hashes(expression):
             pages = self.index.list_pages(value)
             self.read.update(pages)
             postings[value] = BitMap.union(BitMap(), *(decode_page(self.stored[at], [value])[value] for at in pages))
@@ -93,7 +93,7 @@ _entries = st.lists(
     min_size=1, max_size=5,
 )  # fmt: skip
 _criteria = st.builds(
-    Criteria, st.sampled_from(["", "k", "x"]), st.sampled_from(["", "a", "b", "é"]), st.none() | _texts,
+    SearchCriteria, st.sampled_from(["", "k", "x"]), st.sampled_from(["", "a", "b", "é"]), st.none() | _texts,
     st.sampled_from([b"", b"pay"]), st.none() | expressions.map(lambda root: Filter("", root, frozenset())),
 )  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_a_block_without_a_candidate_has_no_message_that_a_search_finds(
         monkeypatch.setattr(module, name, weaken(getattr(module, name)))
 
     @given(_entries, _criteria)
-    def check(entries: list[tuple[list[OutgoingMessage], str]], criteria: Criteria) -> None:
+    def check(entries: list[tuple[list[OutgoingMessage], str]], criteria: SearchCriteria) -> None:
         expression = criteria.make_expression()
         if expression is None:
             return
@@ -131,7 +131,8 @@ def test_a_block_without_a_candidate_has_no_message_that_a_search_finds(
             try:
                 _, header = parse_entry(entry)
                 fits = any(
-                    criteria.fits(about, payload, header) for about, payload in decode_for_inspection(header, entry)
+                    criteria.matches_message(about, payload, header)
+                    for about, payload in decode_for_inspection(header, entry)
                 )
             except CorruptEntry:
                 fits = True  # it may have had one

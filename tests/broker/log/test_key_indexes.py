@@ -79,7 +79,7 @@ class Scene:
                 for number, key in enumerate(keys)
             ))  # fmt: skip
         log = self.topic.log  # a full ledger is sealed after its last entry was confirmed
-        await until(lambda: log.state is TopicState.SERVING and log.shape.tail.last_entry + 1 < self.roll_entries)
+        await until(lambda: log.state is TopicState.SERVING and log.shape.tail_span.last_entry + 1 < self.roll_entries)
 
     async def find(self, **wanted: Any) -> Any:
         return await self.admin.find_messages("t", **wanted)
@@ -231,7 +231,7 @@ async def test_a_crash_at_any_step_leaves_no_index_or_a_whole_one(
         with monkeypatch.context() as patch:
             match step:
                 case "create":
-                    patch.setattr(key_indexes.TopicStateLedgers, "create", hang)
+                    patch.setattr(key_indexes.TopicStateLedgers, "create_ledger", hang)
                 case "pages":
                     patch.setattr(key_indexes, "append_and_wait", hang)
                 case "close":
@@ -288,7 +288,7 @@ async def test_an_index_goes_with_its_ledger_and_a_topic_made_anew_has_nothing_o
         assert topic.key_indexes.list_own_ledgers() == list(indexes.values())
         await at.admin.skip_messages("t", "s", 25)
         await topic.find_subscription("s").wait_durable()
-        gone = await topic.trim(retained=False)
+        gone = await topic.trim_ledgers(retained=False)
         assert len(gone) == 1
         assert {each.ledger_id for each in topic.log.record.key_indexes} == set(indexes) - set(gone)
         assert await at.found(key="k3") == []
@@ -315,7 +315,7 @@ async def test_a_trim_during_a_build_and_leftovers_leave_no_ledger(
 
         async def trim_first(self: KeyIndexes, new: Any) -> bool:
             monkeypatch.setattr(KeyIndexes, "_name", name)
-            await topic.trim(retained=False)
+            await topic.trim_ledgers(retained=False)
             return await name(self, new)
 
         monkeypatch.setattr(KeyIndexes, "_name", trim_first)
@@ -474,7 +474,7 @@ async def test_a_compacted_topic_is_searched_by_the_indexes_of_its_log(tmp_path:
         await topic.compaction.wait_finished()
         assert await at.found(key="a") == [*range(48, -1, -2)]
         assert (await at.find(key="c")).skipped == 40
-        await topic.trim(retained=False)
+        await topic.trim_ledgers(retained=False)
         await at.index(None)
         assert {each.ledger_id for each in topic.log.record.key_indexes} <= {
             each.ledger_id for each in topic.log.record.ledgers
@@ -534,7 +534,7 @@ async def test_statistics_and_explanations_say_which_ledgers_have_an_index(tmp_p
         assert (await told())[:2] == ("keys+properties", 2)
         await at.index(None)
         assert (await told())[2][0] == "Its key index has keys and properties."
-        await topic.log.roll()
+        await topic.log.roll_ledger()
         assert (await told())[1:] == (
             1, ["Its key index has keys and properties."] * 2 + ["It has no key index yet.", ""]
         )  # fmt: skip

@@ -24,18 +24,18 @@ SHAPE = shape_of(3, 0, 2, 1)  # ledgers 10, 20 (empty), 30, 40 (open)
 def test_the_neighbours_of_a_position(
     position: tuple[int, int], after: tuple[int, int], before: tuple[int, int]
 ) -> None:
-    assert SHAPE.after(Position(*position)) == after
-    assert SHAPE.before(Position(*position)) == before
+    assert SHAPE.position_after(Position(*position)) == after
+    assert SHAPE.position_before(Position(*position)) == before
 
 
 def test_after_and_before_walk_the_whole_log() -> None:
-    walked, position = [], SHAPE.start
-    while SHAPE.has_visible_entry(SHAPE.after(position)):
-        position = SHAPE.after(position)
+    walked, position = [], SHAPE.start_position
+    while SHAPE.has_visible_entry(SHAPE.position_after(position)):
+        position = SHAPE.position_after(position)
         walked.append(position)
     assert walked == positions_of(SHAPE)
-    back = [SHAPE.last]
-    while (earlier := SHAPE.before(back[-1])) != SHAPE.start:
+    back = [SHAPE.last_position]
+    while (earlier := SHAPE.position_before(back[-1])) != SHAPE.start_position:
         back.append(earlier)
     assert back[::-1] == walked
 
@@ -72,10 +72,10 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
     shape = shape_of(3, 4, 2, 1, per_entry=2)  # indexes 0 … 5, 6 … 13, 14 … 17, 18 … 19
     shape.remove(20)
     shape.check()
-    assert shape.after(Position(10, 2)) == shape.position_at_or_after(Position(20, 1)) == shape.after(
+    assert shape.position_after(Position(10, 2)) == shape.position_at_or_after(Position(20, 1)) == shape.position_after(
         Position(20, 3)
     ) == (30, 0)
-    assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
+    assert shape.position_before(Position(30, 0)) == shape.position_before(Position(20, 2)) == (10, 2)
     assert not shape.has_visible_entry(Position(20, 0))
     assert shape.clamp_mark_to_log(Position(20, 2)) == (20, 2), "a mark may stand where something was"
     found = [shape.find_span_of_index(index) for index in (5, 6, 13, 14, 19)]

@@ -133,7 +133,7 @@ async def asked(question: Any, expected: Any, log: Log) -> None:
         return
     found = await question
     if entry is None:
-        assert found == (log.shape.after(log.shape.last), log.shape.end_index)
+        assert found == (log.shape.position_after(log.shape.last_position), log.shape.end_index)
     else:
         assert found == (entry.position, entry.first_index)
 
@@ -147,7 +147,7 @@ async def test_every_index_of_every_small_log_is_found_or_told_to_be_lost() -> N
 async def test_every_time_of_every_small_log_is_found_or_told_to_be_lost() -> None:
     for log in logs():
         for time_ms in range(-5, log.entries[-1].time_ms + 10, 5):
-            await asked(log.reader.locate_time(time_ms), lambda log=log, at=time_ms: log.of_time(at), log)  # type: ignore[misc]
+            await asked(log.reader.find_position_by_time(time_ms), lambda log=log, at=time_ms: log.of_time(at), log)  # type: ignore[misc]
 
 
 async def test_the_index_after_every_mark_is_known_and_the_last_one_that_is_there_is_shown() -> None:
@@ -158,7 +158,7 @@ async def test_the_index_after_every_mark_is_known_and_the_last_one_that_is_ther
                 wanted = log.entries[-1].end if following is None else following.first_index
                 if following is not None and following.state == LOST and following.position[1] > 0:
                     wanted = entry.end  # how much of what is between was passed over is not known
-                assert await log.reader.message_index_after(entry.position) == wanted
+                assert await log.reader.find_message_index_after(entry.position) == wanted
         last = next((each for each in reversed(log.entries) if each.state != PASSED), None)
         if last is not None and last.state == THERE:
             shown = (last.position, last.count - 1 if last.count > 1 else -1, last.end - 1)
@@ -170,7 +170,7 @@ async def test_the_index_after_every_mark_is_known_and_the_last_one_that_is_ther
 
 async def test_what_a_silent_bookie_may_have_is_not_lost() -> None:
     log = Log([[THERE, LOST, THERE]], error=Unavailable)
-    for question in (log.reader.find_position_by_index(2), log.reader.locate_time(10)):
+    for question in (log.reader.find_position_by_index(2), log.reader.find_position_by_time(10)):
         with pytest.raises(Unavailable):
             await question
 

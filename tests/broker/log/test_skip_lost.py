@@ -57,9 +57,9 @@ async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everyt
     await acked.ack(await acked.receive())
     await acked.leave()
     await broker.topic_manager.unload_topic(NAME)
-    (ledger,) = [span.ledger_id for span in (await broker.topic_manager.topic(NAME)).log.shape.spans]
-    topic = await broker.topic_manager.topic(NAME)
-    await topic.registry.subscribe("late", topic.log.shape.start)
+    (ledger,) = [span.ledger_id for span in (await broker.topic_manager.load_topic(NAME)).log.shape.spans]
+    topic = await broker.topic_manager.load_topic(NAME)
+    await topic.registry.subscribe("late", topic.log.shape.start_position)
     gone = await _replace_bookie(running)
     assert await _publish(running, 4, 5) == [4, 5]
     broker.topic_manager.cache.discard(ledger)
@@ -91,10 +91,10 @@ async def test_a_compacted_ledger_that_is_lost_is_given_up_and_the_topic_is_comp
     broker = running.brokers[0]
     manager, admin = broker.topic_manager, _admin(running)
     await _publish(running, 0, 1)
-    compaction = (await manager.topic(NAME)).compaction
+    compaction = (await manager.load_topic(NAME)).compaction
 
     async def compact() -> int:
-        compaction = (await manager.topic(NAME)).compaction
+        compaction = (await manager.load_topic(NAME)).compaction
         assert compaction.start()
         await compaction.wait_finished()
         assert compaction.record is not None
@@ -103,9 +103,9 @@ async def test_a_compacted_ledger_that_is_lost_is_given_up_and_the_topic_is_comp
     lost = await compact()
     assert (await admin.skip_lost(TOPIC)).ranges == (), "it is whole"
     await manager.unload_topic(NAME)
-    await compaction.ledgers.delete(lost)
+    await compaction.ledgers.delete_ledgers(lost)
     with pytest.raises(DataLost, match=f"compacted ledger {lost} is lost .* skip-lost"):
-        await manager.topic(NAME)
+        await manager.load_topic(NAME)
 
     (given_up,) = (await admin.skip_lost(TOPIC)).ranges
     assert (given_up.ledger_id, given_up.forced) == (lost, False)
@@ -119,8 +119,8 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
     broker, world = running.brokers[0], running.world
     await TestConsumer(world, broker, TOPIC).ready()
     assert await _publish(running, *range(3)) == [0, 1, 2]
-    topic = await broker.topic_manager.topic(NAME)
-    ledger = topic.log.shape.tail.ledger_id
+    topic = await broker.topic_manager.load_topic(NAME)
+    ledger = topic.log.shape.tail_span.ledger_id
     await vanish(running, broker)  # its ledger stays open
     gone = await _replace_bookie(running)
     broker = await running.add_broker()
@@ -142,7 +142,7 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
         await broker.topic_manager.unload_topic(NAME)
     consumer = await TestConsumer(world, broker, TOPIC).ready()
     assert await consumer.receive_payloads(2) == _of(9, 9)
-    record = (await broker.topic_manager.topic(NAME)).log.record
+    record = (await broker.topic_manager.load_topic(NAME)).log.record
     assert [each.ledger_id for each in record.lost] == [ledger], "it is written down"
     assert min(each.ledger_id for each in record.ledgers) > ledger
     await admin.close()
@@ -152,15 +152,15 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
     """Entries are striped over two bookies without copies: one of them is lost, and with it each second entry."""
     async with cluster(tmp_path, bookies=2, ensemble_size=2) as running:
         broker, world = running.brokers[0], running.world
-        topic = await broker.topic_manager.topic(NAME)
+        topic = await broker.topic_manager.load_topic(NAME)
         for name in ("acked", "old"):
-            await topic.registry.subscribe(name, topic.log.shape.start)
+            await topic.registry.subscribe(name, topic.log.shape.start_position)
         await _publish(running, *range(6))
         acked = await TestConsumer(world, broker, TOPIC, subscription="acked").ready()
         await acked.ack(*[await acked.receive() for _ in range(6)])
         await acked.leave()
         await broker.topic_manager.unload_topic(NAME)
-        (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
+        (span,) = (await broker.topic_manager.load_topic(NAME)).log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
         broker.topic_manager.cache.discard(span.ledger_id)
@@ -187,8 +187,8 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
             consumer = await TestConsumer(world, broker, TOPIC, subscription=name).ready()
             await consumer.ack(*[await consumer.receive() for _ in left])
             await consumer.leave()
-        topic = await broker.topic_manager.topic(NAME)
-        await topic.trim()
+        topic = await broker.topic_manager.load_topic(NAME)
+        await topic.trim_ledgers()
         assert topic.log.shape.find_span_of_ledger(span.ledger_id) is None, "nobody waits for the lost ones"
         await admin.close()
 
@@ -200,14 +200,14 @@ async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_pass
     async with cluster(tmp_path, bookies=2, ensemble_size=2) as running:
         broker = running.brokers[0]
         url = f"magnetar://{broker.endpoint}"
-        topic = await broker.topic_manager.topic(NAME)
+        topic = await broker.topic_manager.load_topic(NAME)
         times = []
         for number in range(6):
             await _publish(running, number)
-            times.append((await topic.log.reader.read_entry(topic.log.shape.last)).timestamp_ms)
+            times.append((await topic.log.reader.read_entry(topic.log.shape.last_position)).timestamp_ms)
             await asyncio.sleep(0.002)
         await broker.topic_manager.unload_topic(NAME)
-        topic = await broker.topic_manager.topic(NAME)
+        topic = await broker.topic_manager.load_topic(NAME)
         (span,) = topic.log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
@@ -273,7 +273,7 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
     broker = running.brokers[0]
     await _publish(running, 0, 1)
     await broker.topic_manager.unload_topic(NAME)
-    (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
+    (span,) = (await broker.topic_manager.load_topic(NAME)).log.shape.spans
     await _replace_bookie(running)
     admin = _admin(running)
     (hole,) = (await admin.skip_lost(TOPIC, force=True)).ranges
@@ -284,8 +284,8 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
 
 async def test_what_is_there_is_never_passed_over(running: Cluster) -> None:
     broker, world = running.brokers[0], running.world
-    await (await broker.topic_manager.topic(NAME)).registry.subscribe(
-        "s", (await broker.topic_manager.topic(NAME)).log.shape.start
+    await (await broker.topic_manager.load_topic(NAME)).registry.subscribe(
+        "s", (await broker.topic_manager.load_topic(NAME)).log.shape.start_position
     )
     await _publish(running, 0, 1)
     await broker.topic_manager.unload_topic(NAME)

@@ -36,8 +36,8 @@ class SlowPeer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._peer, name)
 
-    def post(self, asker: Any, head: bytes, frames: Sequence[Any], *, timeout_s: float) -> None:
-        later = lambda: self._peer.post(asker, head, frames, timeout_s=timeout_s)
+    def send_request(self, asker: Any, head: bytes, frames: Sequence[Any], *, timeout_s: float) -> None:
+        later = lambda: self._peer.send_request(asker, head, frames, timeout_s=timeout_s)
         asyncio.get_running_loop().call_later(self._delay_s, later)
 
 
@@ -96,7 +96,7 @@ async def test_what_waited_for_a_ledger_says_so_and_0_writes_nothing(
 
 async def test_while_all_is_in_time_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(SlowPublishLog, "report", lambda *given, **_: asked.append(given))
+    monkeypatch.setattr(SlowPublishLog, "log_slow_publishes", lambda *given, **_: asked.append(given))
     async with cluster(tmp_path, slow_publish_s=60.0) as running:
         client = aio.Client(f"magnetar://{running.brokers[0].endpoint}")
         await (await client.create_producer("t")).send_many([b"x"] * 100)
@@ -126,15 +126,17 @@ def test_lines_are_limited_and_those_left_out_are_counted(caplog: pytest.LogCapt
     clock = Clock()
     slow = SlowPublishLog(clock, 0.5)  # type: ignore[arg-type]
     for _ in range(LINES_MAX + 3):
-        slow.report(TOPIC, None, publishes(clock, 2.0, 1.0, 0.1), clock.now, ledger_s=0.0, room_s=clock.now - 1)
+        slow.log_slow_publishes(
+            TOPIC, None, publishes(clock, 2.0, 1.0, 0.1), clock.now, ledger_s=0.0, room_s=clock.now - 1
+        )
     found = lines(caplog)
     assert len(found) == LINES_MAX
     said = {(line.entries, line.confirmed_ms, line.room_ms, line.ledger_ms) for line in found}
     assert said == {(2, 2000, 1000, None)}
     clock.now += LINES_S
-    slow.report(TOPIC, None, publishes(clock, 1.0), clock.now, ledger_s=0.0, room_s=0.0)
+    slow.log_slow_publishes(TOPIC, None, publishes(clock, 1.0), clock.now, ledger_s=0.0, room_s=0.0)
     assert lines(caplog)[-1].left_out == 3
-    slow.report(TOPIC, None, publishes(clock, 1.0), clock.now, ledger_s=0.0, room_s=0.0)
+    slow.log_slow_publishes(TOPIC, None, publishes(clock, 1.0), clock.now, ledger_s=0.0, room_s=0.0)
     assert not hasattr(lines(caplog)[-1], "left_out")
 
 

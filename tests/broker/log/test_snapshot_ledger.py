@@ -13,10 +13,10 @@ from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, TopicStateLedgers
 from magnetar.broker.topic import dedup as stored
-from magnetar.broker.topic.dedup_core import ProducerSequenceProgress, Snapshot
+from magnetar.broker.topic.dedup_core import DedupSnapshot, ProducerSequenceProgress
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.placement_core import StripingReduction
-from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
+from magnetar.metadata.records import TopicLedger, TopicRecord, decode_record, encode_record
 from magnetar.metadata.store import PutNode, VersionedValue, update_node
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
@@ -33,7 +33,7 @@ async def one_copy() -> LedgerReplication:
     return LedgerReplication(1, 1, 1)
 
 
-async def whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> int:
+async def whole(_reader: LedgerReader, pieces: list[stored.DedupSnapshotPiece]) -> int:
     return stored.decode_snapshot(pieces).position.entry_id
 
 
@@ -56,7 +56,7 @@ class Owner:
         found = await update_node(session, RECORD, lambda node: b"%s %s" % (self.claim.encode(), _named(node)))
         assert found is not None
         ledger_id = int(_named(found))
-        return await self.ledger.recover(ledger_id, whole) if ledger_id >= 0 else None
+        return await self.ledger.recover_state(ledger_id, whole) if ledger_id >= 0 else None
 
     async def name(self, ledger_id: int) -> None:
         session: Any = self.session
@@ -78,12 +78,12 @@ class Owner:
         """A snapshot of two pieces."""
         self.ledger.sequence += 1
         long = {"p" * (stored.PIECE_BYTES + 1): ProducerSequenceProgress(number)}
-        return stored.encode_snapshot(Snapshot(Position(1, number), long), self.ledger.sequence)
+        return stored.encode_snapshot(DedupSnapshot(Position(1, number), long), self.ledger.sequence)
 
     async def store(self, number: int, *, roll: bool = False) -> None:
         entries = self.entries(number)
-        if roll or not await self.ledger.append(entries):
-            await self.ledger.roll(entries, self.name)
+        if roll or not await self.ledger.append_pieces(entries):
+            await self.ledger.roll_ledger(entries, self.name)
 
     async def until_dead(self, work: Any) -> bool:
         """Whether the work was done; False: the process died on the way."""
@@ -179,7 +179,7 @@ async def test_after_a_failed_step_the_next_write_counts_and_an_unnamed_ledger_i
         of: Any = Writer if step == "append" else Session
         _fail(patched, of, step, error, lands=lands)
         with pytest.raises(type(error)):
-            await owner.ledger.roll(owner.entries(2), _once(owner))
+            await owner.ledger.roll_ledger(owner.entries(2), _once(owner))
     unknown = isinstance(error, OutcomeUnknown)
     assert named(storage) in storage.ledgers
     assert (len(storage.ledgers) == 2) is unknown, "it stays only when the record may name it"
@@ -238,23 +238,23 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     storage = Storage()
     session: Any = storage.session()
     topic = TopicName.parse("t")
-    await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
+    await session.put(topic_path(topic), encode_record(TopicRecord(), topic_path(topic)))
     ours = ManagedLedgerRecord(session, topic)
-    await ours.read()
+    await ours.read_record()
     honest, listed = session.commit, TopicLedger(ledger_id=7, first_index=0)
 
     async def commit(operations: Any) -> int:
         await honest(operations)
-        other = encode(TopicRecord(claim="other", ledgers=(listed,)), topic_path(topic))
+        other = encode_record(TopicRecord(claim="other", ledgers=(listed,)), topic_path(topic))
         await honest([PutNode(topic_path(topic), other)])
         raise ConnectionLost("the answer is lost")
 
     monkeypatch.setattr(session, "commit", commit)
     with pytest.raises(TopicFenced) as fenced:
-        await ours.change([listed])
+        await ours.change_record([listed])
     assert not fenced.value.unwritten
     with pytest.raises(TopicFenced) as fenced:
-        await ours.change([TopicLedger(ledger_id=8, first_index=0)])
+        await ours.change_record([TopicLedger(ledger_id=8, first_index=0)])
     assert fenced.value.unwritten
 
 
@@ -267,7 +267,7 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     storage = Storage()
     session: Any = storage.session()
     topic, world = TopicName.parse("t"), make_system_world(1)
-    await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
+    await session.put(topic_path(topic), encode_record(TopicRecord(), topic_path(topic)))
     first, second = [
         ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy,
         shrink=StripingReduction.NOTHING)
@@ -294,7 +294,7 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     else:
         writer, _ = await first.add_ledger_with_retries(draft, end_index=0, created_ms=0, ended=None)
         assert writer.ledger_id == draft.ledger_id
-    listed = decode(storage.nodes[topic_path(topic)].value, TopicRecord, topic_path(topic)).ledgers
+    listed = decode_record(storage.nodes[topic_path(topic)].value, TopicRecord, topic_path(topic)).ledgers
     assert [each.ledger_id for each in listed] == list(storage.ledgers) == [draft.ledger_id] * (lands or not claimed)
 
 
@@ -305,7 +305,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
     storage = Storage()
     session: Any = storage.session()
     topic = TopicName.parse("t")
-    await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
+    await session.put(topic_path(topic), encode_record(TopicRecord(), topic_path(topic)))
     ledger = ManagedLedger(
         make_system_world(1),
         session,
@@ -316,7 +316,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
         shrink=StripingReduction.NOTHING,
     )
     await ledger.read_ledger_list()
-    honest, tried = ManagedLedgerRecord.change, list[int]()
+    honest, tried = ManagedLedgerRecord.change_record, list[int]()
 
     async def change(self: Any, ledgers: Any, **given: Any) -> None:
         tried.append(ledgers[-1].ledger_id)
@@ -324,7 +324,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
         if len(tried) < 3:
             raise OutcomeUnknown("it landed, and no answer came for so long")
 
-    monkeypatch.setattr(ManagedLedgerRecord, "change", change)
+    monkeypatch.setattr(ManagedLedgerRecord, "change_record", change)
     writer, _ = await ledger.add_ledger_with_retries(None, end_index=0, created_ms=0, ended=None)
     assert tried == [writer.ledger_id] * 3
     assert list(storage.ledgers) == [writer.ledger_id]
@@ -375,5 +375,5 @@ async def test_a_dropped_ledger_is_deleted_and_a_closed_one_stays() -> None:
     await owner.store(1)
     await owner.ledger.close()
     assert await Owner(storage, "b").open() == 1
-    await owner.ledger.delete()
+    await owner.ledger.delete_ledger()
     assert not storage.ledgers

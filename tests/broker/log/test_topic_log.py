@@ -21,7 +21,7 @@ from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.ledger.sender import PendingAppendWithFuture
 from magnetar.metadata import paths
-from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode, encode
+from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode_record, encode_record
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, MagnetarError, NotEnoughBookies, NotOwner, OutcomeUnknown, TopicTerminated
 from magnetar.proto.names import Position, TopicName
@@ -91,11 +91,11 @@ class Owner:
     async def all(self) -> list[bytes]:
         """What the log holds, from the first entry to the last."""
         found: list[bytes] = []
-        position = self.log.shape.after(self.log.shape.start)
+        position = self.log.shape.position_after(self.log.shape.start_position)
         while self.log.shape.has_visible_entry(position):
             for entry in await self.log.reader.read(position, 1 << 20):
                 found += payloads_of(entry.payload)
-                position = self.log.shape.after(entry.position)
+                position = self.log.shape.position_after(entry.position)
         return found
 
 
@@ -114,18 +114,18 @@ class Bench:
     async def list(self) -> TopicRecord:
         node = await self.store.get(topic_path(TOPIC))
         assert node is not None
-        return decode(node.value, TopicRecord, topic_path(TOPIC))
+        return decode_record(node.value, TopicRecord, topic_path(TOPIC))
 
     async def ledger(self, ledger_id: int) -> LedgerRecord | None:
         node = await self.store.get(paths.ledger(ledger_id))
-        return decode(node.value, LedgerRecord, paths.ledger(ledger_id)) if node is not None else None
+        return decode_record(node.value, LedgerRecord, paths.ledger(ledger_id)) if node is not None else None
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with cluster(tmp_path, brokers=0) as running:
         store = running.store.new_session()
-        await store.put(topic_path(TOPIC), encode(TopicRecord(), topic_path(TOPIC)))
+        await store.put(topic_path(TOPIC), encode_record(TopicRecord(), topic_path(TOPIC)))
         bench = Bench(running, store)
         yield bench
         for owner in bench.owners:
@@ -168,9 +168,9 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(target, name, called)
 
-    record(owner.log._managed_ledger.listed, "read", "read_ledger_list")
+    record(owner.log._managed_ledger.listed, "read_record", "read_ledger_list")
     record(owner.ledgers, "recover_until_close", "recover_ledgers")
-    record(owner.log._managed_ledger.listed, "change", "claim_ledger_list")
+    record(owner.log._managed_ledger.listed, "change_record", "claim_ledger_list")
 
     async def serve() -> None:
         await owner.log.serve()
@@ -277,12 +277,12 @@ async def test_the_next_index_outlives_all_messages_and_an_owner_that_published_
     first = await bench.owner()
     first.publish(3)
     await first.settled(3)
-    gone = first.log.shape.tail.ledger_id
-    await first.log.roll()
-    assert await first.log.trim(lambda: [gone]) == [gone]
+    gone = first.log.shape.tail_span.ledger_id
+    await first.log.roll_ledger()
+    assert await first.log.trim_ledgers(lambda: [gone]) == [gone]
     for _ in range(2):
         idle = await bench.owner()
-        assert (idle.log.shape.end_index, idle.log.shape.last.entry_id) == (3, -1)
+        assert (idle.log.shape.end_index, idle.log.shape.last_position.entry_id) == (3, -1)
     idle.publish()
     ((_, _, index),) = await idle.settled(1)
     assert index == 3
@@ -323,7 +323,7 @@ async def test_an_end_that_another_recoverer_stored_before_the_claim_counts(benc
     bench.owners.append(late)
     await late.log.read_ledger_list()
     await late.log.recover_ledgers()
-    ledger_id = first.log.shape.tail.ledger_id
+    ledger_id = first.log.shape.tail_span.ledger_id
     found = await bench.ledger(ledger_id)
     assert found is not None
     assert found.state == IN_RECOVERY, "the claim closes it"
@@ -331,7 +331,7 @@ async def test_an_end_that_another_recoverer_stored_before_the_claim_counts(benc
         await first.ledgers.recover(ledger_id)
     else:  # of one that found a bookie less, before any of these entries was confirmed
         path = paths.ledger(ledger_id)
-        await bench.store.put(path, encode(replace(found, state=CLOSED, last_entry=end, length=2), path))
+        await bench.store.put(path, encode_record(replace(found, state=CLOSED, last_entry=end, length=2), path))
     await late.log.claim_ledger_list()
     await late.log.serve()
     assert await late.all() == [b"0", b"1", b"2"][: end + 1]
@@ -391,7 +391,7 @@ async def test_a_listed_ledger_that_does_not_exist_is_an_alarm(bench: Bench) -> 
     first = await bench.owner()
     first.publish(1)
     await first.settled(1)
-    await first.ledgers.delete(first.log.shape.tail.ledger_id)
+    await first.ledgers.delete(first.log.shape.tail_span.ledger_id)
     with pytest.raises(DataLost):
         await bench.owner()
 
@@ -400,12 +400,12 @@ async def test_a_list_that_was_read_before_another_owner_removed_a_ledger_is_no_
     first = await bench.owner()
     first.publish()
     await first.settled(1)
-    await first.log.roll()
+    await first.log.roll_ledger()
     late = Owner(bench)
     bench.owners.append(late)
     await late.log.read_ledger_list()
     await bench.owner()  # closes the first one's empty ledger and removes it
-    assert await bench.ledger(first.log.shape.tail.ledger_id) is None
+    assert await bench.ledger(first.log.shape.tail_span.ledger_id) is None
     with pytest.raises(TopicFenced):
         await late.log.recover_ledgers()
 
@@ -432,12 +432,12 @@ async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in
 ) -> None:
     async with cluster(tmp_path, bookies=2, brokers=0) as running:
         store = running.store.new_session()
-        await store.put(topic_path(TOPIC), encode(TopicRecord(), topic_path(TOPIC)))
+        await store.put(topic_path(TOPIC), encode_record(TopicRecord(), topic_path(TOPIC)))
         bench = Bench(running, store)
         owner = await bench.owner(replace(LEDGER, ensemble_changes_max=int(replaced)))
         owner.publish(10)
         await owner.settled(10)
-        tail = owner.log.shape.tail.ledger_id
+        tail = owner.log.shape.tail_span.ledger_id
         writing_to = owner.log.ensemble[tail][0]
         dead = next(bookie for bookie in running.bookies if bookie.id == writing_to)
         await dead.close()
@@ -447,7 +447,7 @@ async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in
         assert all(len(outcome) == 3 for outcome in outcomes), "every entry was confirmed"
         assert ({outcome[1].ledger_id for outcome in outcomes[10:]} == {tail}) is replaced
         assert [outcome[2] for outcome in outcomes] == list(range(20))
-        assert writing_to not in owner.log.ensemble[owner.log.shape.tail.ledger_id]
+        assert writing_to not in owner.log.ensemble[owner.log.shape.tail_span.ledger_id]
         owner.log.abandon(NotOwner("the test is over"))
         await owner.log.close()
         await owner.ledgers.close()
@@ -703,7 +703,7 @@ async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fai
         await owner.settled(2 * number + 2)
         await asyncio.sleep(0.1)
     first, second, *_ = (ledger.ledger_id for ledger in (await bench.list()).ledgers)
-    assert await owner.log.trim(lambda: [first]) == [first]
+    assert await owner.log.trim_ledgers(lambda: [first]) == [first]
     assert first not in [ledger.ledger_id for ledger in (await bench.list()).ledgers]
     assert await bench.ledger(first) is None
     assert owner.log.shape.first_index == 2
@@ -711,9 +711,9 @@ async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fai
     async def unknown(*_: object, **__: object) -> None:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(owner.log._managed_ledger.listed, "change", unknown)
+    monkeypatch.setattr(owner.log._managed_ledger.listed, "change_record", unknown)
     with pytest.raises(OutcomeUnknown):
-        await owner.log.trim(lambda: [second])
+        await owner.log.trim_ledgers(lambda: [second])
     assert await bench.ledger(second) is not None
 
 
@@ -724,7 +724,7 @@ async def test_a_fenced_owner_trims_nothing(bench: Bench) -> None:
     await asyncio.sleep(0.1)
     (first, *_) = (ledger.ledger_id for ledger in (await bench.list()).ledgers)
     await bench.owner()
-    assert await owner.log.trim(lambda: [first]) == []
+    assert await owner.log.trim_ledgers(lambda: [first]) == []
     assert await bench.ledger(first) is not None
     assert owner.log.state is TopicState.LOST
 
@@ -758,7 +758,7 @@ async def test_an_open_ledger_of_a_dead_owner_is_closed_by_the_take_over(bench: 
     first = await bench.owner()
     first.publish(1)
     await first.settled(1)
-    ledger_id = first.log.shape.tail.ledger_id
+    ledger_id = first.log.shape.tail_span.ledger_id
     before = await bench.ledger(ledger_id)
     assert before is not None
     assert before.state == OPEN

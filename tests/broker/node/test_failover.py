@@ -14,7 +14,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, OutcomeUnknown, SessionExpired, Unavailable
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import AckedEntry
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
@@ -25,7 +25,7 @@ async def look_up(running: Cluster, broker: Broker, topic: str = TOPIC) -> wire.
     channel = running.world.network.connect(broker.endpoint)
     try:
         reply: wire.LookupReply = await channel.call(
-            rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic), timeout_s=10
+            find_rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic), timeout_s=10
         )
         return reply
     finally:
@@ -122,13 +122,13 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
         assert (await look_up(running, second)).here
         store = topic.subscriptions["s"].store
         assert store is not None
-        store.cursor.ack(topic.log.shape.last)
+        store.cursor.ack(topic.log.shape.last_position)
         with pytest.raises(MagnetarError):
             await store.make_durable_future()
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert (await again.receive()).entry_id == delivery.entry_id
         with pytest.raises(Unavailable):
-            await first.topic_manager.topic(TopicName.parse(TOPIC))
+            await first.topic_manager.load_topic(TopicName.parse(TOPIC))
 
 
 async def test_a_broker_that_meets_a_fence_stops_the_topic_at_once_and_tells_its_clients(tmp_path: Path) -> None:
@@ -176,14 +176,14 @@ async def test_a_broker_that_can_have_another_session_serves_again(
         running.brokers.append(broker)
         producer = await TestProducer(running.world, broker, TOPIC).opened()
         await producer.send(b"0")
-        resume, failures = broker.topic_manager.resume, [Unavailable("the metadata has no room")]
+        resume, failures = broker.topic_manager.resume_ownership, [Unavailable("the metadata has no room")]
 
         async def failing(*args: Any) -> None:
             if failures:
                 raise failures.pop()
             await resume(*args)
 
-        monkeypatch.setattr(broker.topic_manager, "resume", failing)
+        monkeypatch.setattr(broker.topic_manager, "resume_ownership", failing)
         monkeypatch.setattr("magnetar.broker.server.RENEW_RETRY_S", 0.05)
         await sessions[0].close()
         async with asyncio.timeout(20):
@@ -212,12 +212,12 @@ async def test_an_unloading_whose_caller_is_gone_tells_the_clients_all_the_same(
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()
         monkeypatch.setattr(TopicLog, "close", held)
         channel = running.world.network.connect(broker.endpoint)
-        unload = channel.call(rpc("Admin", "UnloadTopic"), wire.Name(name=TOPIC), timeout_s=10)
+        unload = channel.call(find_rpc("Admin", "UnloadTopic"), wire.Name(name=TOPIC), timeout_s=10)
         unloading = asyncio.create_task(unload)
         await closing.wait()
         unloading.cancel()
         for _ in range(10):  # the broker has heard of it
-            await channel.call(rpc("Admin", "ListBrokers"), wire.Empty(), timeout_s=10)
+            await channel.call(find_rpc("Admin", "ListBrokers"), wire.Empty(), timeout_s=10)
         go_on.set()
         with pytest.raises(NotOwner):
             await consumer.next("nothing")
@@ -238,7 +238,7 @@ async def test_a_topic_that_does_not_open_and_whose_askers_are_gone_complains_to
     async with cluster(tmp_path) as running:
         owned = running.brokers[0].topic_manager
         monkeypatch.setattr(TopicLog, "open", held)
-        asking = asyncio.create_task(owned.topic(TopicName.parse(TOPIC)))
+        asking = asyncio.create_task(owned.load_topic(TopicName.parse(TOPIC)))
         await opening.wait()
         loading = next(iter(owned._loading._running.values()))
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -262,10 +262,10 @@ async def test_trimming_waits_for_the_persisted_position(tmp_path: Path) -> None
         topic = broker.topics[TOPIC]
         entries = [AckedEntry(Position(each.ledger_id, each.entry_id), 0) for each in deliveries]
         topic.subscriptions["s"].ack(None, entries)
-        assert topic.subscriptions["s"].cursor.mark == topic.log.shape.last
-        assert await topic.trim() == [], "acknowledged in memory only"
+        assert topic.subscriptions["s"].cursor.mark == topic.log.shape.last_position
+        assert await topic.trim_ledgers() == [], "acknowledged in memory only"
         await topic.subscriptions["s"].wait_durable()
-        assert len(await topic.trim()) >= 2
+        assert len(await topic.trim_ledgers()) >= 2
         assert topic.log.shape.first_index >= 4
         await broker.topic_manager.unload_topic(topic.name)
         again = await TestConsumer(running.world, broker, TOPIC).ready()

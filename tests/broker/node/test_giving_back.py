@@ -63,7 +63,7 @@ class Log:
 class Deployment:
     def __init__(self, type_: int) -> None:
         self.log: Any = Log()
-        self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
+        self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start_position))
         store: Any = SimpleNamespace(properties={}, schedule_write=lambda: None)
         limits = AppliedPolicies(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
         self.subscription = Subscription("s", self.log, self.cursor, store, SystemClock(), BrokerConfig(), limits)
@@ -73,7 +73,7 @@ class Deployment:
         outlet = Outlet()
         consumer = Consumer(Member(id_, f"c{id_}"), outlet, address="h:1", instance="")  # type: ignore[arg-type]
         self.subscription.join(consumer, find_subscription_type(self.type))
-        self.subscription.flow(consumer, permits)
+        self.subscription.grant_permits(consumer, permits)
         return consumer, outlet
 
     async def quiet(self) -> None:
@@ -97,7 +97,7 @@ async def test_what_is_given_back_comes_again_in_order_before_anything_new(monke
         steps = Steps(monkeypatch)
         await asyncio.sleep(0)
         deployment.subscription.redeliver(consumer, None)
-        deployment.subscription.flow(consumer, 2 * ENTRIES)
+        deployment.subscription.grant_permits(consumer, 2 * ENTRIES)
         await deployment.quiet()
     finally:
         gc.enable()

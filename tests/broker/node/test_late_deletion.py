@@ -200,7 +200,7 @@ async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by
     async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
         await admin.create_topic(TOPIC)
         await admin.create_subscription(TOPIC, "s")
-        topic = await broker.topic_manager.topic(NAME, create=False)
+        topic = await broker.topic_manager.load_topic(NAME, create=False)
         store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
         await claimed(store, path, CursorRecord)
         stored: Any = topic.subscriptions["s"].store
@@ -216,7 +216,7 @@ async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one
         await admin.create_topic(TOPIC)
         await admin.create_subscription(TOPIC, "s")
         await admin.unload_topic(TOPIC)
-        topic = await running.brokers[0].topic_manager.topic(NAME, create=False)
+        topic = await running.brokers[0].topic_manager.load_topic(NAME, create=False)
         store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
         before = await get_record(store, path, CursorRecord)
         storage: Any = topic.registry._storage

@@ -18,7 +18,7 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, Unavailable, from_wire
 from magnetar.proto.names import TopicName
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.broker.node.test_failover import EARLIEST, TOPIC, look_up
 from tests.support.cluster import SMALL, Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
@@ -81,7 +81,7 @@ async def test_topics_are_served_on_without_a_session_and_kept_with_their_client
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()
         await producer.send(b"0")
         topic = broker.topics[TOPIC]
-        ledger = topic.log.shape.tail.ledger_id
+        ledger = topic.log.shape.tail_span.ledger_id
         await renewing.lose()
         await producer.send(b"1")
         assert (await look_up(running, broker)).here
@@ -94,7 +94,7 @@ async def test_topics_are_served_on_without_a_session_and_kept_with_their_client
         found = [(await consumer.receive()).entry for _ in range(3)]
         assert [payloads_of(entry) for entry in found] == [[b"0"], [b"1"], [b"2"]]
         assert broker.topics[TOPIC] is topic
-        assert topic.log.shape.tail.ledger_id == ledger, "the writer stays"
+        assert topic.log.shape.tail_span.ledger_id == ledger, "the writer stays"
         other = await running.add_broker()
         assert (await look_up(running, other)).owner == str(broker.endpoint)
 
@@ -152,7 +152,7 @@ async def test_until_its_bundles_are_its_own_again_a_broker_opens_no_topic(
         renewing.gate.set()
         await reclaiming.wait()
         with pytest.raises(Unavailable, match="no metadata session"):
-            await broker.topic_manager.topic(TopicName.parse(TOPIC))
+            await broker.topic_manager.load_topic(TopicName.parse(TOPIC))
         assert not broker.topics
         go_on.set()
 
@@ -200,7 +200,7 @@ async def test_what_is_loaded_is_opened_without_the_metadata(tmp_path: Path) -> 
 
         async def partitions(topic: str = TOPIC) -> wire.PartitionsReply:
             reply: wire.PartitionsReply = await channel.call(
-                rpc("Broker", "Partitions"), wire.PartitionsRequest(topic=topic, create=True), timeout_s=20
+                find_rpc("Broker", "Partitions"), wire.PartitionsRequest(topic=topic, create=True), timeout_s=20
             )
             return reply
 

@@ -59,15 +59,15 @@ async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCa
     state = BrokerStateMemory(CONFIG, SystemClock(), cache, memory)
     memory.connections = 200 * MIB // CONNECTION_BYTES
     with caplog.at_level(logging.WARNING, "magnetar.broker"):
-        await state.measure(())
+        await state.measure_topics(())
         assert cache.bytes == 60 * MIB - STEP_BYTES
         for _ in range(10):
-            await state.measure(())
+            await state.measure_topics(())
     assert (cache.bytes, cache.bytes_max, recent.bytes_max) == (0, 0, 0)
     [record] = caplog.records
     assert "memory_bytes" in record.getMessage()
     memory.connections = 0
-    await state.measure(())
+    await state.measure_topics(())
     assert (cache.bytes_max, recent.bytes_max) == (CONFIG.cache_bytes, CONFIG.catch_up_cache_bytes)
 
 
@@ -82,7 +82,7 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         ).ready()
         state, topic = broker.topic_manager.state, broker.topics[TOPIC]
         subscription = topic.subscriptions["s"]
-        await state.measure(broker.topics.values())
+        await state.measure_topics(broker.topics.values())
         connections = broker.topic_manager.memory.connections
         assert connections >= 1
         own = connections * CONNECTION_BYTES + TOPIC_BYTES + SUBSCRIPTION_BYTES + 2 * CLIENT_BYTES
@@ -96,6 +96,6 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         async with asyncio.timeout(10):
             while subscription.pump.blocked is not Blocked.HOLES:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        await state.measure(broker.topics.values())
+        await state.measure_topics(broker.topics.values())
         assert subscription.dispatcher.memory_bytes_max == HOLES_BYTES_MIN
         assert await consumer.receive_payloads(1) == [b"new"], "it goes on when it may have more"

@@ -14,9 +14,9 @@ from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.pulsar import connection as connection_module
 from magnetar.broker.pulsar import consumer as consumer_module
 from magnetar.broker.pulsar import producer as producer_module
-from magnetar.broker.pulsar.consumer import ConsumerHandler
+from magnetar.broker.pulsar.consumer import PulsarConsumerHandler
 from magnetar.broker.pulsar.frames import encode_frame, parse_frame
-from magnetar.broker.pulsar.producer import ProducerHandler, payload_bytes_max
+from magnetar.broker.pulsar.producer import PulsarProducerHandler, payload_bytes_max
 from magnetar.broker.session.producer import METADATA_BYTES, metadata_bytes_max
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_batch, encode_client_part, encode_plain_items, join_client_part
@@ -854,7 +854,7 @@ class OneConnection:
     remove_consumer = count_waiting_bytes = add = remove = remove_producer
 
 
-@pytest.mark.parametrize("kind", [ProducerHandler, ConsumerHandler])
+@pytest.mark.parametrize("kind", [PulsarProducerHandler, PulsarConsumerHandler])
 async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -876,11 +876,14 @@ async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
 
         def on_credentials_renewed(self, principal: object) -> None: ...
 
-    module = producer_module if kind is ProducerHandler else consumer_module
-    monkeypatch.setattr(module, "ProducerSession" if kind is ProducerHandler else "ConsumerSession", Session)
+    module = producer_module if kind is PulsarProducerHandler else consumer_module
+    monkeypatch.setattr(module, "ProducerSession" if kind is PulsarProducerHandler else "ConsumerSession", Session)
     connection = OneConnection()
-    asked = pulsar.CommandProducer(topic=T, producer_id=1, request_id=1, producer_name="n") if kind is ProducerHandler \
-        else pulsar.CommandSubscribe(topic=T, subscription="s", consumer_id=1, request_id=1, subType=0)  # fmt: skip
+    asked = (
+        pulsar.CommandProducer(topic=T, producer_id=1, request_id=1, producer_name="n")
+        if kind is PulsarProducerHandler
+        else pulsar.CommandSubscribe(topic=T, subscription="s", consumer_id=1, request_id=1, subType=0)
+    )
     handler = kind(connection, asked)
     handler.start_opening()
     await asyncio.sleep(0)

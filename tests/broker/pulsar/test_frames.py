@@ -20,7 +20,7 @@ from magnetar.broker.pulsar.frames import (
     parse_frame,
     parse_sent_entry,
 )
-from magnetar.broker.pulsar.lookup import topics_hash
+from magnetar.broker.pulsar.lookup import hash_topic_names
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_client_part, parse_header
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
@@ -212,5 +212,5 @@ def test_ids_are_javas_longs() -> None:
 
 def test_the_hash_of_topics_is_that_of_pulsars_clients() -> None:
     """Guava's text of CRC32C: its bytes from the lowest on. CRC32C of "123456789" is 0xe3069283."""
-    assert topics_hash([]) == "00000000"
-    assert topics_hash(["123456789"]) == "839206e3"
+    assert hash_topic_names([]) == "00000000"
+    assert hash_topic_names(["123456789"]) == "839206e3"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.pulsar import lookup
-from magnetar.broker.pulsar.lookup import topics_hash
+from magnetar.broker.pulsar.lookup import hash_topic_names
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.errors import InvalidRequest, NotAllowed
 from magnetar.runtime.network import Endpoint, World
@@ -49,13 +49,13 @@ async def test_topics_that_match_are_told_and_each_change_of_them_until_the_watc
     await other.open_producer(1, f"{NS}/orders-1")
     await other.open_producer(2, f"{NS}/other")
     first = await watch(raw)
-    assert (list(first.topic), first.topics_hash) == ([f"{NS}/orders-1"], topics_hash([f"{NS}/orders-1"]))
+    assert (list(first.topic), first.topics_hash) == ([f"{NS}/orders-1"], hash_topic_names([f"{NS}/orders-1"]))
     await other.open_producer(3, f"{NS}/another")
     await other.open_producer(4, f"{NS}/orders-2")
     update = await raw.next("watch_topic_update")
     both = [f"{NS}/orders-1", f"{NS}/orders-2"]
     assert (list(update.new_topics), list(update.deleted_topics)) == (both[1:], [])
-    assert (update.watcher_id, update.topics_hash) == (1, topics_hash(both))
+    assert (update.watcher_id, update.topics_hash) == (1, hash_topic_names(both))
     assert not (await watch(raw, 2, topics_hash=update.topics_hash)).topic, "the client has them"
     await unwatch(raw, 1)
     await other.open_producer(5, f"{NS}/orders-3")

@@ -12,7 +12,7 @@ import pytest
 from magnetar.asyncio import Client
 from magnetar.broker.rest.page import application, messages, topic_views
 from magnetar.metadata import paths
-from magnetar.metadata.records import StartedBrokerRecord, encode
+from magnetar.metadata.records import StartedBrokerRecord, encode_record
 from magnetar.proto.statistics import BookieInfo, ClusterSummary, DiedBroker
 from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, SUPER, AnonymousNames, guarded
@@ -87,9 +87,9 @@ def test_what_needs_somebody_is_what_status_says() -> None:
 
 async def test_a_broker_that_died_is_on_the_page_and_forgotten_by_rest(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, broker, _):
-        path = paths.started("gone")
+        path = paths.started_broker("gone")
         record = StartedBrokerRecord(broker="gone", endpoint="h:1", seen_ms=1)
-        await broker.topic_manager.metadata.put(path, encode(record, path))
+        await broker.topic_manager.metadata.put(path, encode_record(record, path))
         for view in ("/ui/", "/ui/brokers"):
             assert b"magnetar brokers forget" in (await http.ask("GET", view)).body
         await http.done("DELETE", "/admin/v3/brokers/gone")

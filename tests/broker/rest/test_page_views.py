@@ -217,7 +217,7 @@ async def test_a_bookie_that_departs_is_no_alarm_and_one_that_is_read_only_by_it
 
         (text,) = await alarms()
         assert text == "Bookie ffffffff is read-only, with 72% of its disk free (disk_full_share says when)."
-        await put_record(store, paths.departing(name), DepartingRecord(bookie=name, since_ms=1), ABSENT)
+        await put_record(store, paths.departing_bookie(name), DepartingRecord(bookie=name, since_ms=1), ABSENT)
         assert await alarms() == []
 
 

@@ -94,10 +94,10 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
         assert set((await http.get(f"{V2}/bookies/racks-info"))["default"]) <= {each["bookieId"] for each in found}
         await http.get(f"{V2}/bookies/racks-info/none:3181", 404)
         assert (await http.get(f"{V2}/brokers/configuration/runtime"))["cluster"] == "magnetar"
-        broker.topic_manager.suspend()
+        broker.topic_manager.suspend_ownership()
         assert (await http.ask("GET", "/readyz")).status == 503
         assert (await http.ask("GET", "/healthz")).status == 200
-        await broker.topic_manager.resume(running.sessions[0])
+        await broker.topic_manager.resume_ownership(running.sessions[0])
         assert (await http.ask("GET", "/readyz")).status == 200
 
 

@@ -159,13 +159,13 @@ async def test_a_reset_gives_what_was_cancelled_back_at_its_time_and_passes_over
     subscriptions = SubscriptionAdministration(at.topic)
     position = await delayed(at, b"x")
     await cancel(at, position)
-    await subscriptions.reset("a", MessageId(*position), None)
+    await subscriptions.reset_subscription("a", MessageId(*position), None)
     consumer = await at.consumer("a", type=SHARED)
     assert await consumer.quiet(), "what is not due is held again"
     await moved_on(at, 61)
     assert await consumer.receive_payloads(1) == [b"x"]
     await delayed(at, b"y")
-    await subscriptions.reset("a", MessageId(*LATEST), None)
+    await subscriptions.reset_subscription("a", MessageId(*LATEST), None)
     consumer = await at.consumer("a", type=SHARED)
     await moved_on(at, 61)
     assert await consumer.quiet()

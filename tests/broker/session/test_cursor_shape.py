@@ -24,7 +24,7 @@ def made(acked: set[int]) -> tuple[LogShape, Cursor, list[Position]]:
         shape.add(Span(10 + at, index, size - 1, index + 2 * size, open=at == len(SIZES) - 1))
         index += 2 * size
     every = [Position(span.ledger_id, entry) for span in shape.spans for entry in range(span.last_entry + 1)]
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     for number in sorted(acked):
         cursor.ack(every[number])
     return shape, cursor, every

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session import finding
-from magnetar.cli.admin.stats import make_subscription_rows, subscriptions
+from magnetar.cli.admin.stats import make_subscription_rows, merge_subscriptions
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.message_id import MessageId
@@ -155,7 +155,7 @@ async def test_a_message_has_one_state_in_each_subscription(tmp_path: Path) -> N
         stats = await admin.topic_stats(TOPIC)
         new = next(each for each in stats.subscriptions if each.name == "new")
         assert (new.backlog, new.blocked) == (0, Blocked.OPEN_TRANSACTION)
-        record = subscriptions([stats])["new"]
+        record = merge_subscriptions([stats])["new"]
         assert record["waitsForTransaction"]["txn"] == str(hidden.id)
         (row,) = make_subscription_rows({"new": record})
         assert row["blocked"].startswith(f"{Blocked.OPEN_TRANSACTION}: {hidden.id}, open for ")
@@ -163,7 +163,7 @@ async def test_a_message_has_one_state_in_each_subscription(tmp_path: Path) -> N
         assert not (await admin.why_stuck(TOPIC, "new")).stuck
         stats = await admin.topic_stats(TOPIC)
         assert {each.blocked for each in stats.subscriptions if each.name == "new"} == {Blocked.CAUGHT_UP}
-        assert subscriptions([stats])["new"]["waitsForTransaction"] == {}
+        assert merge_subscriptions([stats])["new"]["waitsForTransaction"] == {}
 
 
 async def test_a_search_says_of_each_message_whether_a_subscription_has_acknowledged_it(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Publishing:
             while self.port.receipts < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         log = self.session.topic.log
-        entries = await log.reader.read(log.shape.position_at_or_after(log.shape.start), 1 << 20)
+        entries = await log.reader.read(log.shape.position_at_or_after(log.shape.start_position), 1 << 20)
         self.session.leave()
         return [payload for entry in entries for payload in payloads_of(entry.payload)]
 

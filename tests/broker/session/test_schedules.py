@@ -55,7 +55,7 @@ async def look(broker: Broker) -> ScheduleRunner:
     await runner._read_all()
     for each in runner._known.values():
         each.look_s = 0.0
-    runner.look_at_due()
+    runner.check_due_schedules()
     await runner._tasks.drain()
     return runner
 
@@ -67,15 +67,15 @@ async def later(at: Deployment, seconds: float) -> None:
 
 async def published(at: Deployment, topic: str = TOPIC) -> list[tuple[str, int, bytes]]:
     """What the log has: producer, sequence id and payload of each message."""
-    loaded = await at.broker.topic_manager.topic(TopicName.parse(topic))
+    loaded = await at.broker.topic_manager.load_topic(TopicName.parse(topic))
     shape, found = loaded.log.shape, []
-    position = shape.position_at_or_after(shape.start)
+    position = shape.position_at_or_after(shape.start_position)
     while shape.has_entry(position):
         for entry in await loaded.log.reader.read(position, 1 << 20):
             part = split_broker_part(entry.payload)[2]
             header = parse_header(part)
             found += [(header.producer_name, header.sequence_id, body) for _, body in decode_batch(header, part)]
-            position = shape.after(entry.position)
+            position = shape.position_after(entry.position)
         position = shape.position_at_or_after(position)
     return found
 
@@ -89,7 +89,7 @@ async def created_ms(at: Deployment, name: str = "s") -> int:
 
 
 async def progress_of(at: Deployment, name: str = "s") -> ScheduleProgressRecord:
-    path = paths.scheduled(NAME.tenant, NAME.namespace, NAME.local, name)
+    path = paths.schedule_progress(NAME.tenant, NAME.namespace, NAME.local, name)
     found = await get_record(at.broker.topic_manager.metadata, path, ScheduleProgressRecord)
     assert found is not None
     return found[0]
@@ -109,7 +109,7 @@ async def another_broker(at: Deployment) -> None:
 async def test_a_schedule_fires_when_it_is_due_with_key_and_properties_and_the_time_as_sequence_id(
     at: Deployment,
 ) -> None:
-    await catalog(at).create(NAME, schedule(key="k", properties={"a": "b"}))
+    await catalog(at).create_schedule(NAME, schedule(key="k", properties={"a": "b"}))
     begin = await created_ms(at)
     await later(at, 59)
     assert await fire_times(at) == []
@@ -138,7 +138,7 @@ async def test_a_broker_that_dies_at_any_step_leaves_a_fire_once(
 ) -> None:
     """`answer`: after the last step, of which the answer was lost."""
     await at.lay_down(deduplication=deduplication)
-    await catalog(at).create(NAME, schedule(missed="all"))
+    await catalog(at).create_schedule(NAME, schedule(missed="all"))
     begin, runner, write, publish = await created_ms(at), at.broker.schedules, ScheduleRunner._write, (
         ScheduleRunner._publish
     )
@@ -179,7 +179,7 @@ async def test_a_broker_that_dies_at_any_step_leaves_a_fire_once(
 async def test_a_part_of_what_was_intended_is_completed_by_the_next_broker(
     at: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await catalog(at).create(NAME, schedule(missed="all"))
+    await catalog(at).create_schedule(NAME, schedule(missed="all"))
     begin, publish = await created_ms(at), ScheduleRunner._publish
 
     async def half(self: Any, topic: Any, known: Any, fires: Any) -> None:
@@ -200,7 +200,7 @@ async def test_a_broker_that_has_lost_its_topic_between_intent_and_publish_publi
     at: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped for so long that another broker has fired, and goes on."""
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     begin, publish, stopped, goes_on = await created_ms(at), ScheduleRunner._publish, asyncio.Event(), asyncio.Event()
 
     async def slow(self: Any, topic: Any, known: Any, fires: Any) -> None:
@@ -212,11 +212,11 @@ async def test_a_broker_that_has_lost_its_topic_between_intent_and_publish_publi
         patch.setattr(ScheduleRunner, "_publish", slow)
         at.clock.ahead_s += 61
         await at.broker.schedules._read_all()
-        at.broker.schedules.look_at_due()
+        at.broker.schedules.check_due_schedules()
         await stopped.wait()
     first = at.broker
     at.broker = await at.running.add_broker()
-    await first.topic_manager.drain()
+    await first.topic_manager.drain_broker()
     await look(at.broker)
     assert await fire_times(at) == [begin + MINUTE]
     goes_on.set()
@@ -230,7 +230,7 @@ async def test_a_broker_that_has_lost_its_topic_between_intent_and_publish_publi
 async def test_what_no_broker_fired_in_time_is_dropped_or_made_up_for(
     missed: str, count: int, at: Deployment
 ) -> None:
-    await catalog(at).create(NAME, schedule(every_ms=10 * MINUTE, missed=missed))
+    await catalog(at).create_schedule(NAME, schedule(every_ms=10 * MINUTE, missed=missed))
     begin = await created_ms(at)
     await later(at, 45 * 60)
     assert await fire_times(at) == [begin + number * 10 * MINUTE for number in (1, 2, 3, 4)][4 - count :]
@@ -239,7 +239,7 @@ async def test_what_no_broker_fired_in_time_is_dropped_or_made_up_for(
 
 
 async def test_a_clock_that_jumps_ahead_and_back_fires_nothing_twice(at: Deployment) -> None:
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     begin = await created_ms(at)
     await later(at, 61)
     await later(at, 3600)
@@ -255,7 +255,7 @@ async def test_a_clock_that_jumps_ahead_and_back_fires_nothing_twice(at: Deploym
 
 
 async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(at: Deployment) -> None:
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     await later(at, 61)
     metadata = at.broker.topic_manager.metadata
     path = paths.schedules(NAME.tenant, NAME.namespace, NAME.local)
@@ -263,7 +263,7 @@ async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(a
     assert stored is not None
     await at.broker.topic_manager.delete_topic(NAME, force=True)
     assert await get_record(metadata, path, SchedulesRecord) is None
-    assert await metadata.children(paths.scheduled_of(NAME.tenant, NAME.namespace, NAME.local)) == []
+    assert await metadata.children(paths.schedule_progress_of_topic(NAME.tenant, NAME.namespace, NAME.local)) == []
     with pytest.raises(TopicNotFound):
         await catalog(at).list_stats(NAME)
     at.clock.ahead_s += 1
@@ -273,7 +273,7 @@ async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(a
     assert await fire_times(at) == []
     (stats,) = await catalog(at).list_stats(NAME)
     assert "made anew" in stats.status
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     assert [each.status for each in await catalog(at).list_stats(NAME)] == ["waits"]
 
 
@@ -281,32 +281,32 @@ async def test_a_schedule_is_deleted_with_its_topic_and_one_made_anew_has_none(a
 async def test_a_broker_that_does_not_know_yet_that_a_schedule_is_gone_fires_nothing_again(
     at: Deployment, anew: bool
 ) -> None:
-    await catalog(at).create(NAME, schedule(missed="all"))
+    await catalog(at).create_schedule(NAME, schedule(missed="all"))
     for _ in range(3):
         await later(at, 60)
     before = await fire_times(at)
     assert len(before) == 3
     runner = at.broker.schedules
     ((key, known),) = runner._known.items()
-    await catalog(at).delete(NAME, "s")
+    await catalog(at).delete_schedule(NAME, "s")
     if anew:
-        await catalog(at).create(NAME, schedule(every_ms=60 * MINUTE))
+        await catalog(at).create_schedule(NAME, schedule(every_ms=60 * MINUTE))
     at.clock.ahead_s += 60
     await runner._look(key, known)
     assert await fire_times(at) == before
     metadata = at.broker.topic_manager.metadata
-    path = paths.scheduled("public", "default", NAME.local, "s")
+    path = paths.schedule_progress("public", "default", NAME.local, "s")
     assert await get_record(metadata, path, ScheduleProgressRecord) is None
 
 
 async def test_a_paused_schedule_does_not_fire_and_makes_up_for_nothing(at: Deployment) -> None:
-    await catalog(at).create(NAME, schedule(missed="all"))
+    await catalog(at).create_schedule(NAME, schedule(missed="all"))
     begin = await created_ms(at)
-    await catalog(at).pause(NAME, "s", paused=True)
+    await catalog(at).pause_schedule(NAME, "s", paused=True)
     await later(at, 185)
     assert await fire_times(at) == []
     assert [each.status for each in await catalog(at).list_stats(NAME)] == ["paused"]
-    await catalog(at).pause(NAME, "s", paused=False)
+    await catalog(at).pause_schedule(NAME, "s", paused=False)
     await later(at, 1)
     await later(at, 60)
     assert await fire_times(at) == [begin + 4 * MINUTE]
@@ -314,17 +314,17 @@ async def test_a_paused_schedule_does_not_fire_and_makes_up_for_nothing(at: Depl
 
 async def test_run_now_publishes_once_and_disturbs_no_fire(at: Deployment) -> None:
     await at.lay_down(deduplication=True)
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     begin = await created_ms(at)
     at.clock.ahead_s += 70
-    await catalog(at).run_now(NAME, "s")
+    await catalog(at).run_schedule_now(NAME, "s")
     await look(at.broker)
     assert [producer for producer, _, _ in await published(at)] == ["schedule/s/now", "schedule/s"]
     assert await fire_times(at) == [begin + MINUTE]
 
 
 async def test_a_schedule_that_cannot_fire_says_why_and_fires_when_it_can(at: Deployment) -> None:
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     begin, consumer = await created_ms(at), await at.consumer()
     await at.lay_down(backlog_quota_bytes=1, backlog_quota_policy="producer_exception")
     await (await at.producer()).send(b"fills the quota")
@@ -344,7 +344,7 @@ async def test_a_schedule_that_cannot_fire_says_why_and_fires_when_it_can(at: De
 async def test_why_a_schedule_does_not_fire_is_logged_once_for_each_reason(
     at: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     await at.consumer()
     await at.topic.log.terminate()
     for _ in range(3):
@@ -357,12 +357,12 @@ async def test_why_a_schedule_does_not_fire_is_logged_once_for_each_reason(
 async def test_of_a_partitioned_topic_a_schedule_has_the_partition_of_its_key(at: Deployment) -> None:
     parted = TopicName.parse(f"{TOPIC}-parted")
     await at.broker.topic_manager.catalog.create_topic(parted, 3)
-    await catalog(at).create(parted, schedule(key="k"))
+    await catalog(at).create_schedule(parted, schedule(key="k"))
     await later(at, 61)
     counts = [len(await fire_times(at, topic=parted.with_partition(number).full)) for number in range(3)]
     assert sorted(counts) == [0, 0, 1]
     with pytest.raises(NotAllowed):
-        await catalog(at).create(parted.with_partition(0), schedule())
+        await catalog(at).create_schedule(parted.with_partition(0), schedule())
 
 
 async def test_two_brokers_share_the_schedules_and_none_fires_twice(at: Deployment) -> None:
@@ -370,7 +370,7 @@ async def test_two_brokers_share_the_schedules_and_none_fires_twice(at: Deployme
     names = [TopicName.parse(f"{TOPIC}-{number}") for number in range(6)]
     for each in names:
         await at.broker.topic_manager.catalog.create_topic(each, 0)
-        await catalog(at).create(each, schedule())
+        await catalog(at).create_schedule(each, schedule())
     for _ in range(3):
         at.clock.ahead_s += 61
         await asyncio.gather(look(at.broker), look(other))
@@ -385,15 +385,19 @@ async def test_wrong_schedules_are_refused_before_anything_is_stored(at: Deploym
         msgspec.structs.replace(schedule(), payload=bytes(driver.PAYLOAD_BYTES_MAX + 1)),
     ):  # fmt: skip
         with pytest.raises((InvalidRequest, MagnetarError)):
-            await here.create(NAME, wrong)
+            await here.create_schedule(NAME, wrong)
     assert await here.list_stats(NAME) == []
-    await here.create(NAME, schedule())
+    await here.create_schedule(NAME, schedule())
     with pytest.raises(AlreadyExists):
-        await here.create(NAME, schedule())
-    for act in (here.delete(NAME, "none"), here.pause(NAME, "none", paused=True), here.run_now(NAME, "none")):
+        await here.create_schedule(NAME, schedule())
+    for act in (
+        here.delete_schedule(NAME, "none"),
+        here.pause_schedule(NAME, "none", paused=True),
+        here.run_schedule_now(NAME, "none"),
+    ):
         with pytest.raises(NotFound):
             await act
-    await here.delete(NAME, "s")
+    await here.delete_schedule(NAME, "s")
     await later(at, 120)
     assert await fire_times(at) == []
 
@@ -405,16 +409,16 @@ async def test_a_namespace_has_a_bounded_number_of_schedules(
     other = TopicName.parse(f"{TOPIC}-other")
     await at.broker.topic_manager.catalog.create_topic(other, 0)
     for topic, name in ((NAME, "a"), (NAME, "b"), (other, "c")):
-        await catalog(at).create(topic, schedule(name))
+        await catalog(at).create_schedule(topic, schedule(name))
     for topic in (NAME, other):
         with pytest.raises(NotAllowed, match="3 schedules"):
-            await catalog(at).create(topic, schedule("d"))
+            await catalog(at).create_schedule(topic, schedule("d"))
 
 
 async def test_times_whose_part_of_the_log_was_trimmed_count_as_published(
     at: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     publish = ScheduleRunner._publish
 
     async def dying(self: Any, topic: Any, known: Any, fires: Any) -> None:
@@ -428,7 +432,7 @@ async def test_times_whose_part_of_the_log_was_trimmed_count_as_published(
         NAME.namespace_name, NAME, Policies(unsubscribed_minutes=0, unsubscribed_mib=0)
     )
     loaded = at.broker.topics[TOPIC]
-    await loaded.truncate()
+    await loaded.truncate_topic()
     assert loaded.log.shape.first_index > 0
     known = next(iter(at.broker.schedules._known.values()))
     known.absent = None
@@ -438,7 +442,7 @@ async def test_times_whose_part_of_the_log_was_trimmed_count_as_published(
 
 
 async def test_a_second_runner_with_an_old_version_of_the_record_does_nothing_more(at: Deployment) -> None:
-    await catalog(at).create(NAME, schedule())
+    await catalog(at).create_schedule(NAME, schedule())
     runner = await look(at.broker)
     known = next(iter(runner._known.values()))
     progress, version, _ = await driver._read_progress(at.broker.topic_manager, NAME, known.schedule)

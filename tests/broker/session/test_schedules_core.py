@@ -185,7 +185,7 @@ def test_each_fire_fits_its_fields_or_is_where_a_skipped_time_ends(cron: str, zo
         if local.utcoffset() == before.utcoffset():
             assert local.minute in parsed.minutes
             assert local.hour in parsed.hours
-            assert parsed.fits_day(local.date())
+            assert parsed.matches_day(local.date())
             assert local.month in parsed.months
         at = found
 

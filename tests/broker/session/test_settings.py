@@ -110,7 +110,7 @@ async def test_debug_lines_tell_of_clients_topics_and_requests_and_of_no_message
                 await producer.send(b"x")
                 await consumer.acknowledge(await consumer.receive())
             (topic,) = running.brokers[0].topic_manager.loaded.values()
-            await topic.log.roll()
+            await topic.log.roll_ledger()
             before = len(caplog.messages)
             for _ in range(20):
                 await producer.send(b"y")
@@ -149,7 +149,7 @@ async def test_each_setting_has_its_source_and_what_is_changed_is_dynamic(
     monkeypatch.setattr(config, "_SOURCES", {})
     file = tmp_path / "magnetar.toml"
     file.write_text("[broker]\nmax_consumers = 9\nmessage_ttl_s = 5\n")
-    loaded = config.load(
+    loaded = config.load_config(
         BrokerConfig, "broker", file=str(file), environment={"MAGNETAR_BROKER_MAX_PRODUCERS": "3"},
         overrides={"cluster": "here"},
     )  # fmt: skip

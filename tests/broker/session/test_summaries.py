@@ -121,7 +121,7 @@ async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
         async def hang() -> None:
             await asyncio.sleep(60)
 
-        monkeypatch.setattr(two.topic_manager.survey, "take", hang)
+        monkeypatch.setattr(two.topic_manager.survey, "run_survey", hang)
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:
             found = await admin.broker_summaries()
             assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
@@ -135,7 +135,7 @@ async def test_a_broker_that_does_not_answer_in_time_is_asked_once_more_and_is_l
     monkeypatch.setattr(summaries, "AGAIN_S", 20.0)
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
-        take, asked = two.topic_manager.survey.take, 0
+        take, asked = two.topic_manager.survey.run_survey, 0
 
         async def slow() -> survey.LoadedTopicsSurvey:
             nonlocal asked
@@ -143,7 +143,7 @@ async def test_a_broker_that_does_not_answer_in_time_is_asked_once_more_and_is_l
             await asyncio.sleep(60 if asked == 1 else 0)
             return await take()
 
-        monkeypatch.setattr(two.topic_manager.survey, "take", slow)
+        monkeypatch.setattr(two.topic_manager.survey, "run_survey", slow)
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:
             found = await admin.broker_summaries()
             assert ([each.name for each in found.brokers], found.silent, found.late) == (["one", "two"], (), ("two",))
@@ -404,7 +404,7 @@ async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bound
             assert ([each.name for each in found.brokers], found.bookies) == (["one", "two"], bookies)
             assert [each.name for each in page.topics] == ["persistent://public/default/t"]
             await two.close()
-            one.topic_manager.suspend()  # its session is lost
+            one.topic_manager.suspend_ownership()  # its session is lost
             found = await admin.broker_summaries()
             assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
             await one.topic_manager.abandon_all(SessionExpired("too long"))

@@ -14,7 +14,7 @@ from magnetar.client.model.settings import ConsumerType, InitialPosition, Multip
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.states import Blocked
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/acks"
@@ -200,7 +200,7 @@ async def test_complaint_10_a_subscription_past_its_memory_says_so_once_and_goes
         assert len(kept) < 100
         assert caplog.text.count("nothing new is delivered until then") == 1
         channel = running.world.network.connect(running.brokers[0].endpoint)
-        stats = await channel.call(rpc("Admin", "TopicStats"), wire.Name(name=TOPIC), timeout_s=20.0)
+        stats = await channel.call(find_rpc("Admin", "TopicStats"), wire.Name(name=TOPIC), timeout_s=20.0)
         assert stats.subscriptions[0].blocked == Blocked.HOLES.value
         await channel.close()
         await mine.ack(*kept)

@@ -115,7 +115,7 @@ async def test_who_lags_within_the_cache_holds_what_comes_next_before_the_cache_
 
         reader._read = measured
         await publish(100)
-        dropped = Position(*reader._shape.start)._replace(entry_id=20)
+        dropped = Position(*reader._shape.start_position)._replace(entry_id=20)
         assert reader.read_cached(dropped, 1, 1) == [], "the cache dropped it"
         consumer.permits(136)
         await consumer.receive_payloads(136)

@@ -75,7 +75,7 @@ async def test_skipping_a_part_of_a_message_skips_all_of_it(at: At, type_: Consu
     await (await at.consumer(type_)).close()
     (big, _) = await at.send(BIG, b"small")
     assert len(big.chunks()) == 3
-    await at.backlogs.skip("s", skipped)
+    await at.backlogs.skip_messages("s", skipped)
     assert await rest(await at.consumer(type_)) == [b"small"]
     assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
@@ -84,7 +84,7 @@ async def test_skipping_a_part_of_a_message_skips_all_of_it(at: At, type_: Consu
 async def test_expiring_a_part_of_a_message_expires_all_of_it(at: At, type_: ConsumerType) -> None:
     await (await at.consumer(type_)).close()
     (big, _) = await at.send(BIG, b"small")
-    await at.backlogs.expire("s", 0, big.chunks()[1])
+    await at.backlogs.expire_messages("s", 0, big.chunks()[1])
     assert await rest(await at.consumer(type_)) == [b"small"]
     assert (await at.backlogs.analyze_backlog("s")).entries == 0
 
@@ -119,7 +119,7 @@ async def test_seeking_to_a_time_inside_a_message_gets_all_of_it(at: At, type_: 
         await consumer.seek(when)
     else:
         await consumer.close()
-        await at.backlogs.reset("s", None, when)
+        await at.backlogs.reset_subscription("s", None, when)
         consumer = await at.consumer(type_)
     assert sorted(await rest(consumer)) == sorted([b"between", BIG])
     assert (await at.backlogs.analyze_backlog("s")).entries == 0
@@ -218,5 +218,5 @@ async def test_a_skip_among_chunks_of_very_many_messages_reads_a_bounded_number_
         return found
 
     monkeypatch.setattr(type(log.reader), "read", lambda reader, *of, **more: counted(*of, **more))
-    assert await whole_messages.find_remaining_chunks(log, Position(log.shape.tail.ledger_id, 200)) == []
+    assert await whole_messages.find_remaining_chunks(log, Position(log.shape.tail_span.ledger_id, 200)) == []
     assert 1_000 < read < 5_000, "without a bound it is half of the square: 80,000"

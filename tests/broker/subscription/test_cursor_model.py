@@ -109,7 +109,7 @@ class CursorModel(RuleBasedStateMachine):
 
         async def work() -> None:
             self.session, self.store = self.process()
-            await self.store.create(SHAPE, SHAPE.start, {}, alone(self.session))
+            await self.store.create(SHAPE, SHAPE.start_position, {}, alone(self.session))
 
         self.run(work())
 
@@ -162,7 +162,7 @@ class CursorModel(RuleBasedStateMachine):
     def ack_in(self, txn: TxnId, entry: int, indexes: set[int]) -> None:
         wanted, messages = TxnAcks(), self._messages(entry, indexes)
         wanted.add(POSITIONS[entry], bits_of_indexes(indexes) if len(indexes) < BATCH else 0, BATCH)
-        new = pending_acks.judge(self.cursor, txn, wanted)
+        new = pending_acks.judge_transactional_acks(self.cursor, txn, wanted)
         if isinstance(new, pending_acks.TransactionalAckRefused):
             assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
         else:
@@ -171,14 +171,14 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(txn=Txns, entry=Entries)
     def ack_up_to_in(self, txn: TxnId, entry: int) -> None:
-        new = pending_acks.judge(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
+        new = pending_acks.judge_transactional_acks(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
         if not isinstance(new, pending_acks.TransactionalAckRefused):
             pending_acks.add_pending_acks(self.cursor, txn, new)
             self.pending |= dict.fromkeys(set(range((entry + 1) * BATCH)) - self.model, txn)
 
     @rule(txn=Txns, committed=st.booleans())
     def settle(self, txn: TxnId, committed: bool) -> None:
-        pending_acks.settle(self.cursor, txn, committed=committed)
+        pending_acks.settle_transactional_acks(self.cursor, txn, committed=committed)
         if committed:
             self.model |= {each for each, holder in self.pending.items() if holder == txn}
         self.pending = {each: holder for each, holder in self.pending.items() if holder != txn}
@@ -212,7 +212,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries)
     def seek(self, entry: int) -> None:
-        self.cursor.seek(SHAPE.before(POSITIONS[entry]))
+        self.cursor.seek(SHAPE.position_before(POSITIONS[entry]))
         self.model = set(range(entry * BATCH))
         self.counts.clear()
         self.pending.clear()
@@ -242,7 +242,7 @@ class CursorModel(RuleBasedStateMachine):
     def the_next_one_that_is_not_acknowledged(self, entry: int) -> None:
         found = self.cursor.next_unacked_position(POSITIONS[entry])
         later = [each for each in POSITIONS[entry:] if not self.cursor.is_acked(each)]
-        assert found == (later[0] if later else SHAPE.after(POSITIONS[-1]))
+        assert found == (later[0] if later else SHAPE.position_after(POSITIONS[-1]))
 
     # ------------------------------------------------------------------ storing and dying
     @rule()

@@ -14,7 +14,7 @@ from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
-from magnetar.metadata.records import CursorRecord, decode
+from magnetar.metadata.records import CursorRecord, decode_record
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import InternalError, MagnetarError, NotEnoughBookies
 from magnetar.proto.names import Position, TopicName
@@ -50,7 +50,7 @@ class Bench:
 
     async def created(self, **changes: object) -> DurableCursor:
         cursor = self.cursor(**changes)
-        await cursor.create(self.shape, self.shape.start, {"a": "b"}, alone(self.store))
+        await cursor.create(self.shape, self.shape.start_position, {"a": "b"}, alone(self.store))
         return cursor
 
     async def opened(self, **changes: object) -> DurableCursor:
@@ -61,7 +61,7 @@ class Bench:
     async def record(self) -> CursorRecord:
         node = await self.store.get(cursor_path(TOPIC, "s"))
         assert node is not None
-        return decode(node.value, CursorRecord, cursor_path(TOPIC, "s"))
+        return decode_record(node.value, CursorRecord, cursor_path(TOPIC, "s"))
 
 
 @pytest.fixture

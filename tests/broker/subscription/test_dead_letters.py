@@ -164,7 +164,7 @@ async def test_a_letter_that_cannot_be_written_is_tried_until_it_can(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
-    real, tries = running.brokers[0].topic_manager.internal_producer.publish, 0
+    real, tries = running.brokers[0].topic_manager.internal_producer.publish_messages, 0
 
     async def sometimes(*arguments: Any) -> None:
         nonlocal tries

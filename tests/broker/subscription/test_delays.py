@@ -69,7 +69,7 @@ async def sealed(at: Deployment, name: str = "s") -> None:
     delays = subscription(at, name).delayed
     assert delays is not None
     await until(lambda: delays._sealing is None)
-    draft = delays.core.seal(delays.now_ms, least=1)
+    draft = delays.core.seal_bucket(delays.now_ms, least=1)
     if draft is not None:
         await delays._spawn(delays._store(draft))
 
@@ -493,7 +493,7 @@ async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(a
     shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
     await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
     await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
-    (found,) = (await summaries.topic_stats(at.topic, "here")).subscriptions
+    (found,) = (await summaries.collect_topic_stats(at.topic, "here")).subscriptions
     assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
     assert found.oldest_ms >= now_ms
     assert await shared.quiet()

@@ -17,7 +17,7 @@ from magnetar.broker.subscription.core import delay_buckets as delay_keys
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.broker.subscription.delays import DelayedDelivery
-from magnetar.metadata.records import CursorRecord, decode
+from magnetar.metadata.records import CursorRecord, decode_record
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.names import Position, TopicName
 from tests.broker.storage import Storage, alone
@@ -51,7 +51,7 @@ class Life:
         if PATH in self.storage.nodes:
             await self.store.open(SHAPE)
         else:
-            await self.store.create(SHAPE, SHAPE.start, {}, alone(session))
+            await self.store.create(SHAPE, SHAPE.start_position, {}, alone(session))
         self.delays = DelayIndex(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
         self.driver = DelayedDelivery(
             world, session, CONFIG, self.store, self.delays, applied=AppliedPolicies(),
@@ -110,7 +110,7 @@ def _never(error: Exception) -> None:
 
 def named(storage: Storage) -> list[int]:
     node = storage.nodes.get(PATH)
-    return [each.ledger_id for each in decode(node.value, CursorRecord, PATH).delays] if node is not None else []
+    return [each.ledger_id for each in decode_record(node.value, CursorRecord, PATH).delays] if node is not None else []
 
 
 def check(storage: Storage) -> None:
@@ -156,7 +156,7 @@ async def merged(life: Life) -> None:
         await life.settled()
     life.delays.seal_entries = 1000
     life.driver.delay_until(POSITIONS[-1], TIMES[POSITIONS[-1]])
-    draft = life.delays.seal(life.now_ms, least=1)
+    draft = life.delays.seal_bucket(life.now_ms, least=1)
     assert draft is not None
     await life.driver._spawn(life.driver._store(draft))
 

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.broker.session import summaries
 from magnetar.broker.subscription.core.cursor_state import TxnAcks
-from magnetar.broker.subscription.core.fair_shared import KeyTurns
+from magnetar.broker.subscription.core.fair_shared import FairKeyQueues
 from magnetar.broker.subscription.expiry import ExpiredMessages
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
@@ -70,7 +70,7 @@ async def test_what_has_expired_is_acknowledged_counted_and_not_delivered(type_:
 async def test_what_expires_while_keys_take_turns_is_acknowledged_at_once_and_not_entry_by_entry(
     at: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KeyTurns, "discard", lambda *_: pytest.fail("it looks at all keys for each entry"))
+    monkeypatch.setattr(FairKeyQueues, "discard", lambda *_: pytest.fail("it looks at all keys for each entry"))
     mine = await at.consumer(type=SHARED, permits=1, subscription_properties={FAIR_BY_KEY: "true"})
     await expiring(at, (0, 10, 10, 10, 0), batching_enabled=False)
     assert await mine.receive_payloads(1) == [b"0"]
@@ -234,7 +234,7 @@ async def test_what_has_expired_keeps_no_ledger(at: Deployment) -> None:
     consumer = await at.consumer(type=SHARED)
     await expiring(at, (10, 10, 10))
     place = await consumer.receive()
-    await at.topic.log.roll()
+    await at.topic.log.roll_ledger()
     at.clock.ahead_s += 11
     entry = wire.Position(ledger_id=place.ledger_id, entry_id=place.entry_id)
     consumer.frame(redeliver=wire.Redeliver(entries=[entry]))

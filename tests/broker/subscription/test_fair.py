@@ -116,7 +116,7 @@ async def test_the_first_consumer_changes_the_limits_of_a_subscription_that_exis
     mine = await consumer(running, properties={**FAIR, "fair.max-in-flight-per-key": "3"})
     assert [(await mine.receive()).entry_id for _ in range(3)] == [0, 1, 2]
     assert await mine.quiet()
-    topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+    topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
     assert topic.subscriptions["s"].properties["team"] == "a", "other properties stay"
 
 
@@ -146,7 +146,7 @@ async def test_a_key_waits_for_its_rate_and_goes_on_by_itself(running: Cluster) 
     mine = await consumer(running, properties={"fair.by-key": "true", "fair.rate-per-key": "0.5"})
     first = [await mine.receive() for _ in range(2)]
     assert sorted(map(key_of, first)) == ["quick", "slow"]
-    topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+    topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
     assert topic.subscriptions["s"].pump.blocked is Blocked.KEY_LIMITS
     assert key_of(await mine.receive()) == "slow", "time alone made it deliverable"
 

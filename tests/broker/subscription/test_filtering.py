@@ -137,7 +137,7 @@ async def test_consumers_get_what_is_wanted_and_the_rest_is_acknowledged(
     assert texts(found) == ["1", "4"]
     for message in found:
         await consumer.acknowledge(message)
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
     assert (at.filtering.judged, at.filtering.filtered, at.filtering.shown_unwanted) == (6, 4, 0)
     assert at.filtering.filtered_entries == (0 if batched else 4)
     assert await at.left() == 0
@@ -192,7 +192,7 @@ async def test_a_cumulative_acknowledgement_covers_filtered_messages_before_it(a
     await consumer.acknowledge_cumulative(found[1])
     await until(lambda: at.subscription.cursor.mark.entry_id == 1)
     await consumer.acknowledge_cumulative(found[2])
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
 
 
 # ---------------------------------------------------------------------------------------------- beside the rest
@@ -237,7 +237,7 @@ async def test_only_what_is_wanted_becomes_a_dead_letter(at: At) -> None:
     for _ in range(2):
         await consumer.negative_acknowledge((await take(consumer, 1))[0])
     assert texts(await take(letters, 1)) == ["1"]
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
 
 
 async def test_the_retry_letter_topic_is_not_filtered_again(at: At) -> None:
@@ -259,7 +259,7 @@ async def test_a_transaction_acknowledges_what_was_shown_and_an_abort_brings_tha
         for message in found:
             await consumer.acknowledge(message, txn=txn)
         await (txn.commit() if commits else txn.abort())
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
     assert (at.filtering.judged, at.filtering.filtered) == (4, 2)
 
 
@@ -283,7 +283,7 @@ async def test_trace_says_that_the_filter_does_not_want_a_message(at: At, batche
     ids = await at.send(*some("us", "eu"), batched=batched)
     (message,) = await take(consumer, 1)
     await consumer.acknowledge(message)
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
     async with AdminClient(f"magnetar://{at.running.brokers[0].endpoint}") as admin:
         for id_, state in zip(ids, ("filtered", "acknowledged"), strict=True):
             place = {"ledger_id": id_.ledger_id(), "entry_id": id_.entry_id(), "batch_index": id_.batch_index()}
@@ -310,7 +310,7 @@ async def test_a_message_in_chunks_is_judged_as_a_whole(at: At) -> None:
     (message,) = await take(consumer, 1)
     assert message.data() == b"\x01" * 50_000
     await consumer.acknowledge(message)
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
     assert at.filtering.filtered_entries == 6
 
 
@@ -381,7 +381,7 @@ async def test_an_encrypted_batch_comes_whole_and_the_sdk_drops_the_rest(at: At,
     assert consumer.statistics()["filtered_messages"] == 2
     for message in found:
         await consumer.acknowledge(message)
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
 
 
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZLib, CompressionType.ZSTD])
@@ -412,14 +412,14 @@ async def test_one_that_does_not_acknowledge_by_index_is_shown_mixed_batches_who
     assert (at.filtering.shown_unwanted, at.filtering.filtered, at.filtering.filtered_entries) == (2, 2, 1)
     assert consumer.statistics()["filtered_messages"] == 2
     await consumer.acknowledge(message)
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
 
 
 async def test_what_expires_or_is_skipped_is_as_without_a_filter(at: At) -> None:
     await (await at.consumer()).close()
     await at.send(*some("us", "eu", "us", "eu"))
     assert await at.left() == 4, "nothing is judged without a consumer"
-    await at.backlogs.skip("s", 2)
+    await at.backlogs.skip_messages("s", 2)
     consumer = await at.consumer()
     assert texts(await take(consumer, 1)) == ["3"]
     await until(lambda: at.filtering.judged == 2)
@@ -475,7 +475,7 @@ async def test_a_wrong_filter_is_refused_before_anything_is_made(at: At, text: s
     assert "s" not in at.running.brokers[0].topics[TOPIC].subscriptions
     for properties in ({"filter": text}, {"filter": "a", "filter.tags": "b"}):
         with pytest.raises(InvalidRequest):
-            await at.backlogs.create("s", None, properties)
+            await at.backlogs.create_subscription("s", None, properties)
 
 
 async def test_a_subscription_without_a_filter_has_nothing_of_it(at: At) -> None:
@@ -567,5 +567,5 @@ async def test_with_a_broker_that_does_not_filter_the_sdk_drops_and_acknowledges
     (message,) = await take(consumer, 1)
     assert texts([message]) == ["1"]
     await consumer.acknowledge(message)
-    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last)
+    await until(lambda: at.subscription.cursor.mark == at.subscription.log.shape.last_position)
     assert consumer.statistics()["filtered_messages"] == 4

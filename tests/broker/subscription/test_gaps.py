@@ -100,10 +100,10 @@ async def test_acknowledged_but_not_stored_is_no_reason_to_trim(at: Deployment,
     before = ledgers(at)
     cursor = at.topic.find_subscription("s").cursor
     monkeypatch.setattr(cursor, "persisted", cursor.version - 1)
-    await at.topic.trim()
+    await at.topic.trim_ledgers()
     assert ledgers(at) == before
     monkeypatch.undo()
-    await at.topic.trim()
+    await at.topic.trim_ledgers()
     assert ledgers(at) == [before[0], before[4]]
 
 
@@ -113,7 +113,7 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
 ) -> None:
     consumer = await filled(at)
     before = ledgers(at)
-    change, delete = ManagedLedgerRecord.change, ManagedLedger.delete_ledgers
+    change, delete = ManagedLedgerRecord.change_record, ManagedLedger.delete_ledgers
 
     async def changed(self: ManagedLedgerRecord, *given: Any, **fields: Any) -> None:
         if dies == "after the list":
@@ -125,15 +125,15 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
         raise NotOwner("crashed")
 
     if dies in ("before the list", "after the list"):
-        monkeypatch.setattr(ManagedLedgerRecord, "change", changed)
+        monkeypatch.setattr(ManagedLedgerRecord, "change_record", changed)
     elif dies == "between two deletions":
         monkeypatch.setattr(ManagedLedger, "delete_ledgers", deleted)
     await at.topic.find_subscription("s").wait_durable()
     if dies == "after all":
-        await at.topic.trim()
+        await at.topic.trim_ledgers()
     else:
         with pytest.raises(NotOwner, match="crashed"):
-            await at.topic.trim()
+            await at.topic.trim_ledgers()
     monkeypatch.undo()
     await consumer.close()
     await crashed(at)

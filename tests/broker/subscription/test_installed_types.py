@@ -11,7 +11,7 @@ from magnetar.broker.server import find_installed_policies
 from magnetar.broker.subscription.core.in_log_order import Exclusive
 from magnetar.broker.subscription.core.subscription_types import (
     TYPES,
-    SubscriptionType,
+    SubscriptionTypeRow,
     find_subscription_type,
     load_installed_types,
 )
@@ -22,7 +22,7 @@ from tests.broker.subscription.test_new_type import Numbered
 from tests.client.consume.test_ranges import url_of
 from tests.support.cluster import cluster
 
-BY_TURNS = SubscriptionType(77, "BY_TURNS", Numbered)
+BY_TURNS = SubscriptionTypeRow(77, "BY_TURNS", Numbered)
 
 
 @pytest.fixture(autouse=True)
@@ -104,13 +104,15 @@ class Unmade(Numbered):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (SubscriptionType(7, "BY_TURNS", Numbered), "not in 64"), (SubscriptionType(77, "By", Numbered), "in capitals"),
-        (SubscriptionType(77, "SHARED", Numbered), "no free name"), (SubscriptionType(77, "X", Unmade), "a licence"),
-        (SubscriptionType(77, "X", type("Empty", (), {"__init__": lambda *_: None})), "has no .*pick"),  # type: ignore
+        (SubscriptionTypeRow(7, "BY_TURNS", Numbered), "not in 64"),
+        (SubscriptionTypeRow(77, "By", Numbered), "in capitals"),
+        (SubscriptionTypeRow(77, "SHARED", Numbered), "no free name"),
+        (SubscriptionTypeRow(77, "X", Unmade), "a licence"),
+        (SubscriptionTypeRow(77, "X", type("Empty", (), {"__init__": lambda *_: None})), "has no .*choose_member"),  # type: ignore
     ],
     ids=str,
 )
-def test_a_type_that_cannot_be_registered_is_refused(given: SubscriptionType, why: str) -> None:
+def test_a_type_that_cannot_be_registered_is_refused(given: SubscriptionTypeRow, why: str) -> None:
     with pytest.raises(InvalidConfiguration, match=why):
         load_installed_types(["x"], lambda _: [given])
     assert 77 not in TYPES

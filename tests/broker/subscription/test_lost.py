@@ -33,7 +33,7 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
         producer = await TestProducer(world, broker, TOPIC).opened()
         for number in range(8):
             await producer.send(b"%d" % number)
-        topic = await broker.topic_manager.topic(TopicName.parse(TOPIC))
+        topic = await broker.topic_manager.load_topic(TopicName.parse(TOPIC))
         (span,) = topic.log.shape.spans
         topic.log.reader._cache.discard(span.ledger_id)
         original = LedgerReader.read_stored
@@ -53,7 +53,7 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
                 assert (raised.value.fields["first"], raised.value.fields["last"]) == ("2", "4")
         assert sum("told" in record.message for record in caplog.records) <= 2, "not once for each try"
         subscription = topic.subscriptions["s"]
-        subscription.skip_up_to(topic.log.shape.before(Position(span.ledger_id, 5)))
+        subscription.skip_up_to(topic.log.shape.position_before(Position(span.ledger_id, 5)))
         consumer = await TestConsumer(world, broker, TOPIC).ready()
         assert (await consumer.receive()).entry_id == 5
 
@@ -64,7 +64,7 @@ async def test_the_client_raises_it_from_receive(tmp_path: Path, monkeypatch: py
     async with cluster(tmp_path) as running, Client(f"pulsar://{running.brokers[0].endpoint}") as client:
         producer = await client.create_producer("t")
         await producer.send(b"x")
-        topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+        topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
         topic.log.reader._cache.discard(topic.log.shape.spans[0].ledger_id)
 
         async def read(*_: object) -> list[StoredEntry]:

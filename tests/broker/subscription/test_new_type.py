@@ -11,13 +11,13 @@ import pytest
 from magnetar.broker.subscription.core.in_log_order import LogOrderPolicy
 from magnetar.broker.subscription.core.policy import (
     ActiveConsumerChanged,
-    Entry,
+    DispatcherEntry,
+    DispatchPolicy,
     Member,
-    Policy,
     PolicyStatistics,
     SubscriptionOptions,
 )
-from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionType
+from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionTypeRow
 from magnetar.cli import produce as consume
 from magnetar.client.model import settings
 from magnetar.proto import states
@@ -25,7 +25,7 @@ from magnetar.proto import states as subscription_types
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConsumerBusy, InvalidRequest, NotAllowed
 from magnetar.proto.states import Blocked
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.support.cluster import TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/numbered"
@@ -52,7 +52,7 @@ class Numbered(LogOrderPolicy):
     def remove_member(self, member: Member) -> None:
         self.candidates.remove(member)
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked:
         member = self.candidates[entry.position.entry_id % len(self.candidates)]
         if not member.may_receive:
             return Blocked.NO_PERMITS
@@ -67,7 +67,7 @@ class Numbered(LogOrderPolicy):
         return PolicyStatistics(self.candidates[-1] if self.candidates else None)
 
 
-NUMBERED = SubscriptionType(77, "NUMBERED", Numbered)
+NUMBERED = SubscriptionTypeRow(77, "NUMBERED", Numbered)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_a_registered_type_delivers_acknowledges_and_shows_its_statistics(
             await each.ack(*some)
         await producer.close()
         channel = running.world.network.connect(broker.endpoint)
-        stats = await channel.call(rpc("Admin", "TopicStats"), wire.Name(name=TOPIC), timeout_s=20.0)
+        stats = await channel.call(find_rpc("Admin", "TopicStats"), wire.Name(name=TOPIC), timeout_s=20.0)
         await channel.close()
         (subscription,) = stats.subscriptions
         assert (subscription.type, subscription.active_consumer, subscription.backlog) == ("NUMBERED", "b", 0)
@@ -122,9 +122,9 @@ def test_the_registered_types_are_those_of_the_wire() -> None:
 
 
 @pytest.mark.parametrize("type_", TYPES.values(), ids=lambda each: each.name)
-def test_each_type_has_its_names_everywhere(type_: SubscriptionType) -> None:
+def test_each_type_has_its_names_everywhere(type_: SubscriptionTypeRow) -> None:
     name = type_.name
-    policy: Policy = type_.policy(SubscriptionOptions())
+    policy: DispatchPolicy = type_.policy(SubscriptionOptions())
     assert settings.ConsumerType(type_.number).name == subscription_types.sdk_type_name(name)
     assert (settings.ConsumerType(type_.number) in settings.LOG_ORDER) is not policy.individual
     assert states.SubscriptionType(name).name == name

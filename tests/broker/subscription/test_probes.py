@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from magnetar.broker.subscription.core.policy import Member
-from magnetar.broker.subscription.pump import PASSING, Probe, judge_probe
+from magnetar.broker.subscription.pump import PASSING, DeliveryProbe, judge_probe
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
 
 HERE, LAST = Position(3, 7), Position(3, 9)
 
 
-def asked(**state: Any) -> Probe:
+def asked(**state: Any) -> DeliveryProbe:
     member = Member(1, "a", permits=5)
     for name, value in state.items():
         setattr(member, name, value)
-    return Probe(member, 0, LAST, asyncio.Future(loop=asyncio.new_event_loop()))
+    return DeliveryProbe(member, 0, LAST, asyncio.Future(loop=asyncio.new_event_loop()))
 
 
-def dispatcher(probe: Probe, *, candidates: bool = True, read: Position = HERE, replay: int = 0) -> Any:
+def dispatcher(probe: DeliveryProbe, *, candidates: bool = True, read: Position = HERE, replay: int = 0) -> Any:
     policy = SimpleNamespace(candidates=[probe.member] if candidates else [])
     return SimpleNamespace(policy=policy, read_position=read, replay_entries=replay)
 

@@ -77,7 +77,7 @@ async def test_what_failed_holds_back_its_key_and_no_other(running: Cluster) -> 
     nack(mine, six[0])
     for each in six[1::2]:
         await mine.ack(each)
-    subscription = (await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))).find_subscription("s")
+    subscription = (await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))).find_subscription("s")
     assert subscription.dispatcher.failed
     again = await mine.receive()
     assert (payloads_of(again.entry), again.redelivery_count) == ([b"a0"], 1)
@@ -106,7 +106,7 @@ async def test_a_dead_letter_lets_go_what_it_held_back(running: Cluster, type_: 
         else:
             await mine.ack(delivery)
     assert [each for each in found if each[:1] == b"a"] == [b"a0", b"a0", b"a1", b"a2"]
-    topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+    topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
     letters = topic.find_subscription("s").dead_letters
     assert letters is not None
     assert letters.letters == 1

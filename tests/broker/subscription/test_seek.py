@@ -159,13 +159,13 @@ async def test_of_two_seeks_at_once_the_later_one_holds_and_both_are_answered_be
     consumer = await deployment.consumer(initial_position=EARLIEST)
     last = [await consumer.receive() for _ in range(4)][3]
     store, reader = Store(deployment, monkeypatch), deployment.broker.topics[TOPIC].log.reader
-    slow, honest = asyncio.Event(), reader.locate_time
+    slow, honest = asyncio.Event(), reader.find_position_by_time
 
-    async def locate_time(time_ms: int) -> Any:
+    async def find_position_by_time(time_ms: int) -> Any:
         await slow.wait()
         return await honest(time_ms)
 
-    monkeypatch.setattr(reader, "locate_time", locate_time)
+    monkeypatch.setattr(reader, "find_position_by_time", find_position_by_time)
     consumer.frame(seek=wire.Seek(request_id=1, publish_time_ms=0))  # to the first
     _seek(consumer, 2, wire.MessageId(ledger_id=last.ledger_id, entry_id=last.entry_id, batch_index=-1))
     await store.pump()
@@ -196,7 +196,8 @@ async def test_a_seek_whose_caller_goes_leaves_the_subscription_at_the_new_place
     assert store.asked[0].cancelled()
     other = await deployment.consumer()
     assert await other.receive_payloads(3) == [b"0", b"1", b"2"]
-    await other.ack(wire.Delivery(ledger_id=store.subscription.log.shape.start[0], entry_id=0))  # durable, in order
+    # durable, in order
+    await other.ack(wire.Delivery(ledger_id=store.subscription.log.shape.start_position[0], entry_id=0))
 
 
 async def test_a_seek_that_cannot_be_stored_says_so_and_the_next_owner_begins_at_the_old_place(

@@ -61,7 +61,7 @@ class At:
 
     @property
     def is_caught_up(self) -> bool:
-        return bool(self.subscription.cursor.mark == self.subscription.log.shape.last)
+        return bool(self.subscription.cursor.mark == self.subscription.log.shape.last_position)
 
     async def send(self, *regions: str, **options: Any) -> list[MessageId]:
         """One message an entry. Their text is their region and their number."""
@@ -77,7 +77,7 @@ class At:
         if self.topic.applied.key_index == "off":
             await self.admin.set_topic_policies(NAME, Policies(key_index="keys+properties"))
             await until(lambda: self.topic.applied.key_index != "off")
-        await self.topic.log.roll()
+        await self.topic.log.roll_ledger()
         self.topic.key_indexes.run_due(self.topic.applied)
         await self.topic.key_indexes.wait_built()
         assert not self.topic.key_indexes.count_unindexed_ledgers()
@@ -175,7 +175,7 @@ async def _walk(at: At, rng: random.Random, seed: int) -> None:
         if txn is not None:
             await (txn.commit() if commits else txn.abort())
         if rng.random() < 0.2:
-            await at.topic.log.roll()
+            await at.topic.log.roll_ledger()
     await at.index()
     consumer = await at.consumer(rng.choice(EVERY), crypto_key_reader=keys)
     assert Counter(await at.take(consumer, len(wanted))) == Counter(wanted)
@@ -198,7 +198,7 @@ async def test_while_a_transaction_is_open_nothing_of_it_or_after_it_is_passed_o
     await txn.abort()
     assert await at.take(consumer, 1) == ["eu 5"]
     await until(lambda: at.is_caught_up)
-    assert at.filtering.judged_up_to <= at.topic.log.shape.last
+    assert at.filtering.judged_up_to <= at.topic.log.shape.last_position
 
 
 async def test_who_reads_compacted_gets_tombstones_that_the_index_and_the_summary_exclude(at: At) -> None:
@@ -249,7 +249,7 @@ async def test_a_filter_that_changes_gets_what_the_former_one_had_not_come_to(at
     await at.index()
     consumer = await at.consumer(receiver_queue_size=1)
     await until(lambda: at.subscription.dispatcher.unacked == 1)
-    assert at.filtering.judged_up_to < at.topic.log.shape.last, "it has no permits for what follows"
+    assert at.filtering.judged_up_to < at.topic.log.shape.last_position, "it has no permits for what follows"
     await consumer.close()
     await SubscriptionAdministration(at.topic).set_properties("s", {"filter": "region = 'us'"})
     consumer = await at.consumer(filter="region = 'us'")
@@ -288,7 +288,7 @@ async def test_keys_and_consumers_that_share_them_are_held_up_by_nothing_that_is
 
 
 def test_a_chunk_is_not_excluded_by_a_publish_time_that_only_the_first_one_has() -> None:
-    blocks = [key_index_core.Block(n, n, n + 1, 1000 * n, 1000 * n, 1 << 62, -1, 10, 0) for n in range(3)]
+    blocks = [key_index_core.EntryRun(n, n, n + 1, 1000 * n, 1000 * n, 1 << 62, -1, 10, 0) for n in range(3)]
     index = key_index_core.KeyIndex(key_index_core._Directory(7, True, [], blocks))
     wanted = parse_filter("message.publish_time < 500").root
     assert list(index.find_candidates(wanted, {})) == [0]
@@ -324,7 +324,7 @@ async def test_what_was_to_be_passed_over_is_judged_if_the_index_is_gone_by_then
     consumer = await at.consumer(receiver_queue_size=1)
     buffer = at.subscription.pump._at_hand
     found = await at.take(consumer, 1)
-    while buffer._ahead[-1].position != at.topic.log.shape.last:
+    while buffer._ahead[-1].position != at.topic.log.shape.last_position:
         found += await at.take(consumer, 1)
         await until(lambda: not buffer._reading and not at.filtering._unread._looks_up)
     found += await at.take(consumer, 2)

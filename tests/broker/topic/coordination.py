@@ -34,12 +34,12 @@ class FakeCoordinator:
 
     def begin(self) -> TxnId:
         self._next += 1
-        return TxnId.of(3, 1, self._next)
+        return TxnId.from_parts(3, 1, self._next)
 
     def _is_foreign(self, txn: TxnId, owner: str | None) -> bool:
         return owner is not None and self.owners.get(txn, owner) != owner
 
-    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
+    async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         self.joins.append(txn)
         if self.down is not None:
             raise self.down
@@ -52,7 +52,7 @@ class FakeCoordinator:
             self.participants.setdefault(txn, []).append(topic)
         return state
 
-    def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+    def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         if self._is_foreign(txn, owner):
             return False
         if not self.is_near or self.down is not None or self.states.get(txn, TxnState.OPEN) is not TxnState.OPEN:
@@ -66,7 +66,7 @@ class FakeCoordinator:
             raise self.down
         return ReportedTransaction(txn, self.states.get(txn, TxnState.OPEN), "billing", age_s=17.0)
 
-    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
+    async def abort_if_open(self, txn: TxnId) -> ReportedTransaction:
         self.aborts.append(txn)
         await self.deciding.wait()
         found = await self.ask_transaction_state(txn)

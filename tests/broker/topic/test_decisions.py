@@ -18,7 +18,7 @@ from magnetar.broker.topic.dedup_core import (
     ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
-    why_refused,
+    why_publish_refused,
 )
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import LedgerStays as Stays
@@ -29,13 +29,13 @@ MINUTE_MS = 60_000
 
 def test_each_reason_to_refuse_a_publish() -> None:
     good = {"size": 10, "size_max": 10, "terminated": False, "owned": True, "fenced": False}
-    assert why_refused(**good) is None  # type: ignore[arg-type]
+    assert why_publish_refused(**good) is None  # type: ignore[arg-type]
     for change, why in (
         ({"size": 11}, PublishRefusal.TOO_LARGE), ({"terminated": True}, PublishRefusal.TERMINATED),
         ({"owned": False}, PublishRefusal.NOT_OWNER),
         ({"fenced": True, "owned": False}, PublishRefusal.PRODUCER_FENCED),
     ):  # fmt: skip
-        assert why_refused(**(good | change)) is why  # type: ignore[arg-type]
+        assert why_publish_refused(**(good | change)) is why  # type: ignore[arg-type]
 
 
 def test_access_modes() -> None:
@@ -117,7 +117,7 @@ def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind
 def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compaction_and_says_so() -> None:
     shape, read = shape_of(3, 3, 3), TrimLimit(Position(30, 2))
     snapshot = TrimLimit(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT)
-    horizon = TrimLimit(shape.start, why=Stays.NOT_COMPACTED)
+    horizon = TrimLimit(shape.start_position, why=Stays.NOT_COMPACTED)
     assert list_reasons_to_keep_ledgers(shape, [read, snapshot], Retention(), 0)[:2] == [
         (10, None), (20, Stays.NOT_IN_SNAPSHOT)
     ]

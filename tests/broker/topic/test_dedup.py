@@ -10,10 +10,10 @@ from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
-from magnetar.metadata.records import TopicRecord, decode
+from magnetar.metadata.records import TopicRecord, decode_record
 from magnetar.proto.errors import DuplicateInDoubt, InvalidRequest, from_wire
 from magnetar.proto.names import TopicName
-from magnetar.proto.policies import decode as policies
+from magnetar.proto.policies import decode_policies as policies
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.support.cluster import Cluster, TestProducer, client_part, cluster, payloads_of
 
@@ -22,25 +22,25 @@ NAME = TopicName.parse(TOPIC)
 
 
 async def stored(broker: Broker) -> list[bytes]:
-    log = (await broker.topic_manager.topic(NAME)).log
+    log = (await broker.topic_manager.load_topic(NAME)).log
     found: list[bytes] = []
-    position = log.shape.after(log.shape.start)
+    position = log.shape.position_after(log.shape.start_position)
     while log.shape.has_visible_entry(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
-            position = log.shape.after(entry.position)
+            position = log.shape.position_after(entry.position)
     return found
 
 
 async def record(running: Cluster) -> TopicRecord:
     node = await running.store.get(topic_path(NAME))
     assert node is not None
-    return decode(node.value, TopicRecord, topic_path(NAME))
+    return decode_record(node.value, TopicRecord, topic_path(NAME))
 
 
 async def settle(broker: Broker) -> Any:
     """The topic, when its deduplication has nothing under way."""
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     while topic.dedup._working is not None:
         await asyncio.gather(topic.dedup._working, return_exceptions=True)
     return topic
@@ -133,7 +133,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         producer.sequence_id = 0
         assert not (await producer.send(b"0")).duplicate, "it is off"
         await _policy(broker, '{"deduplication":true}')
-        topic = await broker.topic_manager.topic(NAME)
+        topic = await broker.topic_manager.load_topic(NAME)
         topic.dedup.run_due(topic.applied)
         await settle(broker)
         assert (await record(running)).dedup is not None
@@ -181,7 +181,7 @@ async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path
 
 async def _policy(broker: Broker, text: str) -> None:
     await broker.topic_manager.policies.change_policies(NAME.namespace_name, NAME, policies(text))
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     topic.applied = broker.topic_manager.policies.get_applied_policies_nowait(NAME)
 
 
@@ -192,10 +192,10 @@ async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
         for number in range(7):
             await producer.send(b"%d" % number)
         topic = await settle(broker)
-        assert await topic.trim(retained=False) == []
+        assert await topic.trim_ledgers(retained=False) == []
         topic.dedup._snapshot()
         await settle(broker)
-        assert len(await topic.trim(retained=False)) == 3
+        assert len(await topic.trim_ledgers(retained=False)) == 3
         await broker.topic_manager.unload_topic(NAME)
         again = await TestProducer(running.world, broker, TOPIC).opened()
         assert again.answer.last_sequence_id == 6
@@ -219,10 +219,10 @@ async def test_a_snapshot_counts_when_it_is_stored_and_no_entry_after_the_one_be
             await asyncio.Event().wait()
             return True
 
-        monkeypatch.setattr(SnapshotLedger, "append", never)
+        monkeypatch.setattr(SnapshotLedger, "append_pieces", never)
         topic.dedup._snapshot()
         await begun.wait()
-        assert await topic.trim(retained=False) == [], "the numbers of these entries are nowhere else"
+        assert await topic.trim_ledgers(retained=False) == [], "the numbers of these entries are nowhere else"
         await vanish(running, broker)
         monkeypatch.undo()
         second = await running.add_broker(**changes)

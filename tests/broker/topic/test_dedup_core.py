@@ -19,11 +19,11 @@ from magnetar.broker.topic.dedup_core import (
     GAP_BYTES_MAX,
     NOTHING,
     DedupCore,
+    DedupSnapshot,
     DedupVerdict,
     ProducerSequenceProgress,
-    Snapshot,
 )
-from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
+from magnetar.broker.topic.transactions_core import TopicTransactionsCore, TxnSnapshot
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 
@@ -66,7 +66,7 @@ class Deployment:
         self.rng = random.Random(seed)
         self.log: list[Entry] = []  # what is durable: entry n stands at Position(1, n)
         self.confirmed = 0  # of them, by the broker that serves
-        self.snapshot = Snapshot(START, {})
+        self.snapshot = DedupSnapshot(START, {})
         self.clients = [Client(f"p{number}", self.rng) for number in range(3)]
         self.now = self.rng.choice((0.0, 1e4, 1e8))  # the host has been up for so long
         self.dedup = DedupCore(self.snapshot, now=self.now)
@@ -191,7 +191,7 @@ class Deployment:
 def effects(log: list[Entry]) -> dict[str, ProducerSequenceProgress]:
     found: dict[str, ProducerSequenceProgress] = {}
     for name, numbers in log:
-        found[name] = found.get(name, NOTHING).after(numbers)
+        found[name] = found.get(name, NOTHING).extended_by(numbers)
     return found
 
 
@@ -215,7 +215,7 @@ def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(
 
 
 def on() -> DedupCore:
-    return DedupCore(Snapshot(START, {}), now=0.0)
+    return DedupCore(DedupSnapshot(START, {}), now=0.0)
 
 
 def test_a_failure_makes_what_was_pushed_new_again() -> None:
@@ -273,7 +273,7 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
 @pytest.mark.parametrize("up_s", [0.0, 1e4, 1e8])
 def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_been_up_for_long(up_s: float) -> None:
     """A broker dies before any snapshot, and another producer leaves before this one is back."""
-    dedup = DedupCore(Snapshot(START, {}), now=up_s)
+    dedup = DedupCore(DedupSnapshot(START, {}), now=up_s)
     for entry_id, name in enumerate(("back", "away")):
         dedup.on_publish_confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
     dedup.on_producer_joined("back")
@@ -293,7 +293,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
     """Any id at any time, against plain sets. With crashes: a snapshot, and the log after it."""
     rng, shape = random.Random(seed), LogShape()
     span = shape.add(Span(1, 0, open=True))
-    dedup, core = DedupCore(Snapshot(START, {}), now=0.0), Transactions(shape, TxnSnapshot(START))
+    dedup, core = DedupCore(DedupSnapshot(START, {}), now=0.0), TopicTransactionsCore(shape, TxnSnapshot(START))
     log: list[tuple[int, TxnId | None]] = []
     open_: dict[TxnId, set[int]] = {}
     outcome: dict[TxnId, bool] = {}
@@ -303,7 +303,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
         act = rng.random()
         if act < 0.15 or not open_:
             born += 1
-            txn = TxnId.of(1, 1, born)
+            txn = TxnId.from_parts(1, 1, born)
             core.register_unresolved_transaction(txn)
             core.on_transaction_joined(txn)
             open_[txn] = set()
@@ -320,7 +320,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             first = core.first_open_transaction_position
             snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
             dedup = DedupCore(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
-            core = Transactions(shape, core.snapshot())
+            core = TopicTransactionsCore(shape, core.snapshot())
             for at in range(dedup.position[1] + 1, len(log)):
                 number, of = log[at]
                 numbers, position = SequenceRange(number, number), Position(1, at)
@@ -367,7 +367,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
 
 
 def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
-    dedup = DedupCore(Snapshot(START, {"p": ProducerSequenceProgress(1_000_000)}), now=0.0)
+    dedup = DedupCore(DedupSnapshot(START, {"p": ProducerSequenceProgress(1_000_000)}), now=0.0)
     dedup.add_aborted_sequence_gaps({"p": BitMap64(range(400_000))})
     assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
     for number in range(400_001, 420_000, 2):

@@ -3,13 +3,15 @@ import pytest
 from pyroaring import BitMap64
 
 from magnetar.broker.topic import dedup as stored
-from magnetar.broker.topic.dedup_core import ProducerSequenceProgress, Snapshot
+from magnetar.broker.topic.dedup_core import DedupSnapshot, ProducerSequenceProgress
 from magnetar.proto.names import Position
 
-SNAPSHOT = Snapshot(Position(7, 41), {"p": ProducerSequenceProgress(120), "q": ProducerSequenceProgress(3, "5f0c", 1)})
+SNAPSHOT = DedupSnapshot(
+    Position(7, 41), {"p": ProducerSequenceProgress(120), "q": ProducerSequenceProgress(3, "5f0c", 1)}
+)
 
 
-def read(entries: list[bytes]) -> Snapshot:
+def read(entries: list[bytes]) -> DedupSnapshot:
     return stored.decode_snapshot([stored.decode_piece(entry) for entry in entries])
 
 
@@ -27,11 +29,11 @@ def test_gaps_come_back_and_a_snapshot_without_any_is_as_it_always_was() -> None
     (damaged,) = stored.encode_snapshot(SNAPSHOT, 9)
     body = damaged[24:-1] + b',"gaps":{"p":"AAAA"}}'
     with pytest.raises(stored.DamagedDedupSnapshot, match="gaps"):
-        stored.decode_snapshot([stored.Piece(9, 0, 1, body)])
+        stored.decode_snapshot([stored.DedupSnapshotPiece(9, 0, 1, body)])
 
 
 def test_a_large_snapshot_is_several_entries() -> None:
-    large = Snapshot(
+    large = DedupSnapshot(
         Position(1, 1), {f"producer-{number:0200}": ProducerSequenceProgress(number) for number in range(10_000)}
     )
     entries = stored.encode_snapshot(large, 1)

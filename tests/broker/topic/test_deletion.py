@@ -15,7 +15,7 @@ from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.metadata.sqlite import LocalSession
-from magnetar.metadata.store import Delete
+from magnetar.metadata.store import DeleteNode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     Busy,
@@ -30,7 +30,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
 from magnetar.proto.states import TxnId, TxnState
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.coordination import FakeCoordinator, coordinator
 from tests.broker.topic.test_maintenance import deployment
@@ -57,7 +57,7 @@ class Scene:
 
     async def is_gone(self) -> bool:
         with suppress(TopicNotFound):
-            await self.broker.topic_manager.topic(NAME, create=False)
+            await self.broker.topic_manager.load_topic(NAME, create=False)
             return False
         return True
 
@@ -192,7 +192,11 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
     """Neither a transaction that asks then, nor one whose coordinator answers then: its commit would lose a part."""
     early, late = scene.coordinator.begin(), scene.coordinator.begin()
     scene.coordinator.deciding.clear()
-    joining, honest, at_once = asyncio.Event(), FakeCoordinator.join, FakeCoordinator.join_nowait
+    joining, honest, at_once = (
+        asyncio.Event(),
+        FakeCoordinator.join_transaction,
+        FakeCoordinator.join_transaction_nowait,
+    )
 
     async def join(txn: TxnId, topic: TopicName, owner: str | None = None) -> Any:
         if txn == early:
@@ -203,7 +207,7 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
     def join_nowait(txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return txn != early and at_once(scene.coordinator, txn, topic)
 
-    scene.coordinator.join, scene.coordinator.join_nowait = join, join_nowait  # type: ignore[method-assign]
+    scene.coordinator.join_transaction, scene.coordinator.join_transaction_nowait = join, join_nowait  # type: ignore[method-assign]
     first, second = await scene.producer(), await TxnProducer(
         scene.running.world, scene.broker, TOPIC, "second"
     ).opened()
@@ -258,24 +262,24 @@ async def test_a_partitioned_topic_is_refused_as_a_whole(tmp_path: Path, coordin
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         channel = running.world.network.connect(broker.endpoint)
-        await channel.call(rpc("Admin", "CreateTopic"), wire.TopicSpec(name=TOPIC, partitions=3), timeout_s=20.0)
+        await channel.call(find_rpc("Admin", "CreateTopic"), wire.TopicSpec(name=TOPIC, partitions=3), timeout_s=20.0)
         last, txn = f"{TOPIC}-partition-2", coordinator.begin()
         for number in range(3):
             await (await TxnProducer(running.world, broker, f"{TOPIC}-partition-{number}").opened()).send(b"0")
         producer = await TxnProducer(running.world, broker, last, "second").opened()
         await producer.send_in(txn, b"1")
         coordinator.states[txn] = TxnState.PREPARED
-        delete = rpc("Admin", "DeleteTopic"), wire.DeleteRequest(name=TOPIC, force=True)
+        delete = find_rpc("Admin", "DeleteTopic"), wire.DeleteRequest(name=TOPIC, force=True)
         with pytest.raises(TransactionsOpen):
             await channel.call(*delete, timeout_s=20.0)
         for number in range(3):
-            await broker.topic_manager.topic(NAME.with_partition(number), create=False)
+            await broker.topic_manager.load_topic(NAME.with_partition(number), create=False)
         coordinator.states[txn] = TxnState.OPEN
         await channel.call(*delete, timeout_s=20.0)
         assert coordinator.states[txn] is TxnState.ABORTED
         for number in range(3):
             with pytest.raises(TopicNotFound):
-                await broker.topic_manager.topic(NAME.with_partition(number), create=False)
+                await broker.topic_manager.load_topic(NAME.with_partition(number), create=False)
         await channel.close()
 
 
@@ -316,7 +320,7 @@ async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_aga
     honest = LocalSession.commit
 
     async def commit(self: LocalSession, operations: Sequence[Any]) -> list[int]:
-        if not any(isinstance(each, Delete) for each in operations):
+        if not any(isinstance(each, DeleteNode) for each in operations):
             return await honest(self, operations)
         steps.append(",".join(each.path for each in operations))
         failing = len(steps) - 1 == fails
@@ -353,7 +357,7 @@ async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_aga
                 "there is nothing to settle"
             )
             with pytest.raises(TopicNotFound):
-                await broker.topic_manager.topic(name, create=False)
+                await broker.topic_manager.load_topic(name, create=False)
             number += 1
             if fails >= len(steps):
                 break
@@ -373,13 +377,13 @@ async def test_a_topic_deleted_under_its_producer_comes_back_unless_creation_is_
             await admin.create_topic(TOPIC)
             producer = await client.create_producer(TOPIC)
             await producer.send(b"of the first")
-            first = await owned.topic(NAME)
+            first = await owned.load_topic(NAME)
             await admin.delete_topic(TOPIC, force=True)
             if creation:
                 await producer.send(b"of the second")
                 async with await client.create_reader(TOPIC, magnetar.MessageId.earliest) as reader:
                     assert (await reader.read_next(10_000)).data() == b"of the second"
-                assert (await owned.topic(NAME)).incarnation > first.incarnation
+                assert (await owned.load_topic(NAME)).incarnation > first.incarnation
                 assert producer.last_sequence_id() == 1, "it keeps its numbering; the new topic knows none of the old"
                 name = producer.producer_name()
                 await producer.close()
@@ -389,4 +393,4 @@ async def test_a_topic_deleted_under_its_producer_comes_back_unless_creation_is_
                 with pytest.raises(magnetar.TopicNotFound):
                     await producer.send(b"of none")
                 with pytest.raises(TopicNotFound):
-                    await owned.topic(NAME, create=False)
+                    await owned.load_topic(NAME, create=False)

@@ -55,7 +55,7 @@ class Loaded:
 async def loaded(folder: Path, **changes: object) -> AsyncIterator[Loaded]:
     async with cluster(folder, **changes) as running:
         producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
-        yield Loaded(running, producer, await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC)))
+        yield Loaded(running, producer, await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC)))
 
 
 @pytest.fixture
@@ -182,10 +182,10 @@ async def test_what_survives_of_a_trimmed_ledger_is_there_after_a_first_transact
     """A mark in a ledger that only the compacted form has stays there while no consumer is connected."""
     async with loaded(tmp_path, trim_interval_s=3600.0) as on:
         await on.first()
-        await on.topic.log.roll()
+        await on.topic.log.roll_ledger()
         await on.later()
         await on.compact()
-        assert await on.topic.trim(retained=False)
+        assert await on.topic.trim_ledgers(retained=False)
         consumer = await on.consumer()
         first, *rest = [await consumer.receive() for _ in range(3)]
         assert payloads_of(first.entry) == [b"d4"]
@@ -194,7 +194,7 @@ async def test_what_survives_of_a_trimmed_ledger_is_there_after_a_first_transact
         if reload:
             await on.producer.close()
             await on.running.brokers[0].topic_manager.unload_topic(TopicName.parse(TOPIC))
-            on.topic = await on.running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+            on.topic = await on.running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
         producer = await TxnProducer(on.running.world, on.running.brokers[0], TOPIC, "q").opened()
         txn = coordinator.begin()
         await producer.send_in(txn, b"gone")

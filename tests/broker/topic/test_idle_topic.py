@@ -22,10 +22,10 @@ async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Cluster) -> None:
     await TestProducer(running.world, running.brokers[0], TOPIC).opened()
     broker = running.brokers[0].topic_manager
-    topic = await broker.topic(TopicName.parse(TOPIC))
+    topic = await broker.load_topic(TopicName.parse(TOPIC))
     subscription = await topic.registry.subscribe("s")
     config = replace(broker.config, state_memory_bytes=1 << 20)
-    await BrokerStateMemory(config, running.world.clock, broker.cache, broker.memory).measure([topic])
+    await BrokerStateMemory(config, running.world.clock, broker.cache, broker.memory).measure_topics([topic])
     store, letters, delayed = subscription.store, subscription.dead_letters, subscription.delayed
     assert store is not None
     assert letters is not None
@@ -43,7 +43,7 @@ async def test_what_is_used_is_made(running: Cluster) -> None:
     consumer = await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
     await producer.send(b"1")
     await consumer.ack(await consumer.receive())
-    topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+    topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
     subscription = topic.subscriptions["s"]
     assert subscription.store is not None
     await subscription.wait_durable()

@@ -13,7 +13,7 @@ from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
-from magnetar.metadata.store import ANY, CheckNodeVersion, Delete, Operation, get_record
+from magnetar.metadata.store import ANY, CheckNodeVersion, DeleteNode, Operation, get_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MessageTooLarge, Unavailable
 from magnetar.proto.names import TopicName
@@ -36,7 +36,7 @@ async def _published(running: Cluster) -> Topic:
     consumer = await TestConsumer(world, broker, TOPIC, subscription="kept").ready()
     await consumer.ack(*[await consumer.receive() for _ in range(2)])
     await consumer.leave()
-    return await broker.topic_manager.topic(NAME)
+    return await broker.topic_manager.load_topic(NAME)
 
 
 async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_begins_anew(
@@ -47,11 +47,11 @@ async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_b
     before = len(topic.log.shape)
     assert topic.log.record.subscriptions == ("kept", "lost")
     await broker.topic_manager.unload_topic(NAME)
-    await running.sessions[0].commit([Delete(cursor_path(NAME, "lost"), ANY)])
+    await running.sessions[0].commit([DeleteNode(cursor_path(NAME, "lost"), ANY)])
     with caplog.at_level(logging.ERROR):
-        topic = await broker.topic_manager.topic(NAME)
+        topic = await broker.topic_manager.load_topic(NAME)
     assert "the record of the subscription is lost" in caplog.text
-    assert await topic.trim() == []
+    assert await topic.trim_ledgers() == []
     assert len(topic.log.shape) == before, "nothing went"
     store = topic.find_subscription("lost").store
     assert store is not None
@@ -79,14 +79,14 @@ async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_t
         bad[place] ^= 1
         await session.put(path, bytes(bad), ANY)
         with pytest.raises(DataLost, match=path) as told:
-            await broker.topic_manager.topic(NAME)
+            await broker.topic_manager.load_topic(NAME)
         assert "restore" in told.value.message
         assert (await session.get(path)).value == bytes(bad), "nothing is written over it"
         consumer = TestConsumer(world, broker, TOPIC, subscription="lost")
         with pytest.raises(DataLost):
             await consumer.ready()
     await session.put(path, whole, ANY)
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     assert len(topic.log.shape) == before, "nothing went"
     consumer = await TestConsumer(world, broker, TOPIC, subscription="lost").ready()
     assert len(await consumer.receive_payloads(2)) == 2
@@ -97,10 +97,10 @@ async def test_a_deleted_subscription_keeps_nothing_and_does_not_come_back(runni
     topic = await _published(running)
     await topic.registry.unsubscribe("lost")
     await broker.topic_manager.unload_topic(NAME)
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     assert sorted(topic.subscriptions) == ["kept"]
     assert topic.log.record.subscriptions == ("kept",)
-    assert await topic.trim() != []
+    assert await topic.trim_ledgers() != []
 
 
 async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscription_or_none(
@@ -121,18 +121,18 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
             await topic.registry.unsubscribe("lost")
         monkeypatch.setattr(DurableCursor, "delete", delete)
         await broker.topic_manager.unload_topic(NAME)
-        topic = await broker.topic_manager.topic(NAME)
+        topic = await broker.topic_manager.load_topic(NAME)
         assert sorted(topic.subscriptions) == ["kept", "lost"], "its record was there"
         await topic.registry.unsubscribe("lost")
         await broker.topic_manager.unload_topic(NAME)
-        assert sorted((await broker.topic_manager.topic(NAME)).subscriptions) == ["kept"]
+        assert sorted((await broker.topic_manager.load_topic(NAME)).subscriptions) == ["kept"]
 
 
 async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_list_is_not_kept(running: Cluster) -> None:
     topic = await _published(running)
     await topic.log.commit_fields(subscriptions=None)
     await running.brokers[0].topic_manager.unload_topic(NAME)
-    topic = await running.brokers[0].topic_manager.topic(NAME)
+    topic = await running.brokers[0].topic_manager.load_topic(NAME)
     await topic.registry.subscribe("kept")
     assert topic.log.record.subscriptions == ("kept", "lost")
     for number in range(NAMES_BYTES_MAX // 200 + 1):
@@ -148,8 +148,8 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
     broker = running.brokers[0]
     await _published(running)
     await broker.topic_manager.unload_topic(NAME)
-    await running.sessions[0].commit([Delete(cursor_path(NAME, each), ANY) for each in ("kept", "lost")])
-    create, made = DurableTopicStorage.create, list[str]()
+    await running.sessions[0].commit([DeleteNode(cursor_path(NAME, each), ANY) for each in ("kept", "lost")])
+    create, made = DurableTopicStorage.create_subscription, list[str]()
 
     async def crash(self: DurableTopicStorage, owner: Any, name: str, *given: Any) -> Any:
         if made:
@@ -157,18 +157,18 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
         made.append(name)
         return await create(self, owner, name, *given)
 
-    monkeypatch.setattr(DurableTopicStorage, "create", crash)
+    monkeypatch.setattr(DurableTopicStorage, "create_subscription", crash)
     with pytest.raises(Unavailable):
-        await broker.topic_manager.topic(NAME)
+        await broker.topic_manager.load_topic(NAME)
     monkeypatch.undo()
-    assert sorted((await broker.topic_manager.topic(NAME)).subscriptions) == ["kept", "lost"]
+    assert sorted((await broker.topic_manager.load_topic(NAME)).subscriptions) == ["kept", "lost"]
 
 
 async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in_that_which_claims_its_topic(
     monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
     broker = running.brokers[0]
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     commits, commit = list[list[str]](), LocalSession.commit
 
     async def counted(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
@@ -182,7 +182,7 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
     assert commits == [[cursor_path(NAME, "a"), topics], [cursor_path(NAME, "b"), topics]]
     await broker.topic_manager.unload_topic(NAME)
     commits.clear()
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     assert commits == [[cursor_path(NAME, "a"), cursor_path(NAME, "b"), topics]]
     records = [await get_record(running.sessions[0], cursor_path(NAME, each), CursorRecord) for each in ("a", "b")]
     assert {each[0].claim for each in records if each is not None} == {topic.log.record.claim}
@@ -207,7 +207,7 @@ async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_b
         return await commit(self, operations)
 
     monkeypatch.setattr(LocalSession, "commit", one_at_a_time)
-    topic = await broker.topic_manager.topic(NAME)
+    topic = await broker.topic_manager.load_topic(NAME)
     assert sorted(topic.subscriptions) == ["kept", "lost"]
     record = await get_record(running.sessions[0], cursor_path(NAME, "kept"), CursorRecord)
     assert record is not None

@@ -171,8 +171,8 @@ async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_mem
     async def turn() -> None:
         await producer.send(b"x" * 1000)
         await consumer.ack(await consumer.receive())
-        await at.topic.log.roll()
-        await at.topic.trim()
+        await at.topic.log.roll_ledger()
+        await at.topic.trim_ledgers()
 
     for _ in range(TURNS):  # some that ended are remembered (ledger/client.py)
         await turn()
@@ -190,14 +190,14 @@ async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_f
     producer, consumer = await at.producer(), await at.consumer()
     await producer.send(b"old")
     await consumer.ack(await consumer.receive())
-    old = at.topic.log.shape.tail.ledger_id
+    old = at.topic.log.shape.tail_span.ledger_id
     await at.later(1)
-    assert at.topic.log.shape.tail.ledger_id == old, "it is not idle yet"
+    assert at.topic.log.shape.tail_span.ledger_id == old, "it is not idle yet"
     await at.later(61)
-    assert at.topic.log.shape.tail.ledger_id > old
+    assert at.topic.log.shape.tail_span.ledger_id > old
     assert at.topic.log.shape.size > 0, "retained for ten minutes"
     await at.later(601)
-    assert [span.ledger_id for span in at.topic.log.shape.spans] == [at.topic.log.shape.tail.ledger_id]
+    assert [span.ledger_id for span in at.topic.log.shape.spans] == [at.topic.log.shape.tail_span.ledger_id]
     assert at.topic.log.shape.size == 0
     receipt = await producer.send(b"new")
     assert receipt.index == 1, "the numbers go on"
@@ -212,16 +212,16 @@ async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_ov
         for number in range(3):
             await producer.send(b"%d" % number)
         await at.later(500)
-        assert (await summaries.topic_stats(at.topic, "")).unsubscribed == "kept for 10 minutes"
+        assert (await summaries.collect_topic_stats(at.topic, "")).unsubscribed == "kept for 10 minutes"
         stays = [each.stays for each in summaries.collect_internal_stats(at.topic, 0).ledgers]
         assert stays[:2] == [LedgerStays.NOT_SUBSCRIBED.value] * 2
         consumer = await at.consumer()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"], "a subscription that came later has them all"
-        assert (await summaries.topic_stats(at.topic, "")).unsubscribed == ""
+        assert (await summaries.collect_topic_stats(at.topic, "")).unsubscribed == ""
         await at.later(700)
         assert at.topic.log.shape.first_index == 0, "the subscription holds them now"
         await at.topic.registry.unsubscribe("s", force=True)
-        await at.topic.trim()
+        await at.topic.trim_ledgers()
         assert at.topic.log.shape.first_index > 0, "their time is over"
 
 
@@ -230,11 +230,13 @@ async def test_by_default_a_topic_without_subscriptions_keeps_seven_days_and_a_g
         producer = await at.producer()
         for number in range(3):
             await producer.send(b"%d" % number)
-        assert (await summaries.topic_stats(at.topic, "")).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
+        assert (
+            await summaries.collect_topic_stats(at.topic, "")
+        ).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
         await at.later(7 * 86_400 - 60)
         assert at.topic.log.shape.first_index == 0
         await at.later(120)
-        await at.topic.trim()
+        await at.topic.trim_ledgers()
         assert at.topic.log.shape.first_index > 0
 
 
@@ -434,7 +436,7 @@ async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is
         producer, consumer = await at.producer(), await at.consumer(permits=0)
         for number in range(7):
             await producer.send(b"%d" % number)
-        await at.topic.truncate()
+        await at.topic.truncate_topic()
         assert await at.backlog("s") == 0
         assert len(at.topic.log.shape.spans) == 1
         assert at.topic.log.shape.size == 0
@@ -569,7 +571,7 @@ async def test_the_backlog_counts_messages_of_batches_that_are_acknowledged_in_p
         consumer = await TestConsumer(running.world, running.brokers[0], TOPIC).ready()
         for _ in range(2):
             await producer.send(*(b"x" for _ in range(10)))
-        topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+        topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
         for delivery, left in ((await consumer.receive(), 13), (await consumer.receive(), 6)):
             await consumer.ack(delivery, indexes=range(7))
             assert await backlog.count_unacknowledged(topic.log, topic.find_subscription("s")) == left

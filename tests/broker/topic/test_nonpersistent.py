@@ -81,9 +81,9 @@ async def test_t2_what_was_handed_out_holds_no_key_of_key_shared(running: Cluste
     (member,), policy = dispatcher.members.values(), dispatcher.policy
     second = await consumer_of(running, type=wire.Subscribe.KEY_SHARED)
     await send()
-    assert not policy.draining()
+    assert not policy.slots_in_handover()
     assert not policy.slots.of, "nothing is outstanding"
-    moved = [key for key in keys if policy.owners.owner(compute_key_slot(key)) is not member]
+    moved = [key for key in keys if policy.owners.find_owner(compute_key_slot(key)) is not member]
     assert await second.receive_payloads(len(moved)) == [key.encode() for key in moved]
     await first.leave()
     await send()

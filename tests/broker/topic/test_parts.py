@@ -49,14 +49,14 @@ async def test_a_topic_opens_its_parts_after_its_log_and_before_its_subscription
     await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
     await running.brokers[0].topic_manager.unload_topic(NAME)
     calls.clear()
-    await running.brokers[0].topic_manager.topic(NAME)
+    await running.brokers[0].topic_manager.load_topic(NAME)
     assert calls == ["TopicLog.open", *_each("open"), "DurableCursor.open"]
 
 
 async def test_a_topic_stops_its_parts_before_it_closes_its_log_and_closes_them_after(
     calls: list[str], running: Cluster
 ) -> None:
-    await running.brokers[0].topic_manager.topic(NAME)
+    await running.brokers[0].topic_manager.load_topic(NAME)
     calls.clear()
     await running.brokers[0].topic_manager.unload_topic(NAME)
     first = list(dict.fromkeys(calls))
@@ -66,11 +66,11 @@ async def test_a_topic_stops_its_parts_before_it_closes_its_log_and_closes_them_
 async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_ledgers(
     calls: list[str], running: Cluster
 ) -> None:
-    topic = await running.brokers[0].topic_manager.topic(NAME)
+    topic = await running.brokers[0].topic_manager.load_topic(NAME)
     calls.clear()
     topic.log.abandon(Unavailable("by a test"))
     assert [each for each in calls if "stop" in each][: len(PARTS)] == _each("stop")
-    await running.brokers[0].topic_manager.topic(NAME)
+    await running.brokers[0].topic_manager.load_topic(NAME)
     calls.clear()
     await running.brokers[0].topic_manager.delete_topic(NAME, force=True)
     assert calls[-len(PARTS) :] == _each("list_own_ledgers")
@@ -79,7 +79,7 @@ async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_le
 async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_before_a_trim(
     calls: list[str], running: Cluster
 ) -> None:
-    await running.brokers[0].topic_manager.topic(NAME)
+    await running.brokers[0].topic_manager.load_topic(NAME)
     calls.clear()
     await running.brokers[0].topic_manager.maintain_topics()
     assert [each for each in calls if "run_due" in each] == _each("run_due")
@@ -108,11 +108,11 @@ async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
         producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
         await producer.send(b"0")
         await consumer.ack(await consumer.receive())
-        topic = await running.brokers[0].topic_manager.topic(NAME)
-        await topic.log.roll()
+        topic = await running.brokers[0].topic_manager.load_topic(NAME)
+        await topic.log.roll_ledger()
         assert SMALL.retention_minutes == 0
         assert [stays for _, stays in topic.list_reasons_ledgers_kept()] == [reason, LedgerStays.OPEN]
         shown = [ledger.stays for ledger in summaries.collect_internal_stats(topic, 0).ledgers]
         assert shown == [reason.value if reason is not None else "", LedgerStays.OPEN.value]
-        gone = await topic.trim()
+        gone = await topic.trim_ledgers()
         assert bool(gone) is (reason is None)

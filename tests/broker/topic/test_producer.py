@@ -12,7 +12,7 @@ from magnetar.broker.common.transactions import NoCoordinators
 from magnetar.broker.log.topic_log import Publish
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.dedup_core import SHARED
-from magnetar.broker.topic.producer import Producer
+from magnetar.broker.topic.producer import TopicProducer
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.ledger.handle import ENTRY_BYTES_MAX
@@ -64,7 +64,7 @@ async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_i
     under_way: deque[Publish] = deque()
     log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicState.SERVING, publish=under_way.append)
     outlet = Told()
-    producer = Producer(
+    producer = TopicProducer(
         1, "p", SHARED, topic_over(log), outlet, address="here", instance="i", size_max=1000
     )
     first, refused, last = (client_part("p", number, bytes(size)) for number, size in enumerate((10, 2000, 20)))
@@ -84,8 +84,8 @@ async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_i
     log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicState.SERVING, publish=under_way.append)
     topic = topic_over(log)
 
-    def opened() -> Producer:
-        return Producer(1, "p", SHARED, topic, Told(), address="here", instance="i", size_max=1 << 20)
+    def opened() -> TopicProducer:
+        return TopicProducer(1, "p", SHARED, topic, Told(), address="here", instance="i", size_max=1 << 20)
 
     producer = opened()
     for number in range(3):

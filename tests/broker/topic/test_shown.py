@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session.backlogs import SubscriptionAdministration
-from magnetar.broker.session.summaries import topic_stats
+from magnetar.broker.session.summaries import collect_topic_stats
 from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
@@ -18,7 +18,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, position_of_delay_key
 from tests.broker.topic.test_transactions import TOPIC, TxnProducer, loaded
 from tests.support.cluster import Cluster, TestConsumer, Wire, cluster, payloads_of
@@ -83,7 +83,7 @@ class Filled:
     async def call(self, method: str, request: Any, service: str = "Broker") -> Any:
         channel = self.running.world.network.connect(self.running.brokers[0].endpoint)
         try:
-            return await channel.call(rpc(service, method), request, timeout_s=10)
+            return await channel.call(find_rpc(service, method), request, timeout_s=10)
         finally:
             await channel.close()
 
@@ -126,7 +126,7 @@ async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinato
     async def nth(number: int, *, from_latest: bool) -> list[bytes]:
         return payloads_of((await backlogs.read_nth_message(number, from_latest=from_latest)).entry.payload)
 
-    assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3"]
+    assert [each.entry.payload[-1:] for each in await backlogs.peek_messages("s", 10)] == [b"0", b"3"]
     assert await nth(2, from_latest=False) == await nth(1, from_latest=True) == [b"3"]
     with pytest.raises(NotFound):
         await backlogs.read_nth_message(3, from_latest=False)
@@ -136,7 +136,7 @@ async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinato
     assert (await backlogs.find_last_message()).position == at.position(3)
     assert (await backlogs.analyze_backlog("s"))[:2] == (2, 2)
     assert (await backlogs.find_message_by_time(1 << 50)).position == at.position(4)
-    stats = await topic_stats(at.topic, "")
+    stats = await collect_topic_stats(at.topic, "")
     assert [each.backlog for each in stats.subscriptions] == [2, 2]
     assert stats.transactions is not None
     assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
@@ -144,7 +144,7 @@ async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinato
     reply = (await at.call("TopicStats", wire.Name(name=TOPIC), "Admin")).transactions
     assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
     await at.commit()
-    assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
+    assert [each.entry.payload[-1:] for each in await backlogs.peek_messages("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
     assert (await backlogs.find_last_message()).position == at.position(6)
     assert (await backlogs.analyze_backlog("s"))[:2] == (5, 5)
 

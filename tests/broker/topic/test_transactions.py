@@ -58,18 +58,18 @@ class TxnProducer(TestProducer):
 
 
 async def loaded(broker: Broker) -> Topic:
-    return await broker.topic_manager.topic(NAME)
+    return await broker.topic_manager.load_topic(NAME)
 
 
 async def shown(broker: Broker) -> list[bytes]:
     """What a reader of committed entries gets."""
     log = (await loaded(broker)).shown
     found: list[bytes] = []
-    position = log.shape.position_at_or_after(log.shape.start)
+    position = log.shape.position_at_or_after(log.shape.start_position)
     while log.shape.has_visible_entry(position):
         for entry in await log.reader.read(position, 1 << 20):
             found += payloads_of(entry.payload)
-            position = log.shape.after(entry.position)
+            position = log.shape.position_after(entry.position)
     return found
 
 
@@ -110,7 +110,7 @@ async def test_aborted_entries_are_never_shown_and_keep_their_indexes(
     assert payloads_of(delivery.entry) == [b"2"]
     await consumer.ack(delivery)
     subscription = topic.find_subscription("s")
-    assert subscription.cursor.mark == topic.log.shape.last, "the mark moves over what is aborted"
+    assert subscription.cursor.mark == topic.log.shape.last_position, "the mark moves over what is aborted"
     assert subscription.cursor.hole_entry_count == 0
     assert await shown(broker) == [b"2"]
 
@@ -162,7 +162,7 @@ async def test_a_refused_send_is_never_in_the_log(coordinator: FakeCoordinator, 
     receipts = [await producer.next("receipt") for _ in range(2)]
     assert [each.sequence_id for each in receipts] == [2, 3]
     topic = await loaded(broker)
-    entries = await topic.log.reader.read(topic.log.shape.after(topic.log.shape.start), 1 << 20)
+    entries = await topic.log.reader.read(topic.log.shape.position_after(topic.log.shape.start_position), 1 << 20)
     assert [parse_header(each.payload).sequence_id for each in entries] == [2, 3]
 
 
@@ -189,7 +189,7 @@ async def test_a_settlement_that_comes_during_the_join_wins(coordinator: FakeCoo
     topic = await loaded(broker)
     producer = await TxnProducer(running.world, broker, TOPIC).opened()
     txn, asked, answer = coordinator.begin(), asyncio.Event(), asyncio.Event()
-    honest = coordinator.join
+    honest = coordinator.join_transaction
 
     async def slow(txn: TxnId, name: TopicName, owner: str | None = None) -> TxnState:
         state = await honest(txn, name, owner)
@@ -197,7 +197,7 @@ async def test_a_settlement_that_comes_during_the_join_wins(coordinator: FakeCoo
         await answer.wait()
         return state
 
-    coordinator.join = slow  # type: ignore[method-assign]
+    coordinator.join_transaction = slow  # type: ignore[method-assign]
     producer.publish_in(txn, b"0")
     await asked.wait()
     await coordinator.end(topic, txn, False)
@@ -502,7 +502,7 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
     await until_owned_by(running, second)
     topic = await loaded(second)
     if told == "COMMITTED":
-        await until(lambda: txn in topic.transactions.questions._committed_at)
+        await until(lambda: txn in topic.transactions.outcome_resolver._committed_at)
         assert await shown(second) == []
         await settle_at(topic, settlement)
     await until(lambda: not topic.transactions.open_transactions)
@@ -617,7 +617,10 @@ async def test_a_ledger_switch_inside_a_commit_changes_nothing(tmp_path: Path, c
             await producer.send_in(kept if number % 2 else gone, b"%d" % number)
         topic = await loaded(broker)
         await asyncio.gather(
-            topic.log.roll(), coordinator.end(topic, kept, True), topic.log.roll(), coordinator.end(topic, gone, False)
+            topic.log.roll_ledger(),
+            coordinator.end(topic, kept, True),
+            topic.log.roll_ledger(),
+            coordinator.end(topic, gone, False),
         )
         assert len(topic.log.shape.spans) > 3
         expected = [b"%d" % number for number in range(1, 10, 2)]
@@ -638,7 +641,7 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
         txn = coordinator.begin()
         await producer.send_in(txn, b"0")
         topic = await loaded(broker)
-        await topic.log.roll()
+        await topic.log.roll_ledger()
         assert [
             stays for _, stays in topic.list_reasons_ledgers_kept()
         ] == [LedgerStays.NOT_IN_OUTCOMES, LedgerStays.OPEN]
@@ -648,12 +651,12 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
         assert [
             stays for _, stays in topic.list_reasons_ledgers_kept()
         ] == [LedgerStays.TRANSACTION_OPEN, LedgerStays.OPEN]
-        assert not await topic.trim()
+        assert not await topic.trim_ledgers()
         await coordinator.end(topic, txn, False)
         core = topic.transactions.core
         assert core is not None
         assert core.aborted_entries == 2
-        assert len(await topic.trim()) == 1
+        assert len(await topic.trim_ledgers()) == 1
         assert core.aborted_entries == 1
         assert core.count_aborted_messages(0, 10) == 1
 
@@ -669,7 +672,7 @@ async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
         topic = await loaded(broker)
         await coordinator.end(topic, txn, True)
         for number in range(3):
-            await topic.log.roll()
+            await topic.log.roll_ledger()
             await producer.send(b"%d" % number)
         ledger = topic.transactions._ledger
         assert ledger is not None
@@ -677,7 +680,7 @@ async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
         for part in topic.parts:
             part.run_due(topic.applied)
         await until(lambda: ledger.writes > writes)
-        assert len(await topic.trim()) == 3
+        assert len(await topic.trim_ledgers()) == 3
 
 
 async def test_a_settlement_of_what_is_unknown_is_answered_by_the_owner_alone(

@@ -11,7 +11,7 @@ from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
 from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import DedupVerdict
-from magnetar.broker.topic.transactions_core import OpenTxnInSnapshot, Transactions, TxnSnapshot
+from magnetar.broker.topic.transactions_core import OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 
@@ -68,7 +68,7 @@ class Walk:
         self.saved_flying = False
 
     def start(self, snapshot: TxnSnapshot) -> None:
-        self.core = Transactions(self.shape, snapshot)
+        self.core = TopicTransactionsCore(self.shape, snapshot)
         self.view.set_transaction_outcomes(self.core)
 
     def step(self) -> None:
@@ -82,7 +82,7 @@ class Walk:
         self.push(None)
 
     def begin(self) -> None:
-        txn = TxnId.of(0, 1, self.next_txn)
+        txn = TxnId.from_parts(0, 1, self.next_txn)
         self.next_txn += 1
         self.core.register_unresolved_transaction(txn)
         assert self.core.on_transaction_joined(txn)
@@ -102,7 +102,7 @@ class Walk:
     def land(self) -> None:
         if not self.flying:
             return
-        entry, tail = self.flying.pop(0), self.shape.tail
+        entry, tail = self.flying.pop(0), self.shape.tail_span
         tail.last_entry += 1
         entry.position, entry.first_index = Position(tail.ledger_id, tail.last_entry), tail.end_index
         tail.end_index += entry.count
@@ -122,9 +122,9 @@ class Walk:
         receipts = own[: self.rng.choice([len(own), len(own), self.rng.randint(0, len(own))])]
         last = receipts[-1].position if receipts else Position(-1, -1)
         settlement = Settlement(txn, self.rng.random() < 0.6, len(receipts), last)
-        self.settle(settlement)
+        self.report_settled(settlement)
 
-    def settle(self, settlement: Settlement) -> None:
+    def report_settled(self, settlement: Settlement) -> None:
         self.outcomes[settlement.txn] = settlement
         end = self.core.settle(settlement)
         assert not end.missing
@@ -135,7 +135,7 @@ class Walk:
         assert not self.core.settle(settlement).shown, "twice is once"
 
     def roll(self) -> None:
-        tail = self.shape.tail
+        tail = self.shape.tail_span
         if tail.last_entry >= 0 and self.rng.random() < 0.5:
             self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, 100, 0)
             self.shape.add(Span(tail.ledger_id + self.rng.randint(1, 3), tail.end_index, open=True))
@@ -170,7 +170,7 @@ class Walk:
         if self.rng.random() < 0.7:
             return
         self.flying.clear()
-        again = Transactions(self.shape, _copied(self.saved))
+        again = TopicTransactionsCore(self.shape, _copied(self.saved))
         for each in self.model.log:
             if each.txn is not None and each.position > self.saved.position:
                 numbers = SequenceRange(each.sequence, each.sequence)
@@ -189,10 +189,10 @@ class Walk:
 
     # ---------------------------------------------------------------- what is shown
     def positions(self) -> list[Position]:
-        found, position = [], self.view.position_at_or_after(self.view.start)
+        found, position = [], self.view.position_at_or_after(self.view.start_position)
         while self.view.has_visible_entry(position):
             found.append(position)
-            position = self.view.after(position)
+            position = self.view.position_after(position)
         return found
 
     def check(self) -> None:
@@ -200,9 +200,9 @@ class Walk:
         model, view = self.model, self.view
         shown = model.shown()
         assert self.positions() == shown
-        assert (view.last if shown else view.last[1]) == (shown[-1] if shown else -1)
+        assert (view.last_position if shown else view.last_position[1]) == (shown[-1] if shown else -1)
         assert view.end_index == model.stable_index or not model.log
-        assert view.stable <= self.shape.last_confirmed
+        assert view.stable_position <= self.shape.last_confirmed
         stable = {each.position: each for each in model.stable_entries() if each.state == COMMITTED}
         indexes = [each.first_index + at for each in stable.values() for at in range(each.count)]
         for index in self.rng.sample(range(model.stable_index + 2), min(5, model.stable_index + 2)):
@@ -211,10 +211,10 @@ class Walk:
             kept = [each for each in indexes if each >= index]
             if len(kept) > messages:
                 assert view.index_after_next_messages(index, messages) == kept[messages]
-        back, found = list[Position](), view.before(Position(1 << 40, 0))
+        back, found = list[Position](), view.position_before(Position(1 << 40, 0))
         while found[1] >= 0:
             back.append(found)
-            found = view.before(found)
+            found = view.position_before(found)
         decided = [each.position for each in model.log if each.state != ABORTED]
         assert back == decided[::-1]
         for span in self.shape.spans:
@@ -248,18 +248,18 @@ def test_what_is_shown_is_what_the_lists_say_with_a_crash_at_any_point(seed: int
         walk.check()
 
 
-def opened(*txns: int) -> Transactions:
+def opened(*txns: int) -> TopicTransactionsCore:
     shape = LogShape()
     shape.add(Span(1, 0, open=True))
-    core = Transactions(shape, TxnSnapshot(Position(1, -1)))
+    core = TopicTransactionsCore(shape, TxnSnapshot(Position(1, -1)))
     for each in txns:
         core.register_unresolved_transaction(TxnId(0, each))
         core.on_transaction_joined(TxnId(0, each))
     return core
 
 
-def store(core: Transactions, txn: TxnId, sequence: int, entry_id: int, *, name: str = "p") -> None:
-    tail = core._shape.tail
+def store(core: TopicTransactionsCore, txn: TxnId, sequence: int, entry_id: int, *, name: str = "p") -> None:
+    tail = core._shape.tail_span
     core.judge(txn, name, SequenceRange(sequence, sequence))
     tail.last_entry, tail.end_index = entry_id, entry_id + 1
     core.on_publish_confirmed(txn, name, SequenceRange(sequence, sequence), Position(1, entry_id), entry_id, 1, 10)
@@ -281,15 +281,15 @@ def test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer() -> N
     """After a take-over it is asked for; readers wait for its outcome, which still counts when it comes."""
     core, txn = opened(1), TxnId(0, 1)
     store(core, txn, 0, 0)
-    again = Transactions(core._shape, TxnSnapshot(Position(1, -1)))
+    again = TopicTransactionsCore(core._shape, TxnSnapshot(Position(1, -1)))
     again.add_replayed_entry(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
     again.finish_replay()
     again.on_join_refused(txn)
     again.check()
     assert again.is_known(txn)
-    assert again.stable == Position(1, -1)
+    assert again.stable_position == Position(1, -1)
     end = again.settle(Settlement(txn, True, 1, Position(1, 0)))
-    assert (end.shown, end.numbers["p"].number, again.stable) == (True, 0, Position(1, 0))
+    assert (end.shown, end.numbers["p"].number, again.stable_position) == (True, 0, Position(1, 0))
 
 
 def test_a_late_send_never_hides_committed_entries() -> None:
@@ -298,10 +298,10 @@ def test_a_late_send_never_hides_committed_entries() -> None:
     store(core, txn, 0, 0)
     core.judge(txn, "p", SequenceRange(1, 1))
     core.settle(Settlement(txn, True, 1, Position(1, 0)))
-    core._shape.tail.last_entry, core._shape.tail.end_index = 1, 2
+    core._shape.tail_span.last_entry, core._shape.tail_span.end_index = 1, 2
     core.on_publish_confirmed(txn, "p", SequenceRange(1, 1), Position(1, 1), 1, 1, 10)
     assert core.aborted == {1: BitMap([1])}
-    assert core.stable == Position(1, 1)
+    assert core.stable_position == Position(1, 1)
     core.settle(Settlement(txn, False))
     assert core.aborted == {1: BitMap([1])}
 
@@ -335,7 +335,7 @@ def test_what_was_decided_before_a_late_acknowledgement_is_not_called_lost() -> 
     assert not core.settle(ended).missing
     core.register_unresolved_transaction(txn)
     assert not core.settle(ended).missing
-    again = Transactions(core._shape, core.snapshot())
+    again = TopicTransactionsCore(core._shape, core.snapshot())
     again.register_unresolved_transaction(txn)
     assert not again.settle(ended).missing
     again.register_unresolved_transaction(txn)
@@ -346,7 +346,7 @@ def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     shape = LogShape()
     shape.add(Span(1, 0, 1_999_999, 2_000_000, open=True))
     entries, indexes = BitMap(range(0, 2_000_000, 2)), BitMap64(range(0, 2_000_000, 2))
-    core = Transactions(shape, TxnSnapshot(Position(1, 1_999_999)))
+    core = TopicTransactionsCore(shape, TxnSnapshot(Position(1, 1_999_999)))
     core.aborted[1], core.sizes[1], core.aborted_indexes = entries, 1, indexes
     pieces = stored.encode_outcomes_part(1, core.get_aborted_entries_of_ledger(1), 1)
     assert sum(map(len, pieces)) < 600_000
@@ -355,5 +355,5 @@ def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     )
     assert part.entries == entries
     assert part.indexes == indexes
-    again = Transactions(shape, TxnSnapshot(Position(1, 1_999_999), (), {1: part}))
+    again = TopicTransactionsCore(shape, TxnSnapshot(Position(1, 1_999_999), (), {1: part}))
     assert again.count_aborted_messages(0, 2_000_000) == again.aborted_entries == 1_000_000

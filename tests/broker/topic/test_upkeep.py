@@ -120,7 +120,7 @@ def test_the_backlog_lies_behind_the_mark() -> None:
     assert backlog_bytes(log, Position(3, 9)) == 0
     assert backlog_bytes(log, Position(2, 9)) == 100
     assert backlog_bytes(log, Position(2, 4)) == 150
-    assert backlog_bytes(log, log.start) == 300
+    assert backlog_bytes(log, log.start_position) == 300
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
         mark = find_mark_for_backlog_bytes(log, limit)
         assert backlog_bytes(log, mark) <= limit
         assert backlog_bytes(log, mark) > limit - 11, "one entry more would be too much"
-    assert find_mark_for_backlog_bytes(log, 300) == log.start
+    assert find_mark_for_backlog_bytes(log, 300) == log.start_position
 
 
 def test_t6_a_topic_is_inactive_when_nobody_uses_it_for_so_long() -> None:

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 
-from magnetar.broker.transaction.halves_core import Phase
+from magnetar.broker.transaction.halves_core import UndecidedHalfPhase
 from magnetar.broker.transaction.intents_core import (
-    Answer,
+    AnswerRequest,
     AskAboutHalfMessage,
     ChangeHalf,
     CoordinatorLimits,
     Effect,
     EndHalf,
-    GetStatus,
+    GetTransactionStatus,
     HalfMessageEndVerb,
     HalfMessageLimits,
     JoinTransaction,
@@ -94,7 +94,7 @@ class HalfWorld(World):
         self.members[member] = owner, group
         self.ask(WatchHalves(self.number(), member, owner, group))
 
-    def leave(self, member: object) -> None:
+    def remove_member(self, member: object) -> None:
         self.members.pop(member)
         self.open_asks = {half: each for half, each in self.open_asks.items() if each.member != member}
         self.core.halves.remove_member(member, self.now)
@@ -177,10 +177,10 @@ class HalfWorld(World):
         self.asks.append(kept)
         self.open_asks[effect.half] = kept
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: AnswerRequest) -> None:
         assert isinstance(answer.request, int)
         asked = self.asked[answer.request]
-        if isinstance(asked, GetStatus) and asked.txn in self.stored:
+        if isinstance(asked, GetTransactionStatus) and asked.txn in self.stored:
             self.answers[answer.request] = answer.result
             if isinstance(answer.result, TxnState):
                 assert asked.txn not in self.in_doubt, "nothing is told while it is in doubt"
@@ -213,7 +213,7 @@ class HalfWorld(World):
 
     def parked(self, half: int) -> bool:
         found = self.core.halves._halves.get(half)
-        return found is not None and found.phase is Phase.PARKED
+        return found is not None and found.phase is UndecidedHalfPhase.PARKED
 
 
 class _Asked(AskAboutHalfMessage):

@@ -12,21 +12,26 @@ from magnetar.broker.transaction.coordinator_core import TransactionCoordinatorC
 from magnetar.broker.transaction.intents_core import (
     AbandonEpoch,
     AbortIfOpen,
-    Answer,
+    AnswerRequest,
     AppendRecords,
     BeginAnswer,
     BeginTransactions,
     CoordinatorLimits,
     Effect,
-    End,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     Intent,
     JoinTransaction,
     SendOutcomeToParticipant,
     TransactionEndVerb,
     TransactionRow,
 )
-from magnetar.broker.transaction.records_core import AnyRecord, Done, OutcomesDiscarded, TransactionsCommitted
+from magnetar.broker.transaction.records_core import (
+    AnyRecord,
+    OutcomesDiscarded,
+    TransactionsCommitted,
+    TransactionsSettled,
+)
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from magnetar.proto.states import TxnState
@@ -73,7 +78,7 @@ class Judge:
                 assert self.outcomes.get(txn) is not TxnState.ABORTED, "ABORTED answered: no COMMIT comes later"
                 self.committed.add(txn)
                 self.participants[txn] = {record.topics[share.topic] for share in shares}
-        elif isinstance(record, Done):
+        elif isinstance(record, TransactionsSettled):
             for txn in record.txns:
                 for topic in self.participants.get(txn, ()):
                     assert self.stored.get((txn, topic)), "done: every participant has stored the outcome"
@@ -214,7 +219,7 @@ class World:
         if self.checks:
             self.core.check()
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: AnswerRequest) -> None:
         assert isinstance(answer.request, int)
         assert answer.request not in self.answers, "a request is answered once"
         self.answers[answer.request] = result = answer.result
@@ -224,8 +229,12 @@ class World:
         if isinstance(intent, AbortIfOpen) and isinstance(result, TransactionRow):
             assert result.state is not TxnState.OPEN, "what was open is aborted"
             self.judge.says(intent.txn, result.state)
-        if isinstance(intent, JoinTransaction | End | GetStatus):
-            if isinstance(intent, End) and intent.verb is TransactionEndVerb.COMMIT and result is TxnState.COMMITTED:
+        if isinstance(intent, JoinTransaction | EndTransaction | GetTransactionStatus):
+            if (
+                isinstance(intent, EndTransaction)
+                and intent.verb is TransactionEndVerb.COMMIT
+                and result is TxnState.COMMITTED
+            ):
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
             if isinstance(intent, JoinTransaction) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
                 pass  # its participants have their outcome: what is sent late counts nowhere, whatever that was

@@ -11,10 +11,10 @@ import pytest
 from magnetar.broker.transaction.intents_core import (
     AbortByAdmin,
     AbortIfOpen,
-    CommitBatch,
+    CommitSinkBatch,
     CoordinatorLimits,
-    End,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     JoinTransaction,
     RemoveParticipant,
     TransactionEndVerb,
@@ -61,11 +61,11 @@ def run(events: tuple[str, ...], checked: int = 0) -> World:
             case "join a" | "join b":
                 world.ask(JoinTransaction(number, txn, event[-1]))
             case "commit" | "commit again":
-                world.ask(End(number, txn, TransactionEndVerb.COMMIT, "me"))
+                world.ask(EndTransaction(number, txn, TransactionEndVerb.COMMIT, "me"))
             case "abort":
-                world.ask(End(number, txn, TransactionEndVerb.ABORT, "me"))
+                world.ask(EndTransaction(number, txn, TransactionEndVerb.ABORT, "me"))
             case "prepare":
-                world.ask(End(number, txn, TransactionEndVerb.PREPARE, "me"))
+                world.ask(EndTransaction(number, txn, TransactionEndVerb.PREPARE, "me"))
             case "take":
                 world.take()
             case "appended":
@@ -81,9 +81,9 @@ def run(events: tuple[str, ...], checked: int = 0) -> World:
                 world.crash(lands=100)
             case "hand over":
                 world.hand_over()
-        world.ask(GetStatus(100 + number, txn))
+        world.ask(GetTransactionStatus(100 + number, txn))
     world.heal(rounds=3)
-    world.ask(GetStatus(1000, txn))
+    world.ask(GetTransactionStatus(1000, txn))
     world.flush()
     final = world.answers[1000]
     assert final in (TxnState.COMMITTED, TxnState.ABORTED), "every transaction ends after the network heals"
@@ -149,7 +149,7 @@ class History:
             case "end":
                 self._end()
             case "status":
-                world.ask(GetStatus(self._request(), self._txn()))
+                world.ask(GetTransactionStatus(self._request(), self._txn()))
             case "take":
                 if rng.random() < 0.3:
                     world.core.decisions.append_deferred_records_next()
@@ -191,12 +191,12 @@ class History:
 
     def _end(self) -> None:
         verb = self.rng.choices(list(TransactionEndVerb), (6, 2, 2))[0]
-        self.world.ask(End(self._request(), self._txn(), verb, "me", visible=self.rng.random() < 0.3))
+        self.world.ask(EndTransaction(self._request(), self._txn(), verb, "me", visible=self.rng.random() < 0.3))
 
     def _batch(self) -> None:
         txns: dict[int, tuple[Participant, ...]] = {self._txn(): () for _ in range(self.rng.randrange(1, 3))}
         request = self._request()
-        self.world.ask(CommitBatch(request, "me", txns, "sink", "query", self.batch))
+        self.world.ask(CommitSinkBatch(request, "me", txns, "sink", "query", self.batch))
         stored = self.world.core.table.find_sink_batch("sink")
         self.batch = stored.batch + 1 if stored is not None else 0
 
@@ -227,11 +227,11 @@ def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_comm
     opened, prepared, committing = world.begin(0), world.begin(1), world.begin(2)
     for request, txn in ((3, opened), (4, prepared), (5, committing)):
         world.ask(JoinTransaction(request, txn, "a"))
-    world.ask(End(6, prepared, TransactionEndVerb.PREPARE, "me"))
+    world.ask(EndTransaction(6, prepared, TransactionEndVerb.PREPARE, "me"))
     world.ask(AbortIfOpen(7, prepared))
     assert 7 not in world.answers, "it may be prepared, or not"
     world.flush()
-    world.ask(End(8, committing, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(8, committing, TransactionEndVerb.COMMIT, "me"))
     world.ask(AbortIfOpen(9, committing))
     assert 9 not in world.answers, "it may be committed, or not"
     world.ask(AbortIfOpen(10, opened))
@@ -240,11 +240,11 @@ def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_comm
     assert [(each.state, each.owner) for each in found.values() if isinstance(each, TransactionRow)] == [
         (TxnState.PREPARED, "me"), (TxnState.COMMITTED, "me"), (TxnState.ABORTED, "me"),
     ]  # fmt: skip
-    world.ask(End(11, opened, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(11, opened, TransactionEndVerb.COMMIT, "me"))
     refused = world.answers[11]
     assert isinstance(refused, TransactionAborted)
     assert refused.fields["reason"] == "a topic of it was deleted by force"
-    world.ask(End(12, prepared, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(12, prepared, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     assert world.answers[12] is TxnState.COMMITTED, "force ends nothing that may commit elsewhere"
 
@@ -253,7 +253,7 @@ def test_a_question_about_a_commit_in_doubt_is_not_answered_when_the_epoch_ends(
     world = World()
     txn = world.begin(0)
     world.ask(JoinTransaction(1, txn, "a"))
-    world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(2, txn, TransactionEndVerb.COMMIT, "me"))
     world.take()
     world.ask(AbortIfOpen(3, txn))
     world.crash(lands=1)
@@ -269,16 +269,16 @@ def test_a_repeated_commit_gets_the_same_answer() -> None:
     txn = world.begin(0)
     world.ask(JoinTransaction(1, txn, "a"))
     for request in (2, 3):
-        world.ask(End(request, txn, TransactionEndVerb.COMMIT, "me"))
+        world.ask(EndTransaction(request, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     world.crash()
-    world.ask(End(4, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(4, txn, TransactionEndVerb.COMMIT, "me"))
     while world.settling:
         world.settle()
     world.core.decisions.append_deferred_records_next()
     world.flush()
     world.crash()
-    world.ask(End(5, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(5, txn, TransactionEndVerb.COMMIT, "me"))
     assert [world.answers[request] for request in (2, 3, 4, 5)] == [TxnState.COMMITTED] * 4
 
 
@@ -287,13 +287,13 @@ def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
         world = World()
         txn = world.begin(0)
         world.ask(JoinTransaction(1, txn, "a"))
-        world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
+        world.ask(EndTransaction(2, txn, TransactionEndVerb.COMMIT, "me"))
         world.take()
-        world.ask(GetStatus(3, txn))
+        world.ask(GetTransactionStatus(3, txn))
         assert 3 not in world.answers, "no answer while it is in doubt"
         world.crash(lands=lands)
         assert isinstance(world.answers[2], OutcomeUnknown)
-        world.ask(GetStatus(4, txn))
+        world.ask(GetTransactionStatus(4, txn))
         assert world.answers[4] is (TxnState.COMMITTED if lands else TxnState.ABORTED)
 
 
@@ -301,10 +301,10 @@ def test_take_over_drives_each_decided_transaction_once() -> None:
     world = World()
     txn = world.begin(0)
     world.ask(JoinTransaction(1, txn, "a"))
-    world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(2, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     world.crash()
-    world.ask(End(3, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(3, txn, TransactionEndVerb.COMMIT, "me"))
     world.tick(1000.0)
     assert [(each.txn, each.participant.topic) for each in world.settling] == [(txn, "a")]
     world.settle()
@@ -319,7 +319,7 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
     txn = world.begin(0)
     for request, topic in ((1, "a"), (2, "b")):
         world.ask(JoinTransaction(request, txn, topic))
-    world.ask(End(3, txn, TransactionEndVerb.COMMIT, "me", visible=True))
+    world.ask(EndTransaction(3, txn, TransactionEndVerb.COMMIT, "me", visible=True))
     world.flush()
     world.settle(0)
     world.judge.stored[txn, "b"] = True  # an administrator says that it does not matter
@@ -334,14 +334,14 @@ def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that
     world = World(CoordinatorLimits(retention_s=900.0))
     txn = world.begin(0)
     world.ask(JoinTransaction(1, txn, "a"))
-    world.ask(End(2, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(2, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     world.settle()
     for _ in range(3):
         world.tick(901.0)
         world.core.decisions.append_deferred_records_next()
         world.flush()
-    world.ask(GetStatus(3, txn))
+    world.ask(GetTransactionStatus(3, txn))
     assert isinstance(world.answers[3], TransactionForgotten)
     world.ask(JoinTransaction(4, txn, "a"))
     assert world.answers[4] is TxnState.ABORTED, "a topic that does not know the commit took no part in it"
@@ -353,7 +353,7 @@ def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() 
     for number, txn in enumerate(txns):
         world.ask(JoinTransaction(10 + number, txn, "a"))
     for number, txn in enumerate(txns):
-        world.ask(End(20 + number, txn, TransactionEndVerb.COMMIT, "me"))
+        world.ask(EndTransaction(20 + number, txn, TransactionEndVerb.COMMIT, "me"))
         if not number:
             world.take()
     assert world.core.decisions.take_next_append() is None, "one append at a time"
@@ -372,7 +372,7 @@ def test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed() -> Non
     txn = world.begin(0)
     for request, topic in ((1, "a"), (2, "b")):
         world.ask(JoinTransaction(request, txn, topic))
-    world.ask(End(3, txn, TransactionEndVerb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
+    world.ask(EndTransaction(3, txn, TransactionEndVerb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
     world.flush()
     assert world.answers[3] is TxnState.COMMITTED
     assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]

@@ -5,7 +5,6 @@ import pytest
 from magnetar.broker.transaction import log as entries
 from magnetar.broker.transaction.records_core import (
     AnyRecord,
-    Done,
     EpochHandedOver,
     HalfMessage,
     HalfMessageAgeRecorded,
@@ -28,6 +27,7 @@ from magnetar.broker.transaction.records_core import (
     SinkTag,
     TransactionOwner,
     TransactionPrepared,
+    TransactionsSettled,
     make_commit_record,
 )
 from magnetar.proto.errors import NewerFormat
@@ -36,8 +36,8 @@ OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "ru
 RECORDS: list[AnyRecord] = [
     make_commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s",
     "q", 4)),
-    TransactionPrepared(3, OWNED, [Participant("a")], 10.0), PreparedTransactionAborted(3, ["a"]), Done([1, 2]),
-    ParticipantDetached(1, "b"),
+    TransactionPrepared(3, OWNED, [Participant("a")], 10.0), PreparedTransactionAborted(3, ["a"]),
+    TransactionsSettled([1, 2]), ParticipantDetached(1, "b"),
     NameHolderChanged("n", 4),
     IdleNamesRemoved(["n"]), OutcomesDiscarded(7),
     EpochHandedOver(2, [HandedOverTransaction(4, OWNED, ["a"])], [HandedOverIdLease([5, 6], OWNED)]),

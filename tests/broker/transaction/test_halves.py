@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from magnetar.broker.transaction.halves_core import PUBLISH_RETRY_S
 from magnetar.broker.transaction.intents_core import (
     ChangeHalf,
-    GetStatus,
+    GetTransactionStatus,
     HalfMessageChangeVerb,
     HalfMessageEndVerb,
     HalfMessagePhase,
@@ -56,7 +56,7 @@ def change(world: HalfWorld, half: int, verb: HalfMessageChangeVerb) -> int:
 
 def status(world: HalfWorld, half: int) -> object:
     request = world.number()
-    world.ask(GetStatus(request, half))
+    world.ask(GetTransactionStatus(request, half))
     return world.answers.get(request)
 
 
@@ -143,7 +143,7 @@ def test_a_commit_in_doubt_is_not_answered() -> None:
     world.publish()
     world.take()
     asked = world.number()
-    world.ask(GetStatus(asked, half))
+    world.ask(GetTransactionStatus(asked, half))
     world.crash(lands=1)
     assert isinstance(world.answers[request], OutcomeUnknown)
     assert not isinstance(world.answers[asked], TxnState), "nor is its state"
@@ -256,9 +256,9 @@ def test_a_member_that_leaves_is_replaced_at_once_and_the_second_time_after_a_pa
     for member in ("one", "two", "three"):
         world.watch(member)
     world.tick(10)
-    world.leave(world.asks[-1].member)
+    world.remove_member(world.asks[-1].member)
     assert len(world.asks) == 2, "another one is asked"
-    world.leave(world.asks[-1].member)
+    world.remove_member(world.asks[-1].member)
     assert len(world.asks) == 2, "a question that kills who is asked does not kill all of them at once"
     world.tick(60)
     assert len(world.asks) == 3

@@ -86,7 +86,7 @@ class History:
 
     def leave(self) -> None:
         if self.world.members:
-            self.world.leave(self.rng.choice(list(self.world.members)))
+            self.world.remove_member(self.rng.choice(list(self.world.members)))
 
     def publish(self) -> None:
         self.world.publish(self.rng.randrange(100))

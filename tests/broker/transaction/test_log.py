@@ -16,7 +16,7 @@ from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, Coordi
 from magnetar.broker.transaction.records_core import NameHolderChanged
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.metadata import paths
-from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode, encode
+from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode_record, encode_record
 from magnetar.proto.errors import DataLost, LedgerFenced, OutcomeUnknown
 from magnetar.proto.names import TopicName
 from magnetar.runtime.process import make_system_world
@@ -175,7 +175,7 @@ async def test_a_lost_or_damaged_ledger_is_not_taken_for_an_empty_one() -> None:
 async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() -> None:
     """A coordinator that began anew would answer "aborted" of what is committed, and give its ids again."""
     storage = Storage()
-    settings = encode(TransactionsRecord(coordinators=2), paths.TRANSACTIONS)
+    settings = encode_record(TransactionsRecord(coordinators=2), paths.TRANSACTIONS)
     await storage.session().put(paths.TRANSACTIONS, settings, -1)
     owner = await Owner(storage).open()
     await owner.write("a")
@@ -192,7 +192,7 @@ async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() ->
             await Owner(storage).open()
     storage.nodes[paths.coordinator(0)] = record
     assert names(await Owner(storage).open()) == ["a"], "the copy that has it was restored"
-    begun = decode(storage.nodes[paths.TRANSACTIONS].value, TransactionsRecord, paths.TRANSACTIONS)
+    begun = decode_record(storage.nodes[paths.TRANSACTIONS].value, TransactionsRecord, paths.TRANSACTIONS)
     assert begun == TransactionsRecord(coordinators=2, begun=(0,))
 
 
@@ -219,6 +219,6 @@ async def test_an_owner_that_closes_idle_says_so() -> None:
     await owner.write("a")
     await owner.log.close([NameHolderChanged("b", 9)], owner.state, idle=True)
     path = paths.coordinator(0)
-    assert decode(storage.nodes[path].value, CoordinatorRecord, path).idle
+    assert decode_record(storage.nodes[path].value, CoordinatorRecord, path).idle
     assert names(await Owner(storage).open()) == ["a", "b"]
-    assert not decode(storage.nodes[path].value, CoordinatorRecord, path).idle
+    assert not decode_record(storage.nodes[path].value, CoordinatorRecord, path).idle

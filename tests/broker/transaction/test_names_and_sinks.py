@@ -4,10 +4,10 @@ from magnetar.broker.transaction.begins_core import BLOCK_MAX
 from magnetar.broker.transaction.intents_core import (
     BeginAnswer,
     BeginTransactions,
-    CommitBatch,
+    CommitSinkBatch,
     CoordinatorLimits,
-    End,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     JoinTransaction,
     TransactionEndVerb,
 )
@@ -41,11 +41,11 @@ def test_a_later_holder_fences_the_one_before_whatever_it_has_open() -> None:
     prepared = old + 1
     for request, txn in ((1, old), (2, prepared)):
         world.ask(JoinTransaction(request, txn, "a"))
-    world.ask(End(3, prepared, TransactionEndVerb.PREPARE, "me"))
+    world.ask(EndTransaction(3, prepared, TransactionEndVerb.PREPARE, "me"))
     world.flush()
     named(world, 4)
     for request, txn in ((5, old), (6, prepared), (7, old + 2)):
-        world.ask(End(request, txn, TransactionEndVerb.COMMIT, "me"))
+        world.ask(EndTransaction(request, txn, TransactionEndVerb.COMMIT, "me"))
         assert isinstance(world.answers[request], TransactionFenced)
     world.ask(BeginTransactions(8, "me", name="app", holder=1))
     assert isinstance(world.answers[8], TransactionFenced), "an older holder begins nothing"
@@ -63,13 +63,13 @@ def test_a_holder_begins_more_and_retries_its_begin_over_a_take_over() -> None:
     world.crash(lands=1)
     txn = named(world, 3)
     world.ask(JoinTransaction(4, txn, "a"))
-    world.ask(End(5, txn, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(5, txn, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     assert world.answers[5] is TxnState.COMMITTED, "its own begin of unknown outcome does not fence it"
 
 
 def batch(world: World, request: int, number: int, *txns: int, query: str = "q", adopt: bool = False) -> object:
-    world.ask(CommitBatch(request, "me", dict.fromkeys(txns, ()), "sink", query, number, adopt))
+    world.ask(CommitSinkBatch(request, "me", dict.fromkeys(txns, ()), "sink", query, number, adopt))
     world.flush()
     return world.answers[request]
 
@@ -82,11 +82,11 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
     )
     for request, txn in ((2, first), (3, twin)):
         world.ask(JoinTransaction(request, txn, "a"))
-    world.ask(End(4, first, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(4, first, TransactionEndVerb.COMMIT, "me"))
     assert isinstance(world.answers[4], InvalidRequest), "it commits with its batch alone"
     assert batch(world, 5, 0, first) is False
     assert batch(world, 6, 0, twin) is True, "the sink has it already"
-    world.ask(GetStatus(7, twin))
+    world.ask(GetTransactionStatus(7, twin))
     assert world.answers[7] is TxnState.ABORTED
     world.ask(BeginTransactions(8, "me", tag=SinkTag("sink", "q", 0, "run 3")))
     assert world.answers[8] == BeginAnswer(0, 0, 0.0, already=True)
@@ -114,7 +114,7 @@ def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later
     for request, (txn, state) in enumerate(
         ((first, TxnState.COMMITTED), (twin, TxnState.ABORTED), (later, TxnState.OPEN), (other, TxnState.OPEN)), 9
     ):
-        world.ask(GetStatus(request, txn))
+        world.ask(GetTransactionStatus(request, txn))
         assert world.answers[request] is state
     assert batch(world, 13, 1, later) is False
 
@@ -124,12 +124,12 @@ def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
     left = world.begin(0, tag=SinkTag("sink", "q", 5, "run 1"))
     world.ask(JoinTransaction(1, left, "a"))
     assert batch(world, 2, 4) is False
-    world.ask(End(3, left, TransactionEndVerb.PREPARE, "me"))
+    world.ask(EndTransaction(3, left, TransactionEndVerb.PREPARE, "me"))
     world.flush()
     assert world.answers[3] is TxnState.PREPARED
     assert batch(world, 4, 0, query="other", adopt=True) is False
     world.flush()
-    world.ask(GetStatus(5, left))
+    world.ask(GetTransactionStatus(5, left))
     assert world.answers[5] is TxnState.ABORTED, "readers do not wait for it"
 
 
@@ -138,16 +138,16 @@ def test_a_batch_commits_whole_or_not_at_all() -> None:
     one, two = world.begin(0), world.begin(1)
     for request, txn in ((2, one), (3, two)):
         world.ask(JoinTransaction(request, txn, "a"))
-    world.ask(End(4, two, TransactionEndVerb.ABORT, "me"))
-    world.ask(CommitBatch(5, "me", {one: (), two: ()}))
+    world.ask(EndTransaction(4, two, TransactionEndVerb.ABORT, "me"))
+    world.ask(CommitSinkBatch(5, "me", {one: (), two: ()}))
     assert isinstance(world.answers[5], TransactionAborted)
-    world.ask(GetStatus(6, one))
+    world.ask(GetTransactionStatus(6, one))
     assert world.answers[6] is TxnState.OPEN
-    world.ask(CommitBatch(7, "me", {one: ()}))
+    world.ask(CommitSinkBatch(7, "me", {one: ()}))
     world.flush()
-    world.ask(CommitBatch(8, "me", {one: ()}))
+    world.ask(CommitSinkBatch(8, "me", {one: ()}))
     assert (world.answers[7], world.answers[8]) == (False, False), "what is repeated gets the same answer"
-    world.ask(CommitBatch(9, "me", {one: (), world.begin(10): ()}))
+    world.ask(CommitSinkBatch(9, "me", {one: (), world.begin(10): ()}))
     assert isinstance(world.answers[9], TransactionEnded)
 
 
@@ -157,7 +157,7 @@ def test_two_requests_for_one_batch_at_once_make_one_record() -> None:
     for request, txn in ((2, first), (3, second)):
         world.ask(JoinTransaction(request, txn, "a"))
     for request, txn in ((4, first), (5, second)):
-        world.ask(CommitBatch(request, "me", {txn: ()}, "sink", "q", 0))
+        world.ask(CommitSinkBatch(request, "me", {txn: ()}, "sink", "q", 0))
     world.flush()
     assert (world.answers[4], world.answers[5]) == (False, True)
 
@@ -166,7 +166,7 @@ def test_another_role_ends_nothing() -> None:
     world = World()
     txn = world.begin(0)
     for request, verb in enumerate(TransactionEndVerb, 1):
-        world.ask(End(request, txn, verb, "other"))
+        world.ask(EndTransaction(request, txn, verb, "other"))
         assert isinstance(world.answers[request], InvalidRequest)
 
 
@@ -181,7 +181,7 @@ def test_past_a_bound_a_begin_is_refused_and_nothing_is_dropped() -> None:
         world.ask(BeginTransactions(request, "other", 10))
     world.ask(BeginTransactions(6, "third"))
     assert isinstance(world.answers[6], BackPressure)
-    world.ask(GetStatus(7, 1 << COUNTER_BITS))
+    world.ask(GetTransactionStatus(7, 1 << COUNTER_BITS))
     assert world.answers[7] is TxnState.OPEN
     world.tick(601.0)
     assert world.begin(8) > 0, "ids that were not used are void"
@@ -209,7 +209,7 @@ def test_a_stray_is_ended_under_its_own_id() -> None:
     stray, other = world.begin(0), world.begin(1)
     for request, txn in ((2, stray), (3, other)):
         world.ask(JoinTransaction(request, txn, "a"))
-    world.ask(End(4, stray, TransactionEndVerb.ABORT, "me"))
+    world.ask(EndTransaction(4, stray, TransactionEndVerb.ABORT, "me"))
     world.ask(JoinTransaction(5, stray, "b"))
     assert world.answers[5] is TxnState.ABORTED, "a late send is refused"
     world.ask(JoinTransaction(6, other, "b"))
@@ -227,7 +227,7 @@ def test_a_coordinator_whose_ids_are_used_up_takes_a_new_epoch_and_loses_nothing
     assert world.gave_up
     world.hand_over()
     assert world.begin(3) == 2 << COUNTER_BITS
-    world.ask(GetStatus(4, txn))
+    world.ask(GetTransactionStatus(4, txn))
     assert world.answers[4] is TxnState.OPEN
     world.epoch = EPOCH_MAX - 1
     world.hand_over()

@@ -14,11 +14,11 @@ from magnetar.broker.transaction.halves_core import MEMBERS_MAX
 from magnetar.broker.transaction.intents_core import (
     BeginAnswer,
     BeginTransactions,
-    CommitBatch,
+    CommitSinkBatch,
     CoordinatorLimits,
-    End,
     EndHalf,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     HalfMessageEndVerb,
     Intent,
     JoinTransaction,
@@ -60,16 +60,16 @@ def said(error: object, txn: int) -> tuple[object, str]:
 
 
 def status(world: World, txn: int, owner: str | None = "me") -> object:
-    return answer(world, lambda to: GetStatus(to, txn, owner))
+    return answer(world, lambda to: GetTransactionStatus(to, txn, owner))
 
 
 def is_missing(world: World, txn: int, owner: str = "you") -> None:
     """The role is told of it, by every question, what it is told of an id that was never given."""
     questions: list[Callable[..., Intent]] = [
-        lambda to, txn: GetStatus(to, txn, owner),
-        *(lambda to, txn, verb=verb: End(to, txn, verb, owner) for verb in TransactionEndVerb),
-        lambda to, txn: CommitBatch(to, owner, {txn: ()}),
-        lambda to, txn: CommitBatch(to, owner, {txn: ()}, "sink", "q", 3),
+        lambda to, txn: GetTransactionStatus(to, txn, owner),
+        *(lambda to, txn, verb=verb: EndTransaction(to, txn, verb, owner) for verb in TransactionEndVerb),
+        lambda to, txn: CommitSinkBatch(to, owner, {txn: ()}),
+        lambda to, txn: CommitSinkBatch(to, owner, {txn: ()}, "sink", "q", 3),
         lambda to, txn: JoinTransaction(to, txn, "stranger's", owner),
         *(lambda to, txn, verb=verb: EndHalf(to, txn, verb, owner) for verb in HalfMessageEndVerb),
         lambda to, txn: PrepareHalf(to, txn, owner, "g", "", [HalfMessage("a", b"x")]),
@@ -88,15 +88,15 @@ def test_what_another_role_has_is_missing_in_every_state() -> None:
     for number, (txn, verb) in enumerate(
         ((prepared, TransactionEndVerb.PREPARE), (ending, TransactionEndVerb.COMMIT)), 20
     ):
-        world.ask(End(number, txn, verb, "me"))
+        world.ask(EndTransaction(number, txn, verb, "me"))
     world.flush()
-    world.ask(End(30, done, TransactionEndVerb.COMMIT, "me"))
+    world.ask(EndTransaction(30, done, TransactionEndVerb.COMMIT, "me"))
     world.flush()
     while any(each.txn == done for each in world.settling):
         world.settle(next(number for number, each in enumerate(world.settling) if each.txn == done))
     world.core.decisions.append_deferred_records_next()
     world.flush()
-    world.ask(End(31, aborted, TransactionEndVerb.ABORT, "me"))
+    world.ask(EndTransaction(31, aborted, TransactionEndVerb.ABORT, "me"))
     for txn in (unused, opened, prepared, done, ending, aborted):
         is_missing(world, txn)
     assert not any(each.participant.topic == "stranger's" for each in world.settling)
@@ -128,7 +128,7 @@ def test_what_was_aborted_while_it_was_prepared_is_missing_until_its_topics_have
     txn = world.begin(0)
     world.ask(JoinTransaction(1, txn, "a"))
     for request, verb in ((2, TransactionEndVerb.PREPARE), (3, TransactionEndVerb.ABORT)):
-        world.ask(End(request, txn, verb, "me"))
+        world.ask(EndTransaction(request, txn, verb, "me"))
         world.flush()
     is_missing(world, txn)
     world.crash()
@@ -159,19 +159,19 @@ def test_two_roles_use_one_sink_and_the_batches_of_one_count_for_it_alone() -> N
     world = World()
     mine = world.begin(0, tag=SinkTag("sink", "q", 7))
     world.ask(JoinTransaction(1, mine, "a"))
-    assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
+    assert answer(world, lambda to: CommitSinkBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
     assert status(world, mine) is TxnState.OPEN, "and what the other role has open is not ended"
-    assert answer(world, lambda to: CommitBatch(to, "me", {mine: ()}, "sink", "q", 7)) is False, "it is no repeat"
+    assert answer(world, lambda to: CommitSinkBatch(to, "me", {mine: ()}, "sink", "q", 7)) is False, "it is no repeat"
     assert world.core.table.find_sink_batch("sink", "me") == SinkBatch("sink", "q", 7, "me")
     assert world.core.table.find_sink_batch("sink", "third") is None
     world.crash()
-    assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 7)) is True
-    assert answer(world, lambda to: CommitBatch(to, "third", {}, "sink", "other", 0)) is False
+    assert answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "q", 7)) is True
+    assert answer(world, lambda to: CommitSinkBatch(to, "third", {}, "sink", "other", 0)) is False
 
 
 def test_a_batch_has_a_number() -> None:
     world = World()
-    assert isinstance(answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", -1)), InvalidRequest)
+    assert isinstance(answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "q", -1)), InvalidRequest)
     assert isinstance(
         answer(world, lambda to: BeginTransactions(to, "me", tag=SinkTag("sink", "q", -1))), InvalidRequest
     )
@@ -184,7 +184,7 @@ def test_a_role_has_a_share_of_the_names_and_the_sinks() -> None:
         return answer(world, lambda to: BeginTransactions(to, owner, name=name))
 
     def batch(owner: str, sink: str) -> object:
-        return answer(world, lambda to: CommitBatch(to, owner, {}, sink, "q", 0))
+        return answer(world, lambda to: CommitSinkBatch(to, owner, {}, sink, "q", 0))
 
     for number in range(3):
         assert isinstance(begin("you", f"n{number}"), BeginAnswer)
@@ -239,16 +239,16 @@ def test_a_half_of_another_role_is_missing_also_when_it_has_ended_and_after_a_ta
 def test_a_sink_that_was_idle_for_long_is_forgotten_also_over_take_overs() -> None:
     world = World(CoordinatorLimits(sink_idle_s=1000.0, name_idle_s=1000.0, lease_s=100.0))
     for owner in ("me", "you"):
-        assert answer(world, lambda to, owner=owner: CommitBatch(to, owner, {}, "sink", "q", 3)) is False  # type: ignore[misc]
+        assert answer(world, lambda to, owner=owner: CommitSinkBatch(to, owner, {}, "sink", "q", 3)) is False  # type: ignore[misc]
         assert isinstance(answer(world, lambda to, owner=owner: BeginTransactions(to, owner, name="app")), BeginAnswer)  # type: ignore[misc]
     for _ in range(6):
         world.tick(300.0)
         world.flush()
-        assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 3)) is True, "what is used stays"
+        assert answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "q", 3)) is True, "what is used stays"
         world.hand_over()
     assert world.core.table.find_sink_batch("sink", "you") is None
     assert world.core.state.names.find("you", "app") is None
-    assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "other", 0)) is False
+    assert answer(world, lambda to: CommitSinkBatch(to, "you", {}, "sink", "other", 0)) is False
     world.crash()
     assert world.core.table.find_sink_batch("sink", "me") is not None
 
@@ -314,10 +314,10 @@ def test_what_the_version_before_wrote_is_of_no_role_and_each_role_goes_on_with_
     world.judge.committed.add(5)
     world._next_epoch()
     assert status(world, 5) is TxnState.COMMITTED, "whose it is was not written: nobody is told a falsehood"
-    assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 3)) is True, "a batch is not done again"
+    assert answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "q", 3)) is True, "a batch is not done again"
     assert isinstance(answer(world, lambda to: BeginTransactions(to, "me", name="app", holder=1)), BeginAnswer)
-    assert isinstance(answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "other", 0)), SinkFenced)
-    assert answer(world, lambda to: CommitBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
-    assert answer(world, lambda to: CommitBatch(to, "me", {}, "sink", "q", 4)) is False, "the other has its own"
+    assert isinstance(answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "other", 0)), SinkFenced)
+    assert answer(world, lambda to: CommitSinkBatch(to, "you", {}, "sink", "q", 1 << 40)) is False
+    assert answer(world, lambda to: CommitSinkBatch(to, "me", {}, "sink", "q", 4)) is False, "the other has its own"
     assert status(world, 6) is TxnState.PREPARED
     assert isinstance(status(world, 6, "you"), InvalidRequest)

@@ -44,7 +44,7 @@ async def test_what_failed_is_told_again_and_the_rest_is_not(
 
     settler = SettlementSender(make_system_world(1), topics, report)
     for number in range(5):
-        settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))
+        settler.add_settlement("persistent://public/default/t", Settlement(TxnId(0, number), True))
     async with asyncio.timeout(20):
         await done.wait()
     await settler.close()
@@ -67,7 +67,7 @@ async def test_what_is_new_does_not_wait_for_what_failed(monkeypatch: pytest.Mon
     settler = SettlementSender(make_system_world(1), topics, report)
     async with asyncio.timeout(20):
         for number in range(3):
-            settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))
+            settler.add_settlement("persistent://public/default/t", Settlement(TxnId(0, number), True))
             if number:
                 await done.wait()
                 done.clear()

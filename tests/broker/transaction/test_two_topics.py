@@ -17,11 +17,11 @@ from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import TransactionalAckRefused
 from magnetar.broker.topic.dedup_core import DedupVerdict
-from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
+from magnetar.broker.topic.transactions_core import TopicTransactionsCore, TxnSnapshot
 from magnetar.broker.transaction.intents_core import (
     CoordinatorLimits,
-    End,
-    GetStatus,
+    EndTransaction,
+    GetTransactionStatus,
     JoinTransaction,
     SendOutcomeToParticipant,
     TransactionEndVerb,
@@ -61,7 +61,7 @@ class Topic:
 
     def load(self) -> None:
         """From what is stored, and the log."""
-        self.core = Transactions(self.shape, self.saved)
+        self.core = TopicTransactionsCore(self.shape, self.saved)
         self.view.set_transaction_outcomes(self.core)
         for txn, number, position in self.log:
             if position > self.saved.position:
@@ -80,7 +80,7 @@ class Topic:
         self.flying.append(number)
 
     def land(self, txn: TxnId, *, receipt: bool = True) -> None:
-        number, tail = self.flying.pop(0), self.shape.tail
+        number, tail = self.flying.pop(0), self.shape.tail_span
         tail.last_entry += 1
         tail.end_index += 1
         position = Position(tail.ledger_id, tail.last_entry)
@@ -93,26 +93,26 @@ class Topic:
         """Answered when it is stored."""
         wanted = TxnAcks()
         wanted.add(WORK)
-        new = pending_acks.judge(self.cursor, txn, wanted)
+        new = pending_acks.judge_transactional_acks(self.cursor, txn, wanted)
         assert not isinstance(new, TransactionalAckRefused)
         pending_acks.add_pending_acks(self.cursor, txn, new)
         self.stored_cursor = again(self.cursor, self.asked)
         self.acked = True
 
-    def settle(self, settlement: Settlement) -> None:
+    def report_settled(self, settlement: Settlement) -> None:
         """Answered when it is stored."""
         end = self.core.settle(settlement)
         assert not end.missing, "every entry with a receipt is there"
-        pending_acks.settle(self.cursor, settlement.txn, committed=settlement.committed)
+        pending_acks.settle_transactional_acks(self.cursor, settlement.txn, committed=settlement.committed)
         self.stored_cursor = again(self.cursor, self.asked)
         if not self.core.count_entries_in_flight(settlement.txn):
             self.saved = self.core.snapshot()
 
     def shown(self) -> list[Position]:
-        found, position = list[Position](), self.view.position_at_or_after(self.view.start)
+        found, position = list[Position](), self.view.position_at_or_after(self.view.start_position)
         while self.view.has_visible_entry(position):
             found.append(position)
-            position = self.view.after(position)
+            position = self.view.position_after(position)
         return found
 
 
@@ -153,9 +153,9 @@ class Life:
         topic.core.on_join_refused(self.id)
         if self.id in topic.core.known:
             if state is TxnState.ABORTED:
-                topic.settle(Settlement(self.id, False))
+                topic.report_settled(Settlement(self.id, False))
             elif (owed := self.world.core.outcomes.find_unsettled_participant(self.txn, topic.name)) is not None:
-                topic.settle(self.settlement(True, owed))
+                topic.report_settled(self.settlement(True, owed))
         return False
 
     def settlement(self, committed: bool, told: Participant) -> Settlement:
@@ -185,7 +185,7 @@ class Life:
             case "commit":
                 self.commit()
             case "abort":
-                self.ask(End, TransactionEndVerb.ABORT, "me")
+                self.ask(EndTransaction, TransactionEndVerb.ABORT, "me")
             case "expire":
                 world.tick(world.limits.timeout_s + 1)
             case "take":
@@ -204,19 +204,19 @@ class Life:
             case "hand":
                 world.hand_over()
         if what:
-            self.ask(GetStatus)
+            self.ask(GetTransactionStatus)
 
     def commit(self) -> None:
         """The client's: when every operation has its receipt; else it aborts."""
         if self.failed or not (all(each.receipts for each in self.topics.values()) and self.topics["a"].acked):
-            self.ask(End, TransactionEndVerb.ABORT, "me")
+            self.ask(EndTransaction, TransactionEndVerb.ABORT, "me")
             return
         said = [Participant(each.name, len(each.receipts), *each.receipts[-1]) for each in self.topics.values()]
-        self.ask(End, TransactionEndVerb.COMMIT, "me", said)
+        self.ask(EndTransaction, TransactionEndVerb.COMMIT, "me", said)
 
     def settle(self, each: SendOutcomeToParticipant) -> None:
         topic = self.topics[each.participant.topic]
-        topic.settle(self.settlement(each.committed, each.participant))
+        topic.report_settled(self.settlement(each.committed, each.participant))
         self.world.store(each)
         self.world._do(self.world.core.on_outcome_stored(each.txn, each.participant.topic))
 
@@ -236,12 +236,12 @@ class Life:
     def check(self) -> bool:
         """Whether it committed."""
         self.world.flush()
-        state = self.ask(GetStatus)
+        state = self.ask(GetTransactionStatus)
         assert state in (TxnState.COMMITTED, TxnState.ABORTED), "it ends"
         committed = state is TxnState.COMMITTED
         for topic in self.topics.values():
             assert not topic.core.open_transaction_ids, "every topic knows the outcome"
-            assert topic.view.stable == topic.shape.last_confirmed, "nothing is held back"
+            assert topic.view.stable_position == topic.shape.last_confirmed, "nothing is held back"
             assert topic.shown() == (topic.receipts if committed else []), (topic.name, topic.log)
             topic.core.check()
             topic.crash()

@@ -20,7 +20,7 @@ from magnetar.bookie.maintenance.repair_core import list_bookies_of_ledger
 from magnetar.cli.run.servers import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import parse
+from magnetar.metadata.session import parse_address
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.process import make_system_world
 
@@ -44,7 +44,7 @@ def missing_copies(metadata: str, there: Collection[str], environment: Mapping[s
 
 async def _look(metadata: str, there: Collection[str]) -> list[str]:
     world = make_member_world(make_system_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
-    store = await connect_address(world, parse(metadata), SESSION_S)
+    store = await connect_address(world, parse_address(metadata), SESSION_S)
     try:
         return await _marked(store) + await _named(store, there)
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import magnetar
 from magnetar.runtime.clock import SystemClock
-from magnetar.security.authority import create_files
+from magnetar.security.authority import create_authority_files
 from magnetar.security.settings import Secret
 from magnetar.security.token import create_token
 from tests.chaos.waiting import STUCK_S
@@ -31,7 +31,7 @@ class Security:
     """`folder` is made. `environment` is that of every process and command of the cluster."""
 
     def __init__(self, folder: Path) -> None:
-        create_files(folder, HOSTS, datetime.datetime.now(datetime.UTC))
+        create_authority_files(folder, HOSTS, datetime.datetime.now(datetime.UTC))
         self._clock = SystemClock()
         self._key = Secret((folder / "token-key.pem").read_bytes())
         self.environment = {"MAGNETAR_SECURITY": str(folder / "security.toml")}

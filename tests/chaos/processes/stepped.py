@@ -49,7 +49,7 @@ STEPS = {
 def die_at(name: str, number: int, pid: int = 0) -> None:
     """Replaces the method of the step. `pid`: the process that dies; 0: this one."""
     step, came, drains = STEPS[name], 0, False
-    drain: Any = TopicManager.drain
+    drain: Any = TopicManager.drain_broker
     method: Callable[..., Awaitable[Any]] = getattr(step.owner, step.method)
 
     async def drain_and_note(self: Any, **options: Any) -> Any:
@@ -75,7 +75,7 @@ def die_at(name: str, number: int, pid: int = 0) -> None:
             if step.is_after:
                 await come()
 
-    TopicManager.drain = drain_and_note  # type: ignore[method-assign]
+    TopicManager.drain_broker = drain_and_note  # type: ignore[method-assign]
     setattr(step.owner, step.method, do)
 
 

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.source import Backlog, MigrationSource, PartitionReader, SourceEntry, find_matching_topics
+from magnetar.cli.migrate.source import (
+    MigrationSource,
+    PartitionReader,
+    SourceBacklog,
+    SourceEntry,
+    find_matching_topics,
+)
 from magnetar.client.connect.connections import make_client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
@@ -47,7 +53,7 @@ async def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one(
 ) -> None:
     await filled(world, endpoint, 5)
     source = source_at(world, endpoint)
-    reader = await source.read(TOPIC, None)
+    reader = await source.open_reader(TOPIC, None)
     last = await reader.newest_position()
     assert await reader.next_event(1.0) is None, "nothing comes before it is asked for"
     reader.grant_permits()
@@ -55,17 +61,17 @@ async def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one(
     assert [parse_header(each.data).sequence_id for each in found] == list(range(5))
     assert found[-1].position == last
     await reader.close()
-    again = await source.read(TOPIC, found[2].position)
+    again = await source.open_reader(TOPIC, found[2].position)
     again.grant_permits()
     assert await entries(again, 2) == found[3:]
     again.acknowledge(last)
     again.request_backlog()
-    assert await again.next_event(5.0) == Backlog(0)
+    assert await again.next_event(5.0) == SourceBacklog(0)
 
 
 async def test_an_empty_topic_has_no_newest_entry(world: World, endpoint: Endpoint, /) -> None:
     await filled(world, endpoint, 0)
-    reader = await source_at(world, endpoint).read(TOPIC, None)
+    reader = await source_at(world, endpoint).open_reader(TOPIC, None)
     assert (await reader.newest_position()).entry_id < 0
 
 
@@ -75,8 +81,8 @@ async def test_nothing_is_made_at_the_source(world: World, endpoint: Endpoint, /
         with pytest.raises(TopicNotFound):
             await find_matching_topics(source, [asked])
     with pytest.raises(MagnetarError):
-        await source.read(TopicName.parse("ghost"), Position(1, 1))
-    assert await source.topics("public/default") == []
+        await source.open_reader(TopicName.parse("ghost"), Position(1, 1))
+    assert await source.list_topics("public/default") == []
 
 
 # ------------------------------------------------------------------ servers that are none
@@ -89,7 +95,7 @@ async def test_what_does_not_speak_pulsars_protocol_is_told(answer: bytes) -> No
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     source = source_at(make_client_world(), Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]))
     with pytest.raises(WrongProtocol):
-        await source.topics("public/default")
+        await source.list_topics("public/default")
     server.close()
 
 
@@ -101,6 +107,6 @@ async def test_a_server_that_does_not_answer_ends_the_wait() -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     source = source_at(make_client_world(), Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]), 0.1)
     with pytest.raises(Unavailable, match="does not answer within"):
-        await source.topics("public/default")
+        await source.list_topics("public/default")
     server.close()
 

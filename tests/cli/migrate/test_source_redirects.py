@@ -61,12 +61,12 @@ def asked(url: str) -> SourceRestClient:
 async def test_a_redirect_to_another_address_is_refused_and_gets_no_token(code: int) -> None:
     with source() as (other, seen), source(other, code) as (url, _):
         with pytest.raises(Unavailable, match="--admin-url"):
-            await asked(url).subscriptions(TOPIC)
+            await asked(url).list_subscriptions(TOPIC)
         assert not seen
 
 
 async def test_a_redirect_within_the_address_is_followed() -> None:
     with source("http://HERE") as (url, seen):
-        assert await asked(url).subscriptions(TOPIC) == []
+        assert await asked(url).list_subscriptions(TOPIC) == []
         assert set(seen) == {"Bearer secret"}
         assert len(seen) == 4

@@ -1,12 +1,12 @@
 """Progress as it is counted: rates, lags and what is left."""
 
-from magnetar.cli.migrate.copying import CopyTotals, PartitionProgress
+from magnetar.cli.migrate.copying import CopyProgress, CopyTotals
 from magnetar.cli.migrate.migrate import format_progress_line
 from magnetar.proto.names import Position, TopicName
 
 
-def tally() -> PartitionProgress:
-    return PartitionProgress(TopicName.parse("orders"))
+def tally() -> CopyProgress:
+    return CopyProgress(TopicName.parse("orders"))
 
 
 def test_a_lag_of_entries_is_told_in_messages_by_the_batches_that_came() -> None:

@@ -61,9 +61,9 @@ def test_without_the_option_no_foreign_name_is_shown(started: Processes, tmp_pat
 
 def test_a_read_only_bookie_has_status_0() -> None:
     page, adds = MetricsPage(), Histogram((0.1, 1.0))
-    adds.observe(0.05)
-    page.gauge("magnetar_bookie_read_only", "R.", 1, bookie="b")
-    page.histogram("magnetar_bookie_add_seconds", "A.", adds, bookie="b")
+    adds.observe_value(0.05)
+    page.add_gauge("magnetar_bookie_read_only", "R.", 1, bookie="b")
+    page.add_histogram("magnetar_bookie_add_seconds", "A.", adds, bookie="b")
     BookKeeperMetricWriter(SystemClock()).add(page, "b")
     samples = {(s.name, s.labels.get("quantile")): s.value for family in page.collect() for s in family.samples}
     assert samples["bookie_SERVER_STATUS", None] == 0

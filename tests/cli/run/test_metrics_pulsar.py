@@ -12,7 +12,7 @@ from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
 from magnetar.client.admin import AdminClient
 from magnetar.runtime.metrics import MetricsPage
-from magnetar.runtime.metrics_server import as_text
+from magnetar.runtime.metrics_server import format_metrics_page
 from tests.support.cluster import cluster
 
 TOPIC, SUBSCRIPTION = "cluster namespace topic", "cluster namespace topic subscription"
@@ -73,7 +73,7 @@ async def test_the_page_has_each_of_them_and_their_numbers(tmp_path: Path, monke
                 await asyncio.sleep(0.01)
             page = MetricsPage()
             await measured(page)
-    text = b"".join(as_text(page)).decode()
+    text = b"".join(format_metrics_page(page)).decode()
     samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
     for row in SHOWN:
         found = [each for each in samples if each.name == row.name]

@@ -67,7 +67,7 @@ def keys(data: Path) -> list[bytes]:
     """The master keys of all ledgers, from the metadata."""
     with sqlite3.connect(data / "metadata.sqlite") as tree:
         found = tree.execute("SELECT value, path FROM node WHERE path LIKE '/ledgers/%'").fetchall()
-    keys = [records.decode(bytes(value), records.LedgerRecord, path).key for value, path in found]
+    keys = [records.decode_record(bytes(value), records.LedgerRecord, path).key for value, path in found]
     assert keys
     return keys
 

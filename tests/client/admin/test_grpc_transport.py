@@ -26,7 +26,7 @@ from magnetar.proto import statistics as values
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import Position
-from magnetar.proto.operations import AnsweringBroker, Operation, answer_of
+from magnetar.proto.operations import AnsweringBroker, Operation, find_answer_type
 from magnetar.proto.policies import Policies
 from magnetar.proto.translation import get_field_types
 
@@ -56,7 +56,7 @@ def test_an_answer_has_the_fields_of_its_reply_and_all_of_them(name: str) -> Non
             if is_dataclass(inner):
                 compare(inner, descriptor.fields_by_name[field_name].message_type)
 
-    answer = answer_of(name, MessageId=MessageId, StoredMessage=StoredMessage)
+    answer = find_answer_type(name, MessageId=MessageId, StoredMessage=StoredMessage)
     reply = rpc_of_operation(ALL[name]).reply.DESCRIPTOR
     inner = _kinds(answer)[0]
     if inner is StoredMessage:

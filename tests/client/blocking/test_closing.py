@@ -62,7 +62,7 @@ async def busy_consumer(client: Client, name: str) -> Consumer:
     async def never(_message: object) -> None:
         await asyncio.Event().wait()
 
-    dead_letters.move = never  # type: ignore[method-assign]
+    dead_letters.move_message = never  # type: ignore[method-assign]
     dead_letters.start_moving_messages([message])
     await consumer.acknowledge(message)
     await producer.close()

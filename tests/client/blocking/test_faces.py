@@ -48,7 +48,7 @@ OF_ASYNCIO = {
     "of a query, whose workers run in asyncio": "Client.batch_transaction Client.commit_batch",
     "logged at the interval": "Client.statistics Producer.statistics Consumer.statistics",
     "in the loop, without a wait; a blocking program has send_async": (
-        "Producer.send_nowait Producer.enqueue Producer.encoded Producer.send_copy Producer.wait_for_room"
+        "Producer.send_nowait Producer.enqueue Producer.encode_for_later Producer.send_copy Producer.wait_for_room"
     ),
     "a step of acknowledging and receiving": (
         "Consumer.change_topics Consumer.consumer_of Consumer.acknowledge_soon Consumer.negative_acknowledge_soon "

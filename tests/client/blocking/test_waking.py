@@ -30,7 +30,7 @@ class Letter:
 
     def __init__(self, payload: bytes) -> None:
         self.payload, self.permits = payload, 0
-        self.entry = SimpleNamespace(consumer=SimpleNamespace(on_put_back=lambda _: None))
+        self.entry = SimpleNamespace(consumer=SimpleNamespace(on_message_put_back=lambda _: None))
 
 
 def letters(*payloads: bytes) -> list[Any]:
@@ -42,8 +42,8 @@ class WatchedInbox(ReceiverQueue):
         super().__init__()
         self.waited = threading.Event()
 
-    def call_when_filled(self, wake: Callable[[], object]) -> None:
-        super().call_when_filled(wake)
+    def call_when_message_waits(self, wake: Callable[[], object]) -> None:
+        super().call_when_message_waits(wake)
         self.waited.set()
 
 
@@ -144,8 +144,8 @@ class RobbedInbox(ReceiverQueue):
 
     robbed = False
 
-    def call_when_filled(self, wake: Callable[[], object]) -> None:
-        super().call_when_filled(wake)
+    def call_when_message_waits(self, wake: Callable[[], object]) -> None:
+        super().call_when_message_waits(wake)
         self.put(letters(b"other's" if not self.robbed else b"ours"))
 
     def take_nowait(self) -> Any:

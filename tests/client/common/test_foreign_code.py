@@ -152,7 +152,7 @@ async def test_a_check_that_raises_is_a_failed_answer(kind: type[BaseException],
 
     watch = HalfCheckWatch.__new__(HalfCheckWatch)
     watch.group, watch._function, watch._in_loop, watch._busy = "g", later if in_loop_ else fails(kind), in_loop_, 0
-    watch._halves = SimpleNamespace(end=end)  # type: ignore[assignment]
+    watch._halves = SimpleNamespace(end_half=end)  # type: ignore[assignment]
     await watch._answer(wire.HalfCheck(answer_ms=10_000))
     assert answers == [(wire.EndHalfRequest.FAILED, True)]
     assert watch._busy == 0

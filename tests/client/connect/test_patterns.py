@@ -12,7 +12,7 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition, RegexSubscriptionMode
 from magnetar.proto import wire_pb2 as wire
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.client.consume.test_table_view import until
 from tests.support.cluster import Cluster, cluster
 
@@ -32,7 +32,7 @@ async def received(consumer: Consumer, count: int) -> list[bytes]:
 
 async def admin(running: Cluster, method: str, request: object) -> None:
     channel = running.world.network.connect(running.brokers[0].endpoint)
-    await channel.call(rpc("Admin", method), request, timeout_s=10)  # type: ignore[arg-type]
+    await channel.call(find_rpc("Admin", method), request, timeout_s=10)  # type: ignore[arg-type]
     await channel.close()
 
 

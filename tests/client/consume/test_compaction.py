@@ -27,7 +27,7 @@ class Bench:
         self.client = client
 
     async def topic(self) -> Topic:
-        return await self.running.brokers[-1].topic_manager.topic(TopicName.parse(TOPIC))
+        return await self.running.brokers[-1].topic_manager.load_topic(TopicName.parse(TOPIC))
 
     async def compact(self) -> Topic:
         topic = await self.topic()
@@ -132,7 +132,7 @@ async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_re
         topic = await on.topic()
         before = topic.log.shape.first_index
         topic = await on.compact()
-        assert await topic.trim()
+        assert await topic.trim_ledgers()
         assert topic.log.shape.first_index > before
         latest = [b"%d" % number for number in range(15, 20)]
         assert [value for _, value in await on.read_all()] == latest
@@ -170,7 +170,7 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
     await consumer.close()
     topic = await on.topic()
     assert await backlog.count_unacknowledged(topic.log, topic.find_subscription("s")) == 0
-    assert topic.find_subscription("s").cursor.mark == topic.log.shape.last
+    assert topic.find_subscription("s").cursor.mark == topic.log.shape.last_position
     consumer = await on.client.subscribe(TOPIC, "s", **options)
     await on.send(("d", b"1"), batch=False)
     assert (await consumer.receive(5000)).data() == b"1"
@@ -224,11 +224,11 @@ async def test_a_topic_is_compacted_by_its_policy_and_holds_what_is_not(tmp_path
         for number in range(20):
             await on.send((f"k{number % 2}", b"%d" % number * 30), batch=False)
         topic = await on.topic()
-        assert await topic.trim() == [], "what was never compacted is not trimmed"
+        assert await topic.trim_ledgers() == [], "what was never compacted is not trimmed"
         await on.running.brokers[0].topic_manager.maintain_topics()
         await topic.compaction.wait_finished()
         assert topic.compaction.record is not None
-        assert await topic.trim()
+        assert await topic.trim_ledgers()
         assert len(await on.read_all()) == 2
         await on.running.brokers[0].topic_manager.maintain_topics()
         assert not topic.compaction.is_running, "nothing is due"

@@ -16,7 +16,7 @@ from magnetar.broker.subscription import dead_letters as broker_letters
 from magnetar.client.admin import AdminClient
 from magnetar.client.consume.dead_letters import describe_error
 from magnetar.client.consume.deliveries import FAILURES_BYTES, make_client_frames
-from magnetar.client.core.effects import Redeliver
+from magnetar.client.core.effects import RequestRedelivery
 from magnetar.proto.names import OF_ERROR, Position, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.proto.states import ERROR_TEXT_MAX, TRACEBACK_MAX, Failure
@@ -181,7 +181,7 @@ async def test_a_broker_remembers_the_latest_failures_and_bounds_them(
     monkeypatch.setattr(broker_letters, "FAILURES_MAX", 3)
     async with Client(url_of(running)) as client:
         await subscribed(client)
-        topic = await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC))
+        topic = await running.brokers[0].topic_manager.load_topic(TopicName.parse(TOPIC))
         letters = topic.subscriptions["s"].dead_letters
         assert letters is not None
         for number in range(10):
@@ -194,7 +194,7 @@ async def test_a_broker_remembers_the_latest_failures_and_bounds_them(
 
 def test_one_request_takes_the_latest_failures_that_fit() -> None:
     failures = {Position(1, at): Failure("E", "", "t" * TRACEBACK_MAX) for at in range(100)}
-    effect = Redeliver({1: BitMap(range(100))})
+    effect = RequestRedelivery({1: BitMap(range(100))})
     (frame,) = make_client_frames(effect, durable=True, inclusive=False, failures=failures)
     told = [each.entry_id for each in frame["redeliver"].failures]
     assert told == list(range(99, 99 - len(told), -1))

@@ -124,7 +124,7 @@ async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_o
                 await anew(on)
         assert [place(each.value()) for each in messages] == [(1, 100)] * 2
         for writers in asked:
-            await writers.fetch(encode_version(0))
+            await writers.fetch_schema(encode_version(0))
         former, present = asked
         assert b'"x"' in present.get_schema(encode_version(0)).data
         with pytest.raises(pulsar.InvalidMessage, match="no schema version 0"):

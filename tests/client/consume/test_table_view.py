@@ -12,7 +12,7 @@ from magnetar.client.connect.attachment import Attachment
 from magnetar.client.consume.table_view import TableView
 from magnetar.client.model.schema import StringSchema
 from magnetar.proto import wire_pb2 as wire
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 from tests.client.consume.test_compaction import TOPIC, Bench, bench
 
 
@@ -29,7 +29,7 @@ async def is_text(on: Bench) -> None:
     """The topic has the schema STRING, also where producers send bytes."""
     channel = on.running.world.network.connect(on.running.brokers[0].endpoint)
     request = wire.SchemaRequest(topic=f"persistent://public/default/{TOPIC}", schema=wire.SchemaInfo(type=1))
-    await channel.call(rpc("Admin", "PutSchema"), request, timeout_s=10)
+    await channel.call(find_rpc("Admin", "PutSchema"), request, timeout_s=10)
     await channel.close()
 
 
@@ -108,13 +108,13 @@ async def test_a_partitioned_topic_is_one_table_and_new_partitions_are_found(
     async with bench(tmp_path) as on:
         channel = on.running.world.network.connect(on.running.brokers[0].endpoint)
         spec = wire.TopicSpec(name=f"persistent://public/default/{TOPIC}", partitions=2)
-        await channel.call(rpc("Admin", "CreateTopic"), spec, timeout_s=10)
+        await channel.call(find_rpc("Admin", "CreateTopic"), spec, timeout_s=10)
         await is_text(on)
         await on.send(*((f"k{number}", b"%d" % number) for number in range(20)))
         view: TableView = await on.client.create_table_view(TOPIC, schema=StringSchema())
         assert dict(view.items()) == {f"k{number}": str(number) for number in range(20)}
         spec.partitions = 5
-        await channel.call(rpc("Admin", "UpdateTopic"), spec, timeout_s=10)
+        await channel.call(find_rpc("Admin", "UpdateTopic"), spec, timeout_s=10)
         await on.send(*((f"n{number}", b"x") for number in range(20)))
         await until(lambda: len(view) == 40)
         assert len(view.partitions) == 5

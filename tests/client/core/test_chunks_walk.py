@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 
 from magnetar.client.core.consumer import ConsumerCore
-from magnetar.client.core.effects import ConsumerEffect, ConsumerOptions, Redeliver, SendAcks
+from magnetar.client.core.effects import AttachedConsumerOptions, ConsumerEffect, RequestRedelivery, SendAcks
 from magnetar.client.core.failover import Backoff
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -29,7 +29,7 @@ class Walk:
         self.rng = random.Random(seed)
         self.now = 100.0
         self.spread_s = spread_s
-        options = ConsumerOptions(
+        options = AttachedConsumerOptions(
             nack_delay_ms=lambda _: int(nack_delay_s * 1000), chunks_pending_max=pending_max, ordered=False,
             log_order=False,
         )  # fmt: skip
@@ -69,7 +69,7 @@ class Walk:
     def do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Redeliver(entries, counted):
+                case RequestRedelivery(entries, counted):
                     assert entries is not None
                     assert not counted, "nothing of it was shown"
                     waiting = sorted({*self.coming[: self.again], *entries[LEDGER]})

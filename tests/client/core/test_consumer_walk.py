@@ -16,17 +16,17 @@ from pyroaring import BitMap
 from magnetar.client.core.consumer import ConsumerCore
 from magnetar.client.core.effects import (
     AnswerRequest,
-    Connect,
+    AttachedConsumerOptions,
     ConsumerEffect,
-    ConsumerOptions,
+    DetachFromBroker,
     DropMessagesAfterFailure,
     DropQueuedMessages,
     EndWithError,
-    GiveUpConnection,
     GrantPermits,
+    OpenAttachment,
     PartitionClientState,
-    Redeliver,
     ReportSeekDone,
+    RequestRedelivery,
     SendAcks,
     SendSeekRequest,
 )
@@ -107,7 +107,7 @@ class Walk:
         self.rng = rng = random.Random(seed)
         self.now = 0.0
         self.size = rng.choice([1, 3, 10, 100])
-        self.options = ConsumerOptions(
+        self.options = AttachedConsumerOptions(
             ack_timeout_s=rng.choice([0.0, 10.0]), nack_delay_ms=lambda _: 1000, ends_with_topic=rng.random() < 0.2
         )
         self.core = ConsumerCore(self.options, queue_size=self.size, lock=nullcontext(), backoff=Backoff(rng))
@@ -148,16 +148,16 @@ class Walk:
                     self.taken.clear()
                     self.mine.clear()
                     self.up_to = -1
-                case Connect(after_s):
+                case OpenAttachment(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     self.connected, self.connect_at = False, self.now + after_s
-                case GiveUpConnection():
+                case DetachFromBroker():
                     self.connected = False
                     self.broker.disconnected()
                 case EndWithError():
                     self.finished, self.connect_at, self.connected = effect, None, False
                     self.broker.disconnected()
-                case GrantPermits() | SendAcks() | Redeliver() | SendSeekRequest():
+                case GrantPermits() | SendAcks() | RequestRedelivery() | SendSeekRequest():
                     assert self.connected, "what is said is said over a connection"
                     if isinstance(effect, SendAcks):
                         self.check_acks(effect)
@@ -202,10 +202,10 @@ class Walk:
                 self.acknowledge(group)
                 if request_id:
                     broker.down.append(("done", request_id, None))
-            case Redeliver(None):
+            case RequestRedelivery(None):
                 broker.again = sorted({*broker.again, *broker.held})
                 broker.held.clear()
-            case Redeliver(entries) if entries is not None:
+            case RequestRedelivery(entries) if entries is not None:
                 asked = set(entries[LEDGER]) & broker.held
                 broker.again = sorted({*broker.again, *asked})
                 broker.held -= asked
@@ -407,7 +407,7 @@ def test_a_consumer_that_ends_answers_every_request_and_says_why(seed: int) -> N
 
 def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permits() -> None:
     walk = Walk(0)
-    walk.options = ConsumerOptions(durable=False)
+    walk.options = AttachedConsumerOptions(durable=False)
     walk.core = ConsumerCore(walk.options, queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng))
     walk.connected, walk.connect_at = True, None
     walk.do(walk.core.on_opened())
@@ -452,7 +452,7 @@ def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
     """It comes again by the seek; asked for once more it would come while the application has it."""
     walk = Walk(1)
     core = walk.core = ConsumerCore(
-        ConsumerOptions(ordered=False, log_order=False, ack_timeout_s=0.0, nack_delay_ms=lambda _: 100),
+        AttachedConsumerOptions(ordered=False, log_order=False, ack_timeout_s=0.0, nack_delay_ms=lambda _: 100),
         queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng),
     )  # fmt: skip
     core.on_opened()
@@ -462,7 +462,7 @@ def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
     core.seek(request, None)
     core.on_answered(request, None)
     assert core.next_timer_at is None
-    assert not [each for each in core.run_timers(60.0) if isinstance(each, Redeliver)]
+    assert not [each for each in core.run_timers(60.0) if isinstance(each, RequestRedelivery)]
     core.check()
 
 
@@ -470,7 +470,7 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     """The broker would count it in the place of that one."""
     walk, batch, other = Walk(1), Position(LEDGER, 3), Position(LEDGER, 5)
     core = walk.core = ConsumerCore(
-        ConsumerOptions(log_order=False, failure_blocks=True),
+        AttachedConsumerOptions(log_order=False, failure_blocks=True),
         queue_size=10,
         lock=nullcontext(),
         backoff=Backoff(walk.rng),
@@ -482,15 +482,17 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     dropped, asked = core.take_effects(1.0)
     assert isinstance(dropped, DropMessagesAfterFailure)
     assert {*dropped.failed} == {batch, other}, "nothing that follows it is given out meanwhile"
-    assert isinstance(asked, Redeliver)
+    assert isinstance(asked, RequestRedelivery)
     assert asked.entries == {LEDGER: BitMap([5])}
     assert {*core.failed_positions()} == {batch, other}
     core.acknowledge_batch_indexes(batch, 0b10, 1, 2)
-    assert not [each for each in core.take_effects(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
+    assert not [each for each in core.take_effects(1.0) if isinstance(each, RequestRedelivery)], (
+        "another one's acknowledgement"
+    )
     assert core.failed
     core.acknowledge_batch_indexes(batch, 0b01, 1, 2)
-    acks, again = [each for each in core.take_effects(1.0) if isinstance(each, SendAcks | Redeliver)]
+    acks, again = [each for each in core.take_effects(1.0) if isinstance(each, SendAcks | RequestRedelivery)]
     assert isinstance(acks, SendAcks)
-    assert isinstance(again, Redeliver)
+    assert isinstance(again, RequestRedelivery)
     assert again.entries == {LEDGER: BitMap([3])}
     assert not core.moving_bits

@@ -135,7 +135,7 @@ def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
 
 def test_back_off_grows_by_a_quarter_up_to_its_limit_and_begins_anew() -> None:
     backoff = Backoff(Random(1), 0.1, 0.25)
-    delays = [backoff.next_s() for _ in range(7)]
+    delays = [backoff.next_delay_s() for _ in range(7)]
     for delay, whole in zip(delays, [0.1, 0.125, 0.15625, 0.1953125, 0.24414, 0.25, 0.25], strict=True):
         assert whole * 0.9 <= delay <= whole + 1e-5
 
@@ -144,12 +144,12 @@ def test_whoever_comes_back_is_found_after_at_most_a_third_of_the_time_it_was_aw
     backoff = Backoff(Random(1))
     passed = 0.0
     while passed < 100:
-        pause = backoff.next_s()
+        pause = backoff.next_delay_s()
         assert pause <= passed / 3 + 0.1, "a quarter, and what chance takes off the pauses before"
         passed += pause
     backoff.check()
     backoff.reset()
-    assert backoff.next_s() <= 0.1
+    assert backoff.next_delay_s() <= 0.1
 
 
 # ---------------------------------------------------------------------------------- acks

@@ -12,7 +12,7 @@ import pytest
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, PlannedRead
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError
@@ -48,7 +48,7 @@ class Walk:
         self.shape = LogShape()
         self.shape.add(Span(1, 0, open=True))
         self.items: dict[Position, Item] = {}
-        self.cursor = Cursor(self.shape, CursorState(self.shape.start))
+        self.cursor = Cursor(self.shape, CursorState(self.shape.start_position))
         self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(wire.Subscribe.SHARED))
         self.down: deque[Delivery] = deque()
         self.up: deque[int] = deque()
@@ -84,7 +84,7 @@ class Walk:
         assert self.member.permits <= self.size, "the broker may send more than the queue holds"
 
     def grow(self) -> None:
-        tail, count = self.shape.tail, self.rng.choice([1, 1, 3, 30])
+        tail, count = self.shape.tail_span, self.rng.choice([1, 1, 3, 30])
         tail.last_entry, tail.end_index = tail.last_entry + 1, tail.end_index + count
         position = Position(1, tail.last_entry)
         self.items[position] = Item(position, count)
@@ -92,8 +92,10 @@ class Walk:
     def pump(self) -> None:
         want = self.dispatcher.choose_next_read()
         if not isinstance(want, Blocked):
-            positions = [want.position] if isinstance(want, Read) else list(want.positions)
-            self.down.extend(self.dispatcher.assign([self.items[each] for each in positions if each in self.items]))
+            positions = [want.position] if isinstance(want, PlannedRead) else list(want.positions)
+            self.down.extend(
+                self.dispatcher.assign_entries([self.items[each] for each in positions if each in self.items])
+            )
 
     def receive(self) -> None:
         if self.down:
@@ -124,7 +126,7 @@ class Walk:
 
     def granted(self) -> None:
         if self.up:
-            self.dispatcher.flow(self.member, self.up.popleft())
+            self.dispatcher.grant_permits(self.member, self.up.popleft())
 
     def some(self) -> Position | None:
         held = list(self.member.outstanding)

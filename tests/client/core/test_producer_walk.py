@@ -13,17 +13,17 @@ import pytest
 
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
-    Connect,
+    AttachedProducerOptions,
+    DetachFromBroker,
     EndFlushes,
     EndWithError,
-    GiveUpConnection,
+    LogWarning,
     MessageAddResult,
+    OpenAttachment,
     PartitionClientState,
     ProducerEffect,
-    ProducerOptions,
-    Publish,
     ReportOutcome,
-    Warn,
+    SendEntry,
 )
 from magnetar.client.core.failover import Backoff
 from magnetar.client.core.producer import ProducerCore
@@ -57,7 +57,7 @@ class Walk:
         self.rng = rng = random.Random(seed)
         self.now = 0.0
         batching = rng.random() < 0.6
-        self.options = ProducerOptions(
+        self.options = AttachedProducerOptions(
             batching=batching,
             batch_messages_max=rng.choice([1, 3, 1000]),
             batch_bytes_max=rng.choice([50, 1000]),
@@ -92,7 +92,7 @@ class Walk:
     def do(self, effects: list[ProducerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Publish(entry):
+                case SendEntry(entry):
                     assert self.connection is not None, "an entry is published over a connection"
                     assert self.connection.credit > 0, "nothing is published without credit"
                     self.connection.credit -= len(entry) + ENTRY_COST_BYTES
@@ -105,14 +105,14 @@ class Walk:
                     assert error is not None or ledger_id == LEDGER
                 case EndFlushes(waiters):
                     self.reached(waiters)
-                case Connect(after_s):
+                case OpenAttachment(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     assert self.connection is None
                     self.connect_at = self.now + after_s
-                case GiveUpConnection():
+                case DetachFromBroker():
                     assert self.connection is not None
                     self.left()
-                case Warn(text):
+                case LogWarning(text):
                     assert text
                 case EndWithError(error):
                     self.finished = error
@@ -330,7 +330,7 @@ def test_a_producer_that_ends_tells_every_outcome(seed: int) -> None:
 def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() -> None:
     walk = Walk(0)
     walk.core = ProducerCore(
-        "p", ProducerOptions(send_timeout_s=2.0), max_pending=100, lock=nullcontext(), backoff=Backoff(walk.rng)
+        "p", AttachedProducerOptions(send_timeout_s=2.0), max_pending=100, lock=nullcontext(), backoff=Backoff(walk.rng)
     )
     walk.connect_at = None
     walk.connection = Connection(100_000)
@@ -345,8 +345,8 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
         ReportOutcome,
         ReportOutcome,
         ReportOutcome,
-        GiveUpConnection,
-        Connect,
+        DetachFromBroker,
+        OpenAttachment,
     ]
     walk.do(effects)
     assert [type(error) for error in outcomes] == [TimedOut] * 3
@@ -357,7 +357,7 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
 def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking: bool) -> None:
     """A topic that was made anew numbers the same schema otherwise; all else of the entries stays."""
     walk = Walk(0)
-    options = ProducerOptions(chunking=chunking, batching=False)
+    options = AttachedProducerOptions(chunking=chunking, batching=False)
     walk.core = ProducerCore("p", options, max_pending=100, lock=nullcontext(), backoff=Backoff(walk.rng), uuid="u")
     walk.connect_at = None
     walk.connection = Connection(100_000)
@@ -388,13 +388,13 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
 def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits() -> None:
     """A flush of what is sent already asks for no further turn; of a batch that waits for an answer it does."""
     core = ProducerCore(
-        "p", ProducerOptions(batching=True, batch_delay_s=60.0), max_pending=100, lock=nullcontext(),
+        "p", AttachedProducerOptions(batching=True, batch_delay_s=60.0), max_pending=100, lock=nullcontext(),
         backoff=Backoff(random.Random(0)),
     )  # fmt: skip
     core.on_opened("p", -1, 0, 100_000, 0, 0.0, 0)
     core.add(b"one", None)
     core.urgent = True
-    assert [type(each) for each in core.publish_closed_batches(0.0, 0)] == [Publish]
+    assert [type(each) for each in core.publish_closed_batches(0.0, 0)] == [SendEntry]
     assert not core.urgent
     assert not core.must_publish, "nothing waits"
     core.urgent = True
@@ -406,7 +406,7 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     assert core.urgent
     core.on_entry_receipt(0, LEDGER, 0, 0.0)
     assert core.must_publish
-    assert [type(each) for each in core.publish_closed_batches(0.0, 0)] == [Publish]
+    assert [type(each) for each in core.publish_closed_batches(0.0, 0)] == [SendEntry]
     assert not core.urgent
     core.on_entry_receipt(1, LEDGER, 1, 0.0)
     assert not core.must_publish

@@ -83,11 +83,11 @@ class Walk:
         self.answered = False
         self.held, self.inbox, self.on_its_way = [], [], []
         self.sent = self.acked
-        self.filter.forget()
+        self.filter.clear()
 
     def lose(self) -> None:
         if self.inbox:
-            self.filter.on_messages_unseen(place(self.inbox[0]))
+            self.filter.on_reading_restarted(place(self.inbox[0]))
         self.filter.on_lost()
         self.inbox, self.on_its_way = [], []
         self.sent = self.acked if self.pending is None else self.pending
@@ -113,7 +113,7 @@ def test_what_was_not_seen_is_shown_also_before_what_was() -> None:
     repeats.on_lost()
     assert repeats.until == place(7, 4)
     assert repeats.find_end_of_repeats(place(7, 0)) == place(7, 4)
-    repeats.on_messages_unseen(place(5))  # it was withheld
+    repeats.on_reading_restarted(place(5))  # it was withheld
     repeats.on_lost()
     assert repeats.find_end_of_repeats(place(5)) is None
     assert repeats.until is None
@@ -125,7 +125,7 @@ def test_one_that_begins_when_it_may_have_copies_is_unsure_until_all_comes_again
     repeats.on_lost()
     assert repeats.find_end_of_repeats(place(6)) is None
     assert repeats.is_unsure
-    repeats.forget()
+    repeats.clear()
     assert not repeats.is_unsure
 
 

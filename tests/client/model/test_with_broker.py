@@ -26,7 +26,7 @@ from magnetar.client.model.settings import (
 from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, encode_plain_items, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import TopicName
-from magnetar.spark_connector.rows import Entry
+from magnetar.spark_connector.rows import DecodedEntry
 from tests.broker.subscription.core.test_dead_letter import SOURCE
 from tests.client.model.keys import Keys, files
 from tests.support.cluster import Cluster, cluster
@@ -126,7 +126,7 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
     producer = await bench.producer("t")
     for key, value in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b""), ("b", None)):
         await producer.send(value, partition_key=key, properties={"p": "q"})
-    topic = await bench.running.brokers[-1].topic_manager.topic(TopicName.parse("t"))
+    topic = await bench.running.brokers[-1].topic_manager.load_topic(TopicName.parse("t"))
     topic.compaction.start()
     await topic.compaction.wait_finished()
     reader = await bench.client.create_reader(
@@ -146,7 +146,7 @@ def test_compaction_keeps_all_of_an_encrypted_batch() -> None:
     batch = encode_batch(metadata, encode_plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
     survey = SurvivingMessageSearch(10)
     survey.add_entry(0, 2, parse_entry(encode_broker_part(1, 1) + batch))
-    survey.end_reading_round()
+    survey.finish_reading_round()
     assert list(survey.survivors) == [0, 1]
 
 
@@ -211,4 +211,4 @@ async def test_a_range_is_decrypted_by_its_keys_and_stays_ciphertext_without_the
             with pytest.raises(CryptoError, match="is encrypted"):
                 entries[0].messages()
             with pytest.raises(CryptoError, match="is encrypted"):
-                Entry(entries[0])
+                DecodedEntry(entries[0])

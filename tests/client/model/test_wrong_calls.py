@@ -75,7 +75,7 @@ async def test_a_message_is_not_pickled_and_says_what_is(client: Client, broker:
 
 
 def test_half_a_character_as_a_key_ends_no_process() -> None:
-    for of in (names.key_hash, names.compute_key_slot, lambda key: names.choose_partition_of_key(key, 3)):
+    for of in (names.hash_key, names.compute_key_slot, lambda key: names.choose_partition_of_key(key, 3)):
         with pytest.raises(UnicodeEncodeError):
             of(HIGH)
     code = "import magnetar; from magnetar.proto.names import key_hash; key_hash('\\ud800')"

@@ -122,7 +122,7 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
     first = store.run_database_turn(turn)
     assert [row.value for row in first[0]] == [b"3"]
     assert store.run_database_turn(turn) == first
-    lag = store.lag()
+    lag = store.measure_lag()
     assert (lag.waiting, lag.claimed, lag.held) == (0, 1, 1)
     assert store.claim_shard("next").stored == {TOPIC: done.seq}
 
@@ -204,7 +204,7 @@ def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine,
 def test_topics_of_waiting_rows_are_found_whatever_the_backlog(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     for topic in ("b", "a", "b", "c"):
         send(engine, outbox, b"x", topic=topic)
-    assert [each.rpartition("/")[2] for each in RelayStore(engine, outbox).topics()] == ["a", "b", "c"]
+    assert [each.rpartition("/")[2] for each in RelayStore(engine, outbox).list_topics()] == ["a", "b", "c"]
 
 
 def test_a_topic_without_a_name_is_found_too(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -213,7 +213,7 @@ def test_a_topic_without_a_name_is_found_too(engine: Engine, outbox: SQLAlchemyO
     with engine.begin() as connection:
         connection.execute(update(outbox.rows).values(topic=""))
     send(engine, outbox, b"y")
-    assert RelayStore(engine, outbox).topics() == ["", TOPIC]
+    assert RelayStore(engine, outbox).list_topics() == ["", TOPIC]
 
 
 def test_rows_are_parked_revived_and_dropped_but_not_while_they_are_claimed(

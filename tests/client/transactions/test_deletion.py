@@ -74,10 +74,10 @@ async def test_a_deletion_waits_for_no_coordinator_for_ever_and_deletes_nothing(
                 await admin.delete_topic(OUT)
             with monkeypatch.context() as patched:
                 patched.setattr(deletion, "ANSWER_S", 0.5)
-                patched.setattr(RunningCoordinator, "abort_open", hang)
+                patched.setattr(RunningCoordinator, "abort_if_open", hang)
                 with pytest.raises(TransactionsOpen, match="is not deleted"):
                     await admin.delete_topic(OUT, force=True)
-            topic = await first.topic_manager.topic(TopicName.parse(OUT), create=False)
+            topic = await first.topic_manager.load_topic(TopicName.parse(OUT), create=False)
             assert topic.transactions.open_transactions == [txn.id]
             await vanish(running, second)
             await admin.delete_topic(OUT, force=True)

@@ -15,8 +15,8 @@ def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
         found = ids.take_leased_id(now)
         if found is None or (ids.is_running_low and rng.random() < 0.5):
             count, coordinator = rng.randrange(1, ids.wanted + 1), rng.randrange(4)
-            ids.add_lease(TxnId.of(coordinator, 1, next_), count, 10.0, now)
-            valid.update((TxnId.of(coordinator, 1, next_ + n), now + 5.0) for n in range(count))
+            ids.add_lease(TxnId.from_parts(coordinator, 1, next_), count, 10.0, now)
+            valid.update((TxnId.from_parts(coordinator, 1, next_ + n), now + 5.0) for n in range(count))
             next_ += count
         if found is not None:
             assert now < valid.pop(found), "it is valid, and was not taken"

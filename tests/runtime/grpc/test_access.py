@@ -28,14 +28,14 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import limits as callers
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import RunningGrpcServer, serve
-from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Network, rpc
+from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Network, find_rpc
 from magnetar.runtime.process import make_system_world
 from magnetar.runtime.sim.world import Simulation
 from tests.support.certificates import Authority
 
 HERE = Endpoint("127.0.0.1", 0)
-LOOKUP = rpc("Broker", "Lookup")
-CONNECT = rpc("Broker", "Connect")
+LOOKUP = find_rpc("Broker", "Lookup")
+CONNECT = find_rpc("Broker", "Connect")
 CLOCK = SystemClock()
 
 

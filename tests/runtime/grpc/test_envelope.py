@@ -16,7 +16,7 @@ from magnetar.runtime.grpc.messages import (
     measure_item_to_parse,
     split_long_items,
 )
-from magnetar.runtime.network import rpc
+from magnetar.runtime.network import find_rpc
 
 FIELDS = find_long_item_fields(wire.ClientFrames)
 PUBLISH = 0x1A
@@ -34,7 +34,7 @@ def read(frame: Any) -> tuple[int, str, bytes]:
 def test_only_fields_of_bytes_beside_an_id_are_left() -> None:
     assert FIELDS == {PUBLISH: "publish"}
     for method in ("Read", "WatchTopics"):
-        assert find_long_item_fields(rpc("Broker", method).request) == {}
+        assert find_long_item_fields(find_rpc("Broker", method).request) == {}
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])

@@ -17,10 +17,10 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.limits import find_caller_network
 from magnetar.runtime.grpc.server import STRANGER_LOOKS, RunningGrpcServer, serve
-from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, rpc
+from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, find_rpc
 
 HERE = Endpoint("127.0.0.1", 0)
-LOOKUP, CONNECT, CLOCK = rpc("Broker", "Lookup"), rpc("Broker", "Connect"), SystemClock()
+LOOKUP, CONNECT, CLOCK = find_rpc("Broker", "Lookup"), find_rpc("Broker", "Connect"), SystemClock()
 class Broker:
     """Its stream answers each frame with `answers` items."""
 

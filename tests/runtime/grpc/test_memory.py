@@ -18,10 +18,10 @@ from magnetar.runtime.config import measure_machine_memory
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.messages import MessageStream, prefix
 from magnetar.runtime.grpc.server import serve
-from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
+from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, find_rpc
 from tests.compiled import derives
 
-LOOKUP, CONNECT = rpc("Broker", "Lookup"), rpc("Broker", "Connect")
+LOOKUP, CONNECT = find_rpc("Broker", "Lookup"), find_rpc("Broker", "Connect")
 MIB = 1 << 20
 
 

@@ -15,11 +15,11 @@ from magnetar.runtime.access import CallerAccess, ListenerAccess, TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import GrpcChannel, connect
 from magnetar.runtime.grpc.server import RunningGrpcServer, serve
-from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
+from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, find_rpc
 from tests.support.certificates import Authority
 
 HERE = Endpoint("127.0.0.1", 0)
-LOOKUP, CONNECT = rpc("Broker", "Lookup"), rpc("Broker", "Connect")
+LOOKUP, CONNECT = find_rpc("Broker", "Lookup"), find_rpc("Broker", "Connect")
 SIZES = [0, 1, 5, 16_383, 16_384, 16_385, 65_535, 65_536, 200_000, 1 << 20, 5 << 20]
 
 
@@ -170,7 +170,7 @@ async def test_our_client_understands_its_statuses(channel: GrpcChannel) -> None
     with pytest.raises(InternalError, match="it is gone: 100 % ü"):  # NOT_FOUND without our trailer
         await channel.call(LOOKUP, wire.LookupRequest(topic="gone"), timeout_s=20)
     with pytest.raises(WrongProtocol, match="does not offer"):
-        await channel.call(rpc("Metadata", "Get"), rpc("Metadata", "Get").request(), timeout_s=20)
+        await channel.call(find_rpc("Metadata", "Get"), find_rpc("Metadata", "Get").request(), timeout_s=20)
     with pytest.raises(TimedOut):
         await channel.call(LOOKUP, wire.LookupRequest(topic="slow"), timeout_s=0.1)
     assert (await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=20)).owner == "t"

@@ -35,14 +35,14 @@ from magnetar.runtime.network import (
     CallContext,
     EndOfStream,
     Endpoint,
-    rpc,
+    find_rpc,
 )
 from tests.compiled import replaces_code
 from tests.support.steps import WorkTimer, measured, slowness
 
 LOCAL = Endpoint("127.0.0.1", 0)
-LOOKUP = rpc("Broker", "Lookup")
-CONNECT = rpc("Broker", "Connect")
+LOOKUP = find_rpc("Broker", "Lookup")
+CONNECT = find_rpc("Broker", "Connect")
 SOON_S = 10.0  # a bound for the test, not a time it measures
 
 Lookup = Callable[[Any, CallContext], Awaitable[Any]]
@@ -674,7 +674,7 @@ async def test_a_stream_that_is_cancelled_before_it_connected_leaves_no_task_beh
         taken.bind(("127.0.0.1", 0))
         channel = connect(Endpoint("127.0.0.1", taken.getsockname()[1]))
         before = asyncio.all_tasks()
-        stream = channel.stream(rpc("Broker", "Connect"))
+        stream = channel.stream(find_rpc("Broker", "Connect"))
         stream.send_nowait(wire.ClientFrame(publish=b"never leaves"))
         await asyncio.sleep(0)
         stream.cancel()

@@ -43,8 +43,8 @@ class Bench(Ends):
         self.ends.append(server)
         return server
 
-    def peer(self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerClientKeys = CLEAR) -> Peer:
-        peer = self.network.peer(endpoint, identity, access)
+    def connect_peer(self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerClientKeys = CLEAR) -> Peer:
+        peer = self.network.connect_peer(endpoint, identity, access)
         self.ends.append(peer)
         return peer
 
@@ -64,7 +64,7 @@ async def turns(count: int = 5) -> None:
 async def test_what_is_asked_and_answered_is_handed_over_as_it_is(bench: Bench) -> None:
     server = await bench.serve(echo)
     frames = (b"", b"abc", bytes(200_000))
-    reply = await bench.peer(server.endpoint).request(b"head", frames, timeout_s=SOON_S)
+    reply = await bench.connect_peer(server.endpoint).request(b"head", frames, timeout_s=SOON_S)
     assert reply.head == b"head"
     assert reply.frames is frames
 
@@ -77,7 +77,7 @@ async def test_requests_of_one_turn_reach_the_service_together_and_in_a_later_tu
         echo(requests)
 
     server = await bench.serve(service)
-    one, two = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    one, two = bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)
     futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(50) for peer in (one, two)]
     assert batches == [], "the service is not called within the request"
     replies = await asyncio.gather(*futures)
@@ -88,7 +88,7 @@ async def test_requests_of_one_turn_reach_the_service_together_and_in_a_later_tu
 async def test_requests_may_be_answered_in_any_order_and_once(bench: Bench) -> None:
     held: list[Request] = []
     server = await bench.serve(held.extend)
-    peer = bench.peer(server.endpoint)
+    peer = bench.connect_peer(server.endpoint)
     ended: list[int] = []
     futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(4)]
     for n, future in enumerate(futures):
@@ -106,7 +106,7 @@ async def test_requests_may_be_answered_in_any_order_and_once(bench: Bench) -> N
 async def test_a_request_is_local_and_says_over_which_connection_it_came(bench: Bench) -> None:
     came: list[Request] = []
     server = await bench.serve(came.extend)
-    for peer in (bench.peer(server.endpoint), bench.peer(server.endpoint)):
+    for peer in (bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)):
         for _ in range(3):
             peer.request(b"", timeout_s=SOON_S)
     await turns()
@@ -117,14 +117,16 @@ async def test_a_request_is_local_and_says_over_which_connection_it_came(bench: 
 async def test_a_server_with_another_identity_refuses_and_its_service_is_not_called(bench: Bench) -> None:
     came: list[Request] = []
     server = await bench.serve(came.extend)
-    assert isinstance(await outcome(bench.peer(server.endpoint, OTHER).request(b"", timeout_s=SOON_S)), WrongIdentity)
+    assert isinstance(
+        await outcome(bench.connect_peer(server.endpoint, OTHER).request(b"", timeout_s=SOON_S)), WrongIdentity
+    )
     assert came == []
 
 
 async def test_an_endpoint_of_another_process_is_asked_through_a_socket(bench: Bench) -> None:
     elsewhere = Bench()
     server = await elsewhere.serve(echo)
-    peer = bench.peer(server.endpoint)
+    peer = bench.connect_peer(server.endpoint)
     assert (await peer.request(b"x", timeout_s=SOON_S)).head == b"x"
     assert peer.statistics()["multiparts_sent"] == 1
     await elsewhere.close()
@@ -133,7 +135,7 @@ async def test_an_endpoint_of_another_process_is_asked_through_a_socket(bench: B
 async def test_another_process_reaches_the_server_through_its_socket(bench: Bench) -> None:
     server = await bench.serve(echo)
     elsewhere = Bench()
-    assert (await elsewhere.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
+    assert (await elsewhere.connect_peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
     await elsewhere.close()
 
 
@@ -146,15 +148,15 @@ class Gate:
     async def admit(self, key: str) -> bool:
         return key == self.key
 
-    def principal(self, key: str) -> Principal | None:
+    def find_principal(self, key: str) -> Principal | None:
         return None
 
 
 async def test_keys_are_proved_through_the_socket(bench: Bench) -> None:
-    own, foreign = bench.network.new_keys(), bench.network.new_keys()
+    own, foreign = bench.network.generate_keys(), bench.network.generate_keys()
     server = await bench.serve(echo, access=PeerServerKeys(own, Gate(own.public)))
-    clear = bench.peer(server.endpoint)
-    stranger = bench.peer(server.endpoint, access=PeerClientKeys(server.key, foreign))
+    clear = bench.connect_peer(server.endpoint)
+    stranger = bench.connect_peer(server.endpoint, access=PeerClientKeys(server.key, foreign))
     for peer in (clear, stranger):
         assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), Unauthorized)
 
@@ -162,7 +164,7 @@ async def test_keys_are_proved_through_the_socket(bench: Bench) -> None:
 async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: Bench) -> None:
     held: list[Request] = []
     server = await bench.serve(held.extend)
-    peer = bench.peer(server.endpoint)
+    peer = bench.connect_peer(server.endpoint)
     short = peer.request(b"short", timeout_s=0.05)
     long = peer.request(b"long", timeout_s=SOON_S)
     assert isinstance(await outcome(short), TimedOut)
@@ -176,7 +178,7 @@ async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: B
 async def test_a_server_that_closes_fails_what_has_no_answer_and_its_successor_serves(bench: Bench) -> None:
     held: list[Request] = []
     first = await bench.serve(held.extend)
-    peer = bench.peer(first.endpoint)
+    peer = bench.connect_peer(first.endpoint)
     futures = [peer.request(b"", timeout_s=SOON_S * 10) for _ in range(3)]
     await turns()
     assert len(held) == 3
@@ -193,7 +195,7 @@ async def test_a_server_that_closes_fails_what_has_no_answer_and_its_successor_s
 async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench: Bench) -> None:
     held: list[Request] = []
     server = await bench.serve(held.extend)
-    peer, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    peer, other = bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)
     future = peer.request(b"taken", timeout_s=SOON_S)
     await turns()
     queued, others = peer.request(b"queued", timeout_s=SOON_S), other.request(b"other", timeout_s=SOON_S)
@@ -209,7 +211,7 @@ async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench
 async def test_what_a_server_has_not_taken_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "QUEUE_BYTES_MAX", 1 << 20)
     server = await bench.serve(echo)
-    peer = bench.peer(server.endpoint)
+    peer = bench.connect_peer(server.endpoint)
     futures = [peer.request(b"", [bytes(300_000)], timeout_s=SOON_S) for _ in range(5)]
     outcomes = [await outcome(future) for future in futures]
     assert [isinstance(each, BackPressure) for each in outcomes] == [False, False, False, True, True]
@@ -224,7 +226,7 @@ async def test_a_server_takes_a_few_mebibytes_at_a_time(bench: Bench) -> None:
         echo(requests)
 
     server = await bench.serve(service)
-    peer = bench.peer(server.endpoint)
+    peer = bench.connect_peer(server.endpoint)
     await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
     assert sum(sizes) == 40 << 20
     assert max(sizes) <= TURN_BYTES + COALESCE_BYTES
@@ -241,7 +243,7 @@ async def test_a_server_that_is_slowed_down_takes_a_batch_of_one_peer_in_turn(
         echo(requests)
 
     server = await bench.serve(service)
-    sender, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    sender, other = bench.connect_peer(server.endpoint), bench.connect_peer(server.endpoint)
     server.slow_down(True)
     futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=SOON_S) for number in range(20)]
     fence = other.request(b"a fence", timeout_s=SOON_S)
@@ -257,7 +259,7 @@ async def test_a_server_that_is_slowed_down_takes_a_batch_of_one_peer_in_turn(
 
 async def test_a_cancelled_future_leaves_the_others_alone(bench: Bench) -> None:
     server = await bench.serve(echo)
-    peer = bench.peer(server.endpoint)
+    peer = bench.connect_peer(server.endpoint)
     futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(3)]
     futures[1].cancel()
     assert [(await futures[n]).head for n in (0, 2)] == [b"0", b"2"]
@@ -281,10 +283,10 @@ class Told:
 
 async def test_an_asker_that_fails_with_its_answer_keeps_no_other_one_from_theirs(bench: Bench) -> None:
     server = await bench.serve(echo)
-    peer, told, faults = bench.peer(server.endpoint), Told(), list[object]()
+    peer, told, faults = bench.connect_peer(server.endpoint), Told(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
     for number in range(3):
-        assert peer.post(told, b"%d" % number, (), timeout_s=SOON_S) is None
+        assert peer.send_request(told, b"%d" % number, (), timeout_s=SOON_S) is None
     assert told.heads == [], "not within `post`"
     await turns()
     assert told.heads == [b"0", b"1", b"2"]
@@ -295,13 +297,13 @@ async def test_an_asker_that_fails_with_its_answer_keeps_no_other_one_from_their
 async def test_what_is_posted_gets_an_outcome_or_is_refused_at_once(bench: Bench) -> None:
     held: list[Request] = []
     server = await bench.serve(held.extend)
-    peer, told = bench.peer(server.endpoint), Told()
+    peer, told = bench.connect_peer(server.endpoint), Told()
     told.heads.append(b"")
-    assert peer.post(told, b"answered", (), timeout_s=SOON_S) is None
-    assert peer.post(told, b"forgotten", (), timeout_s=SOON_S) is None
+    assert peer.send_request(told, b"answered", (), timeout_s=SOON_S) is None
+    assert peer.send_request(told, b"forgotten", (), timeout_s=SOON_S) is None
     await turns()
     held[0].reply(b"here")
     assert told.heads[1:] == [b"here"], "in the call of the reply"
     await peer.close()
     assert [type(each) for each in told.errors] == [ConnectionLost]
-    assert isinstance(peer.post(told, b"", (), timeout_s=SOON_S), ConnectionLost)
+    assert isinstance(peer.send_request(told, b"", (), timeout_s=SOON_S), ConnectionLost)

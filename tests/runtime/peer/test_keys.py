@@ -11,7 +11,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, KeyPair, PeerClientKeys, PeerServerKeys, Request
 from magnetar.runtime.peer.client import ZmqPeer
 from magnetar.runtime.peer.server import serve
-from magnetar.runtime.peer.sockets import Context, new_keys
+from magnetar.runtime.peer.sockets import ZmqContext, new_keys
 
 from .test_peers import IDENTITY, LOCAL, SOON_S, Ends, outcome
 
@@ -28,7 +28,7 @@ class Gate:
             raise self.unknown
         return key in self.names
 
-    def principal(self, key: str) -> Principal | None:
+    def find_principal(self, key: str) -> Principal | None:
         name = self.names.get(key)
         return None if name is None else Principal(name, PrincipalKind.MEMBER)
 
@@ -38,7 +38,7 @@ class Keyed(Ends):
 
     def __init__(self) -> None:
         super().__init__()
-        self.context, self.gate, self.own = Context(), Gate(), new_keys()
+        self.context, self.gate, self.own = ZmqContext(), Gate(), new_keys()
 
     async def serve(self, *, keys: bool = True, own: KeyPair | None = None, where: Endpoint = LOCAL) -> Endpoint:
         access = PeerServerKeys(own or self.own, self.gate) if keys else None

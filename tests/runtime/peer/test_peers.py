@@ -28,9 +28,9 @@ from magnetar.runtime.peer import client as peers
 from magnetar.runtime.peer import inside as outbox
 from magnetar.runtime.peer import sockets
 from magnetar.runtime.peer.client import ZmqPeer
-from magnetar.runtime.peer.envelope import EnvelopeKind, encode
+from magnetar.runtime.peer.envelope import EnvelopeKind, encode_envelope
 from magnetar.runtime.peer.server import ZmqPeerServer, is_local, serve
-from magnetar.runtime.peer.sockets import Context
+from magnetar.runtime.peer.sockets import ZmqContext
 
 LOCAL = Endpoint("127.0.0.1", 0)
 IDENTITY = b"bookie-number-01"
@@ -59,7 +59,7 @@ class Bench(Ends):
 
     def __init__(self) -> None:
         super().__init__()
-        self.context = Context()
+        self.context = ZmqContext()
 
     async def serve(self, service: PeerService, endpoint: Endpoint = LOCAL) -> ZmqPeerServer:
         server = await serve(self.context, endpoint, IDENTITY, service)
@@ -178,11 +178,11 @@ async def test_another_version_of_the_protocol_is_told_so(bench: Bench, monkeypa
     server = await bench.serve(echo)
 
     def newer(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[bytes]]]) -> list[bytes]:
-        header, *parts = encode(kind, identity, items)
+        header, *parts = encode_envelope(kind, identity, items)
         return [b"MGTP\x02" + bytes(header)[5:], *map(bytes, parts)]
 
     with monkeypatch.context() as patch:
-        patch.setattr(peers, "encode", newer)
+        patch.setattr(peers, "encode_envelope", newer)
         error = await outcome(bench.peer(server.endpoint).request(b"", timeout_s=SOON_S))
     assert isinstance(error, WrongProtocol)
     assert (await bench.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
@@ -259,7 +259,7 @@ async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:
 async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> None:
     came: list[Request] = []
     server = await bench.serve(came.extend)
-    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", [bytes(5000)])])[0])
+    header = bytes(encode_envelope(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", [bytes(5000)])])[0])
     bad = [
         [header],  # the part is missing
         [header, bytes(4999)],  # shorter than announced
@@ -267,7 +267,7 @@ async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> Non
         [header, bytes(5000), b"more"],
         [header[:-1], bytes(5000)],
         [header + b"x", bytes(5000)],
-        [encode(EnvelopeKind.REPLIES, IDENTITY, [(1, b"", ())])[0]],  # a server is not answered
+        [encode_envelope(EnvelopeKind.REPLIES, IDENTITY, [(1, b"", ())])[0]],  # a server is not answered
         [b""],
     ]
     socket = bench.context.open(zmq.DEALER)
@@ -302,7 +302,7 @@ async def test_very_many_malformed_messages_are_dropped_in_slices(
     socket.setsockopt(zmq.SNDTIMEO, 5000)
     for _ in range(500):
         socket.send(b"no envelope"[:3])
-    socket.send_multipart([bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])])
+    socket.send_multipart([bytes(encode_envelope(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])])
     await until(lambda: server.statistics()["requests"] == 1)
     assert server.statistics()["dropped"] == 500
     assert max(counts) <= 10
@@ -321,7 +321,7 @@ async def test_a_message_of_very_many_parts_is_dropped_in_slices(bench: Bench, m
         return slices[-1]
 
     monkeypatch.setattr(sockets.WatchedZmqSocket, "_skip", counting)
-    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])
+    header = bytes(encode_envelope(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])
     socket = bench.context.open(zmq.DEALER)
     socket.connect(f"tcp://{server.endpoint}")
     socket.setsockopt(zmq.SNDTIMEO, 5000)
@@ -457,15 +457,15 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     eight multiparts. The pauses are long when it matters: a busy machine keeps the threads of ZeroMQ waiting.
     """
     monkeypatch.setattr(sockets, "MULTIPARTS_QUEUED_MAX", 8)
-    open_ = sockets.Context.open
+    open_ = sockets.ZmqContext.open
 
-    def small(context: sockets.Context, kind: int) -> Any:
+    def small(context: sockets.ZmqContext, kind: int) -> Any:
         made = open_(context, kind)
         for option in (zmq.RCVBUF, zmq.SNDBUF):
             made.setsockopt(option, 256 << 10)
         return made
 
-    monkeypatch.setattr(sockets.Context, "open", small)
+    monkeypatch.setattr(sockets.ZmqContext, "open", small)
     taken: list[int] = []
 
     def service(requests: Sequence[Request]) -> None:
@@ -537,7 +537,7 @@ async def test_a_request_knows_whether_it_comes_from_this_machine_and_over_which
     chosen.setsockopt(zmq.LINGER, 0)
     chosen.setsockopt(zmq.ROUTING_ID, b"10.1.2.3")
     chosen.connect(f"tcp://{server.endpoint}")
-    chosen.send_multipart(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"a", ())]))
+    chosen.send_multipart(encode_envelope(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"a", ())]))
     async with asyncio.timeout(SOON_S):
         while len(came) < 7:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

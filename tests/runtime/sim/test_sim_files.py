@@ -131,7 +131,7 @@ def test_a_direct_write_is_durable_when_it_returns_and_aligned() -> None:
     disk.takes_direct = True
     files.sync_directory("/")
     file = files.open("/a", direct=True)
-    arena = files.arena(4096)
+    arena = files.allocate_buffer(4096)
     arena[:3] = b"abc"
     assert file.pwrite([arena], 0) == 4096
     for buffers, offset in (([b"abc"], 0), ([bytes(4096)], 3)):
@@ -201,7 +201,7 @@ def test_errors_on_purpose_and_a_full_disk() -> None:
     file.pwrite([b"abc"], 0)
     disk.flip_bit("/a", 1, 0)
     assert file.pread(3, 0) == b"acc"
-    disk.cut("/a", 2)
+    disk.truncate_file("/a", 2)
     assert file.pread(3, 0) == b"ac"
 
 
@@ -257,7 +257,7 @@ def test_die_ends_the_process() -> None:
     simulation = Simulation(4)
 
     async def dies() -> None:
-        simulation.world("a").files.die("fsync failed")
+        simulation.world("a").files.end_process("fsync failed")
 
     async def main() -> None:
         assert await _outcome(simulation.spawn("a", dies())) == "NodeCrashed"
@@ -266,7 +266,7 @@ def test_die_ends_the_process() -> None:
     simulation.run(main())
     assert simulation.complaints == []
     with pytest.raises(SimulatedDeath):
-        SimFiles(SimDisk()).die("x")
+        SimFiles(SimDisk()).end_process("x")
 
 
 def test_every_operation_is_recorded_before_it_takes_effect() -> None:

@@ -20,7 +20,7 @@ class Gate:
     async def admit(self, key: str) -> bool:
         return key in self.names
 
-    def principal(self, key: str) -> Principal | None:
+    def find_principal(self, key: str) -> Principal | None:
         name = self.names.get(key)
         return None if name is None else Principal(name, PrincipalKind.MEMBER)
 
@@ -32,7 +32,7 @@ def service(requests: Sequence[Request]) -> None:
 
 async def start(simulation: Simulation, gate: Gate, *, keys: bool = True) -> tuple[Endpoint, KeyPair]:
     network = simulation.world("server").network
-    own = network.new_keys()
+    own = network.generate_keys()
 
     async def begin() -> Endpoint:
         access = PeerServerKeys(own, gate) if keys else None
@@ -43,7 +43,7 @@ async def start(simulation: Simulation, gate: Gate, *, keys: bool = True) -> tup
 
 async def ask(simulation: Simulation, endpoint: Endpoint, access: PeerClientKeys, times: int = 1) -> bytes:
     async def run() -> bytes:
-        peer = simulation.world("client").network.peer(endpoint, SERVER_ID, access)
+        peer = simulation.world("client").network.connect_peer(endpoint, SERVER_ID, access)
         for _ in range(times):
             found = (await peer.request(b"", timeout_s=30)).head
         return bytes(found)
@@ -55,7 +55,7 @@ def test_a_member_is_served_and_named() -> None:
     async def main() -> None:
         gate = Gate()
         endpoint, server = await start(simulation, gate)
-        own = simulation.world("client").network.new_keys()
+        own = simulation.world("client").network.generate_keys()
         gate.names[own.public] = "broker/a"
         assert await ask(simulation, endpoint, PeerClientKeys(server.public, own), times=2) == b"broker/a"
 
@@ -68,7 +68,7 @@ def test_every_other_one_is_unauthorized(case: str) -> None:
     async def main() -> None:
         gate = Gate()
         endpoint, server = await start(simulation, gate, keys=case != "server in clear")
-        own: KeyPair | None = simulation.world("client").network.new_keys()
+        own: KeyPair | None = simulation.world("client").network.generate_keys()
         assert own is not None
         gate.names["aa" * 32] = "broker/a"
         if case == "server in clear":
@@ -88,7 +88,7 @@ def test_a_server_with_another_key_is_not_used() -> None:
     async def main() -> None:
         gate = Gate()
         endpoint, _ = await start(simulation, gate)
-        own = simulation.world("client").network.new_keys()
+        own = simulation.world("client").network.generate_keys()
         gate.names[own.public] = "broker/a"
         with pytest.raises(errors.ConnectionLost):
             await ask(simulation, endpoint, PeerClientKeys("bb" * 32, own))

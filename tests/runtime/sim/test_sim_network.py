@@ -10,15 +10,15 @@ import pytest
 
 from magnetar.proto import errors
 from magnetar.proto import wire_pb2 as wire
-from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, Request, rpc
+from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, Request, find_rpc
 from magnetar.runtime.sim.wires import ConnectionEnd
 from magnetar.runtime.sim.world import Simulation
 from tests.support.byte_streams import read
 
 ANY = Endpoint("127.0.0.1", 0)
 SERVER_ID = bytes(range(16))
-LOOKUP = rpc("Broker", "Lookup")
-CONNECT = rpc("Broker", "Connect")
+LOOKUP = find_rpc("Broker", "Lookup")
+CONNECT = find_rpc("Broker", "Connect")
 
 
 class EchoBroker:
@@ -91,7 +91,7 @@ def test_calls_answer_translate_errors_and_keep_deadlines() -> None:
         await asyncio.sleep(50)
         assert broker.seen[-1] == "to its end"
         with pytest.raises(errors.WrongProtocol):
-            await channel.call(rpc("Broker", "Offsets"), wire.OffsetsRequest(), timeout_s=5)
+            await channel.call(find_rpc("Broker", "Offsets"), wire.OffsetsRequest(), timeout_s=5)
         await channel.close()
         nobody = simulation.world("client").network.connect(Endpoint("127.0.0.1", 1))
         with pytest.raises(errors.Unavailable):
@@ -157,7 +157,7 @@ def test_a_crash_and_a_cut_break_streams_at_both_ends() -> None:
         stream = channel.stream(CONNECT)
         stream.send_nowait(publish(1))
         await stream.receive()
-        assert simulation.wires.cut("client", "server") == 1
+        assert simulation.wires.cut_connections("client", "server") == 1
         with pytest.raises(errors.ConnectionLost):
             await stream.receive()
         await asyncio.sleep(2)
@@ -186,7 +186,7 @@ def test_peers_answer_in_one_envelope_per_turn_and_check_identity() -> None:
     async def main() -> None:
         endpoint = await start_peers(simulation, service)
         network = simulation.world("client").network
-        peer = network.peer(endpoint, SERVER_ID)
+        peer = network.connect_peer(endpoint, SERVER_ID)
         big = bytes(10_000)
         replies = await asyncio.gather(
             *(peer.request(b"h%d" % number, [b"small", big], timeout_s=5) for number in range(50))
@@ -195,9 +195,9 @@ def test_peers_answer_in_one_envelope_per_turn_and_check_identity() -> None:
         assert [bytes(frame) for frame in replies[0].frames] == [b"small", big]
         assert turns == [50]
         with pytest.raises(errors.WrongIdentity):
-            await network.peer(endpoint, bytes(16)).request(b"", timeout_s=5)
+            await network.connect_peer(endpoint, bytes(16)).request(b"", timeout_s=5)
         with pytest.raises(errors.ConnectionLost):
-            await network.peer(Endpoint("127.0.0.1", 1), SERVER_ID).request(b"", timeout_s=5)
+            await network.connect_peer(Endpoint("127.0.0.1", 1), SERVER_ID).request(b"", timeout_s=5)
         await peer.close()
         with pytest.raises(errors.ConnectionLost):
             await peer.request(b"", timeout_s=5)
@@ -211,7 +211,7 @@ def test_a_lost_frame_is_a_timeout_and_a_dead_server_a_lost_connection() -> None
 
     async def main() -> None:
         endpoint = await start_peers(simulation, echo)
-        peer = simulation.world("client").network.peer(endpoint, SERVER_ID)
+        peer = simulation.world("client").network.connect_peer(endpoint, SERVER_ID)
         await peer.request(b"1", timeout_s=1)
         simulation.wires.faults.drop_rate = 1.0
         with pytest.raises(errors.TimedOut):
@@ -232,15 +232,15 @@ def test_a_partition_holds_what_is_sent_until_it_heals() -> None:
     async def main() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, broker))
         await channel.call(LOOKUP, wire.LookupRequest(topic="a"), timeout_s=1)
-        simulation.wires.partition("server", "client", both=False)
+        simulation.wires.partition_nodes("server", "client", both=False)
         with pytest.raises(errors.TimedOut):
             await channel.call(LOOKUP, wire.LookupRequest(topic="b"), timeout_s=1)
         assert broker.seen[-1] == "b"  # it arrived: unknown is not failed
-        simulation.wires.partition("server", "client")
+        simulation.wires.partition_nodes("server", "client")
         call = asyncio.create_task(channel.call(LOOKUP, wire.LookupRequest(topic="c"), timeout_s=10))
         await asyncio.sleep(5)
         assert broker.seen[-1] == "b"
-        simulation.wires.heal()
+        simulation.wires.heal_partition()
         assert (await call).here
 
     simulation.run(main())
@@ -254,11 +254,11 @@ def test_what_is_on_its_way_when_a_partition_heals_does_not_pass_what_waited(see
         channel = simulation.world("client").network.connect(await start_broker(simulation, EchoBroker()))
         stream = channel.stream(CONNECT)
         await asyncio.sleep(1)
-        simulation.wires.partition("server", "client")
+        simulation.wires.partition_nodes("server", "client")
         for number in range(40):
             stream.send_nowait(wire.ClientFrame(publish=b"%d" % number))
             await asyncio.sleep(0 if number % 4 else 0.0001)
-        simulation.wires.heal()
+        simulation.wires.heal_partition()
         answered: list[int] = []
         while len(answered) < 40:
             answered += [reply.receipt.sequence_id for reply in await stream.receive()]

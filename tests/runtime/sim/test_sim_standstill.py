@@ -25,7 +25,7 @@ async def ask(world: World, endpoint: Endpoint, timeout_s: float) -> tuple[float
     """When it was answered, or what failed."""
     begun = world.clock.monotonic()
     try:
-        await world.network.peer(endpoint, NAME).request(b"?", timeout_s=timeout_s)
+        await world.network.connect_peer(endpoint, NAME).request(b"?", timeout_s=timeout_s)
     except MagnetarError as error:
         return world.clock.monotonic() - begun, type(error).__name__
     return world.clock.monotonic() - begun, "answered"
@@ -80,7 +80,7 @@ def test_a_half_open_connection_is_silent_and_the_next_one_works() -> None:
     simulation = Simulation(1)
 
     async def talk(endpoint: Endpoint) -> list[str]:
-        peer = simulation.world("a").network.peer(endpoint, NAME)
+        peer = simulation.world("a").network.connect_peer(endpoint, NAME)
         await peer.request(b"?", timeout_s=1.0)
         assert simulation.wires.make_half_open("a", "b", noticed_s=4.0) == 1
         said = []
@@ -130,11 +130,11 @@ def test_a_disk_that_is_restored_has_what_was_durable_then() -> None:
         file.close()
 
     write("/old", b"then", sync=True)
-    backup = node.disk.snapshot()
+    backup = node.disk.take_snapshot()
     write("/old", b"now!", sync=True)
     write("/new", b"new", sync=True)
     simulation.crash("b")
-    node.disk.restore(backup)
+    node.disk.restore_snapshot(backup)
     files = simulation.world("b").files
-    assert node.disk.paths() == ["/old"]
+    assert node.disk.list_paths() == ["/old"]
     assert files.open("/old").pread(4, 0) == b"then"

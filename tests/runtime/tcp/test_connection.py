@@ -15,15 +15,21 @@ from magnetar.proto.errors import ConnectionLost, Unavailable
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client, server
-from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
+from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, find_rpc
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import HeaderDecoder, Http2ErrorCode, Http2Violation, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import (
+    HeaderDecoder,
+    Http2ErrorCode,
+    Http2Setting,
+    Http2Violation,
+    encode_headers,
+)
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
 HERE = Endpoint("127.0.0.1", 7650)
-LOOKUP, CONNECT = rpc("Broker", "Lookup"), rpc("Broker", "Connect")
+LOOKUP, CONNECT = find_rpc("Broker", "Lookup"), find_rpc("Broker", "Connect")
 HEAD = (
     (b":method", b"POST"), (b":scheme", b"http"), (b":path", CONNECT.path.encode()), (b":authority", b"x"),
     (b"te", b"trailers"), (b"content-type", b"application/grpc"),
@@ -110,7 +116,7 @@ async def pair() -> AsyncIterator[Pair]:
     await pair.close()
 
 
-def setting(connection: Any, values: dict[Setting, int]) -> None:
+def setting(connection: Any, values: dict[Http2Setting, int]) -> None:
     """The other end of `connection` says so."""
     give(connection, frames.settings(values))
 
@@ -124,7 +130,7 @@ async def test_messages_come_whole_and_in_order_whatever_the_pieces_and_the_wind
     for end, other in ((pair.client, pair.server), (pair.server, pair.client)):
         other.stream_window = rng.choice([1 if other is pair.server else 100, 5000, 65_535])
         frame = rng.choice([16_384, 1 << 20])
-        setting(end, {Setting.INITIAL_WINDOW_SIZE: other.stream_window, Setting.MAX_FRAME_SIZE: frame})
+        setting(end, {Http2Setting.INITIAL_WINDOW_SIZE: other.stream_window, Http2Setting.MAX_FRAME_SIZE: frame})
     streams = [pair.stream() for _ in range(3)]
     largest = rng.choice([10, 2000, 100_000] if most > 1000 else [10, 2000])
     sent = [[rng.randbytes(rng.randint(0, largest)) for _ in range(rng.randint(1, 8))] for _ in streams]
@@ -233,7 +239,7 @@ async def test_a_stranger_makes_a_server_keep_no_more_than_the_first_window(pair
     give(pair.server, OPENED + HEADERS)
     stream = pair.server.streams[1]
     assert (stream.receive_left, pair.server.window.left) == (65_535, 65_535)
-    give(pair.server, frames.header(5, frames.DATA, 0, 1) + client.prefix(1 << 20))
+    give(pair.server, frames.frame_header(5, frames.DATA, 0, 1) + client.prefix(1 << 20))
     for _ in range(4):
         assert not pair.down.is_closed
         give(pair.server, data(16_383))
@@ -242,11 +248,11 @@ async def test_a_stranger_makes_a_server_keep_no_more_than_the_first_window(pair
 
 # ---------------------------------------------------------------------------------- against the rules
 def data(size: int, stream: int = 1, flags: int = 0) -> bytes:
-    return frames.header(size, frames.DATA, flags, stream) + bytes(size)
+    return frames.frame_header(size, frames.DATA, flags, stream) + bytes(size)
 
 
 def raw(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
-    return frames.header(len(payload), kind, flags, stream) + payload
+    return frames.frame_header(len(payload), kind, flags, stream) + payload
 
 
 BROKEN = {
@@ -255,11 +261,11 @@ BROKEN = {
     "an acknowledgement before settings": (frames.PREFACE + frames.SETTINGS_ACK, Http2ErrorCode.PROTOCOL_ERROR),
     "settings of five bytes": (OPENED + raw(frames.SETTINGS, bytes(5)), Http2ErrorCode.FRAME_SIZE_ERROR),
     "settings of a stream": (OPENED + raw(frames.SETTINGS, b"", stream=1), Http2ErrorCode.PROTOCOL_ERROR),
-    "a window of 2^31": (OPENED + frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 31}),
+    "a window of 2^31": (OPENED + frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 1 << 31}),
     Http2ErrorCode.FLOW_CONTROL_ERROR),
-    "frames of 2^24": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 1 << 24}), Http2ErrorCode.PROTOCOL_ERROR),
-    "frames of no byte": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 0}), Http2ErrorCode.PROTOCOL_ERROR),
-    "push of 2": (OPENED + frames.settings({Setting.ENABLE_PUSH: 2}), Http2ErrorCode.PROTOCOL_ERROR),
+    "frames of 2^24": (OPENED + frames.settings({Http2Setting.MAX_FRAME_SIZE: 1 << 24}), Http2ErrorCode.PROTOCOL_ERROR),
+    "frames of no byte": (OPENED + frames.settings({Http2Setting.MAX_FRAME_SIZE: 0}), Http2ErrorCode.PROTOCOL_ERROR),
+    "push of 2": (OPENED + frames.settings({Http2Setting.ENABLE_PUSH: 2}), Http2ErrorCode.PROTOCOL_ERROR),
     "a ping of nine bytes": (OPENED + raw(frames.PING, bytes(9)), Http2ErrorCode.FRAME_SIZE_ERROR),
     "a ping of a stream": (OPENED + raw(frames.PING, bytes(8), stream=3), Http2ErrorCode.PROTOCOL_ERROR),
     "data of no stream": (OPENED + data(1, 0), Http2ErrorCode.PROTOCOL_ERROR),
@@ -269,9 +275,11 @@ BROKEN = {
     Http2ErrorCode.PROTOCOL_ERROR),
     "headers of no stream": (OPENED + frames.encode_header_block(0, encode_headers(HEAD), 0, 16_384),
     Http2ErrorCode.PROTOCOL_ERROR),
-    "a frame of 16 MiB": (OPENED + frames.header((1 << 24) - 1, frames.DATA, 0, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
-    "headers of 1 MiB": (OPENED + frames.header(1 << 20, frames.HEADERS, 4, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
-    "an unknown frame of 1 MiB": (OPENED + frames.header(1 << 20, 77, 0, 0), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "a frame of 16 MiB": (
+        OPENED + frames.frame_header((1 << 24) - 1, frames.DATA, 0, 1), Http2ErrorCode.FRAME_SIZE_ERROR
+    ),
+    "headers of 1 MiB": (OPENED + frames.frame_header(1 << 20, frames.HEADERS, 4, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "an unknown frame of 1 MiB": (OPENED + frames.frame_header(1 << 20, 77, 0, 0), Http2ErrorCode.FRAME_SIZE_ERROR),
     "headers that are none": (OPENED + raw(frames.HEADERS, b"\xff" * 40, 4, 1), Http2ErrorCode.COMPRESSION_ERROR),
     "an index that is not there": (OPENED + raw(frames.HEADERS, b"\xbe", 4, 1), Http2ErrorCode.COMPRESSION_ERROR),
     "more padding than payload": (OPENED + raw(frames.HEADERS, b"\x09abc", 4 | 8, 1), Http2ErrorCode.PROTOCOL_ERROR),
@@ -384,7 +392,7 @@ async def test_padding_and_priorities_are_taken_off(pair: Pair) -> None:
 async def test_calls_above_what_the_server_takes_wait_their_turn_and_those_given_up_are_never_begun(pair: Pair) -> None:
     rng = random.Random(3)
     await pair.run(rng, 1000)
-    setting(pair.client, {Setting.MAX_CONCURRENT_STREAMS: 2})
+    setting(pair.client, {Http2Setting.MAX_CONCURRENT_STREAMS: 2})
     calls = [pair.call(f"t{number}") for number in range(6)]
     assert len(pair.client.streams) == 2
     calls[3].cancel()

@@ -19,7 +19,13 @@ from magnetar.runtime.grpc.limits import CALLS_MAX
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.http2_frames import HeaderDecoder, Http2ErrorCode, Http2Violation, Setting, encode_headers
+from magnetar.runtime.tcp.http2_frames import (
+    HeaderDecoder,
+    Http2ErrorCode,
+    Http2Setting,
+    Http2Violation,
+    encode_headers,
+)
 from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
@@ -40,7 +46,7 @@ def begun(id_: int, path: bytes, flags: int = 0) -> bytes:
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
-    return frames.header(len(payload), frames.DATA, flags, id_) + payload
+    return frames.frame_header(len(payload), frames.DATA, flags, id_) + payload
 
 
 def message(payload: bytes, compressed: int = 0) -> bytes:
@@ -128,7 +134,7 @@ async def made(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Callable[[Wire
 # ---------------------------------------------------------------------------------- who never reads
 FLOODS: dict[str, Callable[[int], bytes]] = {
     "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
-    "settings": lambda n: frames.settings({Setting.INITIAL_WINDOW_SIZE: n % 1000}),
+    "settings": lambda n: frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
     "calls": lambda n: call(2 * n + 1),
     "calls of no method": lambda n: begun(2 * n + 1, NOWHERE, frames.END_STREAM),
     "streams": lambda n: begun(2 * n + 1, CONNECT),
@@ -219,8 +225,8 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     give(served.end, OPENED + b"".join(begun(2 * n + 1, CONNECT) for n in range(CALLS_MAX)))
     visited: list[Any] = []
     monkeypatch.setattr(http2.Http2Output, "on_window_opened", lambda out, stream: visited.append(stream))
-    payload = b"".join(struct.pack("!HI", Setting.INITIAL_WINDOW_SIZE, n) for n in range(2_700))
-    give(served.end, frames.header(len(payload), frames.SETTINGS, 0, 0) + payload)
+    payload = b"".join(struct.pack("!HI", Http2Setting.INITIAL_WINDOW_SIZE, n) for n in range(2_700))
+    give(served.end, frames.frame_header(len(payload), frames.SETTINGS, 0, 0) + payload)
     assert len(visited) == len(served.end.streams) == CALLS_MAX
     assert {stream.send_left for stream in served.end.streams.values()} == {2_699}
 
@@ -256,12 +262,15 @@ async def test_a_stream_whose_own_window_is_shut_is_not_woken_by_that_of_the_con
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = made(Wire())
-    give(served.end, frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3) + call(5))
+    give(
+        served.end,
+        frames.PREFACE + frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3) + call(5),
+    )
     await served.turns()
     assert not served.end.out.blocked
     give(served.end, frames.encode_window_update(0, 1000) + frames.encode_window_update(3, 1000))
     assert list(served.end.streams) == [1, 5]
-    give(served.end, frames.settings({Setting.INITIAL_WINDOW_SIZE: 50}))
+    give(served.end, frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 50}))
     assert not served.end.streams
     kinds = [(kind, stream) for kind, stream, _ in served.answered()]
     last_ack = max(at for at, (kind, stream) in enumerate(kinds) if kind == frames.SETTINGS)
@@ -282,7 +291,7 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
         honest(self)
 
     monkeypatch.setattr(server._ServerStream, "on_writable", writable)
-    windows = frames.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+    windows = frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: 0})
     give(served.end, frames.PREFACE + windows + begun(1, CONNECT) + data(1, message(frame)))
     await served.turns()
     give(served.end, frames.encode_window_update(0, 1) * 500)
@@ -296,7 +305,7 @@ async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_nev
 
 async def test_padded_data_above_the_window_is_refused_before_it_is_kept(made: Callable[[Wire], Server]) -> None:
     served = made(Wire())
-    give(served.end, OPENED + begun(1, CONNECT) + frames.header(1 << 20, frames.DATA, frames.PADDED, 1) + b"\xff")
+    give(served.end, OPENED + begun(1, CONNECT) + frames.frame_header(1 << 20, frames.DATA, frames.PADDED, 1) + b"\xff")
     assert served.answered()[-1][2][4:8] == Http2ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big")
     assert served.end.is_lost
 
@@ -387,12 +396,12 @@ def caller() -> tuple[client._ClientConnection, Wire]:
 
 async def test_calls_wait_while_a_server_takes_none_and_go_when_it_takes_some() -> None:
     end, _ = caller()
-    give(end, frames.settings({Setting.MAX_CONCURRENT_STREAMS: 0}))
+    give(end, frames.settings({Http2Setting.MAX_CONCURRENT_STREAMS: 0}))
     calls = [client._UnaryCall(HERE, ASKED) for _ in range(3)]
     for each in calls:
         end.start(each, LOOKUP)
     assert not end.streams
-    give(end, frames.settings({Setting.MAX_CONCURRENT_STREAMS: 2}))
+    give(end, frames.settings({Http2Setting.MAX_CONCURRENT_STREAMS: 2}))
     assert len(end.streams) == 2
     end.close(ConnectionLost("the test is over"))
     assert all(each.done.done() for each in calls)

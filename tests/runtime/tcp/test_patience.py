@@ -24,8 +24,8 @@ from magnetar.runtime.tcp.http2_frames import (
     FOLDED_BYTES_MAX,
     HeaderDecoder,
     Http2ErrorCode,
+    Http2Setting,
     Http2Violation,
-    Setting,
     encode_headers,
 )
 from tests.compiled import replaces_code
@@ -42,11 +42,11 @@ def begun(id_: int, method: str = "Connect", flags: int = 0, **more: bytes) -> b
 
 
 def data(id_: int, payload: bytes, flags: int = 0) -> bytes:
-    return frames.header(len(payload), frames.DATA, flags, id_) + payload
+    return frames.frame_header(len(payload), frames.DATA, flags, id_) + payload
 
 
 def raw(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    return frames.header(len(payload), kind, flags, stream) + payload
+    return frames.frame_header(len(payload), kind, flags, stream) + payload
 
 
 def message(payload: bytes) -> bytes:
@@ -131,8 +131,8 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "pings": lambda n: frames.ping(n.to_bytes(8, "big")),
     "answers-to-pings": lambda n: frames.ping(bytes(8), frames.ACK),
     "settings": lambda n: frames.settings({}),
-    "settings-that-change-windows": lambda n: frames.settings({Setting.INITIAL_WINDOW_SIZE: n % 1000}),
-    "settings-of-thousands": lambda n: frames.header(15_000, frames.SETTINGS, 0, 0) + bytes(15_000),
+    "settings-that-change-windows": lambda n: frames.settings({Http2Setting.INITIAL_WINDOW_SIZE: n % 1000}),
+    "settings-of-thousands": lambda n: frames.frame_header(15_000, frames.SETTINGS, 0, 0) + bytes(15_000),
     "answers-to-settings": lambda n: frames.SETTINGS_ACK,
     "priorities": lambda n: raw(frames.PRIORITY, bytes(5), stream=1),
     "frames-of-a-later-kind": lambda n: raw(77 + n % 100),
@@ -374,7 +374,7 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
     served.end.allowance.is_known = is_known
     monkeypatch.setattr(http2, "perf_counter", lambda: 0.0)
     charged = [0]
-    honest = limits.FrameAllowance.charge
+    honest = limits.FrameAllowance.charge_frames
 
     def charge(patience: limits.FrameAllowance, frames_: int = 1) -> None:
         charged[-1] += frames_
@@ -384,7 +384,7 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
         charged.append(0)
         return asyncio.get_running_loop().call_soon(served.end._go_on)
 
-    monkeypatch.setattr(limits.FrameAllowance, "charge", charge)
+    monkeypatch.setattr(limits.FrameAllowance, "charge_frames", charge)
     monkeypatch.setattr(served.end, "_rest_later", rest)
     sent = b"".join(FLOODS[what](2 * is_known + each) for each in range(3000))[: http2.READ_BYTES]
     served.end.get_buffer(-1)[: len(sent)] = sent
@@ -421,7 +421,7 @@ async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pyt
     await known(served)
     served.end.allowance.set_allowance(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", Ticks())
-    long = frames.header(16_000, 77, 0, 0) + bytes(16_000)
+    long = frames.frame_header(16_000, 77, 0, 0) + bytes(16_000)
     stream = memoryview(long * (40 * http2.READ_BYTES // len(long)))
     reads = 0
     while served.wire.is_read:

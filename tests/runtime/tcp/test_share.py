@@ -165,7 +165,7 @@ async def test_one_that_is_lost_while_it_waits_is_not_called_again(port: Port) -
 
 
 async def test_turns_that_are_over_are_forgotten_while_others_come(port: Port) -> None:
-    port.share.spend(10 * int(SHARE_MOST))
+    port.share.spend_frames(10 * int(SHARE_MOST))
     for _ in range(5000):
         port.share.queue_connection_turn(lambda: None, is_light=True).cancel()
         port.share.queue_connection_turn(lambda: None, is_light=False).cancel()
@@ -190,7 +190,7 @@ async def test_who_asks_for_another_turn_within_its_own_has_it_at_the_next_look(
 
 
 async def test_of_those_that_wait_for_their_turn_few_have_it_at_a_look(port: Port) -> None:
-    port.share.spend(int(SHARE_MOST))
+    port.share.spend_frames(int(SHARE_MOST))
     waiting = [asyncio.ensure_future(port.share.wait_turn(20, is_light=each % 2 == 0)) for each in range(200)]
     await port.turns()
     assert not any(each.done() for each in waiting)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import EntryOutcome, PendingAddWithPayload, Writer, WriterState
+from magnetar.ledger.writer_core import EntryOutcome, PendingAddWithPayload, WriterCore, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie
@@ -81,7 +81,7 @@ class Judge:
         seen.appended.append(payload)
         seen.sent_at.append(self._simulation.scheduler.now)
 
-    def confirmed(self, ledger: int, entry: int, writer: Writer[PendingAddWithPayload[bytes]]) -> None:
+    def confirmed(self, ledger: int, entry: int, writer: WriterCore[PendingAddWithPayload[bytes]]) -> None:
         seen = self.ledgers[ledger]
         promise(entry == seen.acked, f"8: entry {entry} of ledger {ledger} is confirmed after {seen.acked - 1}")
         promise(entry not in seen.failed, f"8: entry {entry} of ledger {ledger} is confirmed after it failed")
@@ -179,7 +179,7 @@ class Judge:
     def recovered(self, record: LedgerRecord, end: int, votes: dict[int, dict[str, int]]) -> None:
         """`votes`: of each entry, the bookies that said for certain that they do not have it."""
         fragment, _ = m.find_fragment_of_entry(record, end + 1)
-        write_set = m.get_striping_of_record(record).write_set(end + 1)
+        write_set = m.get_striping_of_record(record).slots_of_entry(end + 1)
         snapshot = {fragment.bookies[slot] for slot in write_set}
         bookies, ledger = self._simulation.bookies, record.ledger_id
         misses = [name for name in votes.get(end + 1, {}) if name in snapshot and bookies[name].is_fenced(ledger)]

@@ -40,7 +40,7 @@ class Repairer:
         self._striping = m.get_striping_of_record(record)
         self._left = [
             entry
-            for first, last in copies.runs(self._striping, slot, fragment.first, fragment.last)
+            for first, last in copies.find_runs_of_slot(self._striping, slot, fragment.first, fragment.last)
             for entry in range(first, last + 1)
         ]
         found = simulation.network.choose(1, fragment.bookies)
@@ -60,7 +60,7 @@ class Repairer:
             Change(self._simulation, self._client, self._record.ledger_id, decide, lambda outcome: None)
             return
         entry = self._left[0]
-        self._read(entry, [slot for slot in self._striping.write_set(entry) if slot != self._slot])
+        self._read(entry, [slot for slot in self._striping.slots_of_entry(entry) if slot != self._slot])
 
     def _read(self, entry: int, slots: list[int]) -> None:
         """From one after the other; with nobody left the record stays as it is."""

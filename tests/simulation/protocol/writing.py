@@ -45,7 +45,7 @@ class WriterClient:
         self.left = simulation.options.entries
         self.number = 0
         self.ledgers: list[int] = []
-        self.core: w.Writer[_Add] | None = None
+        self.core: w.WriterCore[_Add] | None = None
         self.ledger = -1
         self.stored: tuple[str, ...] = ()  # the ensemble that the metadata has, as far as we know
         self.over = False
@@ -83,12 +83,12 @@ class WriterClient:
         self.ledger = ledger
         self.ledgers.append(ledger)
         self.stored = outcome.fragments[-1].bookies
-        self.core = w.Writer(striping, outcome.fragments[-1].bookies, changes_max=CHANGES_MAX)
+        self.core = w.WriterCore(striping, outcome.fragments[-1].bookies, changes_max=CHANGES_MAX)
         self._watched = (-1, 0.0)
         self._turn(self.core)
         self.simulation.scheduler.after(QUORUM_TIMEOUT_S / 4, self.client.take, self._watch, self.core)
 
-    def _turn(self, core: w.Writer[_Add]) -> None:
+    def _turn(self, core: w.WriterCore[_Add]) -> None:
         simulation, options = self.simulation, self.simulation.options
         if core is not self.core or self._ending:
             return
@@ -126,7 +126,7 @@ class WriterClient:
             self.closes = 0
             self._run(self.core.close())
 
-    def _ended(self, core: w.Writer[_Add]) -> None:
+    def _ended(self, core: w.WriterCore[_Add]) -> None:
         """CLOSED, or POISONED: then the end is asked for once more; else a recoverer finds it."""
         if core.state is w.WriterState.CLOSED and core.end is not None:
             self.simulation.judge.ended(self.ledger, *core.end)
@@ -140,11 +140,11 @@ class WriterClient:
         if not self.over:
             self.begin()
 
-    def _ask_end(self, core: w.Writer[_Add]) -> None:
+    def _ask_end(self, core: w.WriterCore[_Add]) -> None:
         if core is self.core and core.state is w.WriterState.POISONED:
             self._run(core.close())
 
-    def _watch(self, core: w.Writer[_Add]) -> None:
+    def _watch(self, core: w.WriterCore[_Add]) -> None:
         if core is not self.core or core.state in (w.WriterState.CLOSED, w.WriterState.POISONED):
             return
         now, first = self.simulation.scheduler.now, core.adds.lac + 1
@@ -157,7 +157,7 @@ class WriterClient:
         self.simulation.scheduler.after(QUORUM_TIMEOUT_S / 4, self.client.take, self._watch, core)
 
     # ------------------------------------------------------------------------------ effects
-    def _learn(self, core: w.Writer[_Add], fact: w.Fact) -> None:
+    def _learn(self, core: w.WriterCore[_Add], fact: w.Fact) -> None:
         if core is not self.core:
             return
         before = core.state
@@ -195,7 +195,7 @@ class WriterClient:
         if effect.why is w.EntryOutcome.NOT_STORED:
             self._again.append(effect.add.payload)
 
-    def _send(self, core: w.Writer[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int) -> None:
+    def _send(self, core: w.WriterCore[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int) -> None:
         if core is not self.core:
             return
         ledger = self.ledger
@@ -219,7 +219,7 @@ class WriterClient:
         else:
             bookie.add(ledger, entries, False, reply)
 
-    def _answered(self, core: w.Writer[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int,
+    def _answered(self, core: w.WriterCore[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int,
                   statuses: Sequence[Status]) -> None:  # fmt: skip
         first = statuses[0]  # a bookie of ours takes a request as a whole
         if first is Status.OK:
@@ -233,7 +233,7 @@ class WriterClient:
             for send in sends:
                 self._learn(core, AddFailed(send.add.entry, slot, name))
 
-    def _change(self, core: w.Writer[_Add], effect: w.ChangeEnsemble) -> None:
+    def _change(self, core: w.WriterCore[_Add], effect: w.ChangeEnsemble) -> None:
         others = self._others(core, effect)
         names = ", ".join(name for _, name in effect.failed)
         self.simulation.story(f"{self.client.name} replaces {names} from entry {effect.first_entry} on by {others}")
@@ -246,7 +246,7 @@ class WriterClient:
             partial(self._changed, core), deadline_s=CHANGE_DEADLINE_S,
         )  # fmt: skip
 
-    def _others(self, core: w.Writer[_Add], effect: w.ChangeEnsemble) -> dict[int, str]:
+    def _others(self, core: w.WriterCore[_Add], effect: w.ChangeEnsemble) -> dict[int, str]:
         others: dict[int, str] = {}
         for slot, _ in effect.failed:
             taken = (*self.stored, *(name for _, name in effect.failed), *others.values())
@@ -255,7 +255,7 @@ class WriterClient:
                 others[slot] = found[0]
         return others
 
-    def _changed(self, core: w.Writer[_Add], outcome: Outcome) -> None:
+    def _changed(self, core: w.WriterCore[_Add], outcome: Outcome) -> None:
         fact: w.Fact = w.EnsembleChangeUnknown()
         if isinstance(outcome, LedgerRecord):
             self.stored = outcome.fragments[-1].bookies
@@ -264,13 +264,13 @@ class WriterClient:
             fact = w.EnsembleChangeRefused()
         self._learn(core, fact)
 
-    def _end(self, core: w.Writer[_Add], effect: w.CloseLedger) -> None:
+    def _end(self, core: w.WriterCore[_Add], effect: w.CloseLedger) -> None:
         self._ending = True
         self.simulation.story(f"{self.client.name} closes ledger {self.ledger} at {effect.last_entry}")
         decide = partial(m.decide_close_by_writer, last_entry=effect.last_entry, length=effect.length)
         Change(self.simulation, self.client, self.ledger, decide, partial(self._closed, core))
 
-    def _closed(self, core: w.Writer[_Add], outcome: Outcome) -> None:
+    def _closed(self, core: w.WriterCore[_Add], outcome: Outcome) -> None:
         fact: w.Fact = w.LedgerCloseUnknown()
         if isinstance(outcome, LedgerRecord):
             fact = w.LedgerEnded(outcome.last_entry, outcome.length)

@@ -112,7 +112,7 @@ def _log(cluster: Cluster, rng: random.Random) -> tuple[str, str] | None:
     if name is None:
         return None
     disk = cluster.simulation.node(name).disk
-    logs = [path for path in disk.paths() if path.endswith(".log") and disk.inode(path).durable.size]
+    logs = [path for path in disk.list_paths() if path.endswith(".log") and disk.find_inode(path).durable.size]
     return (name, rng.choice(logs)) if logs else None
 
 
@@ -122,7 +122,7 @@ def _bit_flip(cluster: Cluster, rng: random.Random) -> None:
         return
     name, path = found
     disk = cluster.simulation.node(name).disk
-    pages = [number for number, _ in disk.inode(path).durable.numbered()]
+    pages = [number for number, _ in disk.find_inode(path).durable.numbered()]
     if not pages:
         return
     offset = rng.choice(pages) * 4096 + rng.randrange(4096)
@@ -137,10 +137,10 @@ def _truncated_log(cluster: Cluster, rng: random.Random) -> None:
         return
     name, path = found
     disk = cluster.simulation.node(name).disk
-    size = rng.randrange(disk.inode(path).durable.size)
-    cluster.simulation.add_line(f"fault: {path} ends at {size} of {disk.inode(path).durable.size}")
+    size = rng.randrange(disk.find_inode(path).durable.size)
+    cluster.simulation.add_line(f"fault: {path} ends at {size} of {disk.find_inode(path).durable.size}")
     cluster.observer.damage(name)
-    disk.cut(path, size)
+    disk.truncate_file(path, size)
 
 
 def _replaced(cluster: Cluster, rng: random.Random) -> None:
@@ -164,7 +164,7 @@ async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None
         return
     copied = bookie.store.journal_position
     disk = cluster.simulation.node(name).disk
-    backup = disk.snapshot()
+    backup = disk.take_snapshot()
     await asyncio.sleep(after_s)
     if name in cluster.gone or cluster.healed or cluster.bookies.get(name) is not bookie:
         return
@@ -173,7 +173,7 @@ async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None
     cluster.simulation.crash(name, power_loss=True)
     cluster.simulation.add_line(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago, while it ran")
     cluster.observer.disk_rolled_back(name)
-    disk.restore(backup)
+    disk.restore_snapshot(backup)
 
 
 async def _roll_back(cluster: Cluster, name: str, after_s: float) -> None:
@@ -182,7 +182,7 @@ async def _roll_back(cluster: Cluster, name: str, after_s: float) -> None:
     identity = cluster.bookies[name].id if name in cluster.bookies else None
     cluster.simulation.crash(name, power_loss=True)
     disk = cluster.simulation.node(name).disk
-    backup = disk.snapshot()
+    backup = disk.take_snapshot()
     starts = cluster.starts[name]
     while cluster.starts[name] == starts or not cluster.simulation.is_node_running(name):
         await asyncio.sleep(0.1)
@@ -194,7 +194,7 @@ async def _roll_back(cluster: Cluster, name: str, after_s: float) -> None:
     cluster.simulation.crash(name, power_loss=True)
     cluster.simulation.add_line(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago")
     cluster.observer.disk_rolled_back(name)
-    disk.restore(backup)
+    disk.restore_snapshot(backup)
 
 
 DISKS: Mapping[str, Callable[[Cluster, random.Random], None]] = {

@@ -28,7 +28,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
-from magnetar.runtime.network import CLEAR, Channel, Endpoint, PeerClientKeys, World, rpc
+from magnetar.runtime.network import CLEAR, Channel, Endpoint, PeerClientKeys, World, find_rpc
 from magnetar.runtime.sim.loop import SimTask, raise_inside_task
 from magnetar.runtime.sim.rpc import _Connection as rpc_server
 from magnetar.runtime.sim.world import NodeCrashed
@@ -149,8 +149,8 @@ async def _talk_to_bookie(cluster: Cluster, world: World, rng: random.Random, na
     identity = bookie._identity.uuid if rng.random() < 0.9 else rng.randbytes(16)
     keys = CLEAR
     if cluster.security is not None and rng.random() < 0.7:  # it read the bookie's key, and has one of its own
-        keys = PeerClientKeys(bookie._serving.key, world.network.new_keys())
-    peer = world.network.peer(Endpoint("127.0.0.1", port), identity, keys)
+        keys = PeerClientKeys(bookie._serving.key, world.network.generate_keys())
+    peer = world.network.connect_peer(Endpoint("127.0.0.1", port), identity, keys)
     for _ in range(rng.randint(1, 20)):
         frames = [_noise(rng) for _ in range(rng.randrange(4))]
         try:
@@ -168,9 +168,9 @@ async def _talk_to_server(world: World, rng: random.Random, endpoint: Endpoint) 
         data: Any = _Garbage(_noise(rng))
         try:
             if rng.random() < 0.7:
-                await channel.call(rpc(*rng.choice(CALLS)), data, timeout_s=0.5)
+                await channel.call(find_rpc(*rng.choice(CALLS)), data, timeout_s=0.5)
                 continue
-            stream = channel.stream(rpc(*rng.choice(STREAMS)))
+            stream = channel.stream(find_rpc(*rng.choice(STREAMS)))
             stream.send_nowait(_noise(rng))
             async with asyncio.timeout(0.5):
                 await stream.receive()

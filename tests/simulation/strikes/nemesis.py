@@ -100,7 +100,7 @@ def _written(cluster: Cluster, rng: random.Random) -> str:
 
 # ---------------------------------------------------------------------------------- network
 def _cut(cluster: Cluster, rng: random.Random) -> None:
-    cluster.simulation.wires.cut(*_pair(cluster, rng))
+    cluster.simulation.wires.cut_connections(*_pair(cluster, rng))
 
 
 def _half_open(cluster: Cluster, rng: random.Random) -> None:
@@ -109,16 +109,16 @@ def _half_open(cluster: Cluster, rng: random.Random) -> None:
 
 def _partition(cluster: Cluster, rng: random.Random) -> None:
     source, target = _pair(cluster, rng)
-    cluster.simulation.wires.partition(source, target)
-    cluster.later(_down(cluster, rng), cluster.simulation.wires.heal, source, target)
+    cluster.simulation.wires.partition_nodes(source, target)
+    cluster.later(_down(cluster, rng), cluster.simulation.wires.heal_partition, source, target)
 
 
 def _one_way(cluster: Cluster, rng: random.Random) -> None:
     source, target = _pair(cluster, rng)
     if rng.random() < 0.5:
         source, target = target, source
-    cluster.simulation.wires.partition(source, target, both=False)
-    cluster.later(_down(cluster, rng), cluster.simulation.wires.heal, source, target)
+    cluster.simulation.wires.partition_nodes(source, target, both=False)
+    cluster.later(_down(cluster, rng), cluster.simulation.wires.heal_partition, source, target)
 
 
 def _isolate(cluster: Cluster, rng: random.Random) -> None:
@@ -129,16 +129,16 @@ def _cut_off(cluster: Cluster, name: str, seconds: float) -> None:
     nodes = [METADATA, CLIENT, WRITER, "rival", "tail", ADMIN, *cluster.bookie_names, *cluster.broker_names]
     for other in nodes:
         if other != name:
-            cluster.simulation.wires.partition(name, other)
-            cluster.later(seconds, cluster.simulation.wires.heal, name, other)
+            cluster.simulation.wires.partition_nodes(name, other)
+            cluster.later(seconds, cluster.simulation.wires.heal_partition, name, other)
 
 
 def _flap(cluster: Cluster, rng: random.Random) -> None:
     source, target = _pair(cluster, rng)
     for number in range(FLAPS):
         at = number * 0.6
-        cluster.later(at, cluster.simulation.wires.partition, source, target)
-        cluster.later(at + 0.1 + 0.4 * rng.random(), cluster.simulation.wires.heal, source, target)
+        cluster.later(at, cluster.simulation.wires.partition_nodes, source, target)
+        cluster.later(at + 0.1 + 0.4 * rng.random(), cluster.simulation.wires.heal_partition, source, target)
 
 
 def _clog(cluster: Cluster, rng: random.Random) -> None:
@@ -154,9 +154,9 @@ def _metadata_down(cluster: Cluster, rng: random.Random) -> None:
 def _unheard(cluster: Cluster, rng: random.Random) -> None:
     """Beyond its session, and all the while the node is told of changes: what it hears is no proof that it is heard."""
     name = rng.choice([*cluster.bookie_names, *cluster.broker_names])
-    cluster.simulation.wires.partition(name, METADATA, both=False)
+    cluster.simulation.wires.partition_nodes(name, METADATA, both=False)
     seconds = SESSION_TIMEOUT_S * rng.uniform(1.1, 2.5)
-    cluster.later(seconds, cluster.simulation.wires.heal, name, METADATA)
+    cluster.later(seconds, cluster.simulation.wires.heal_partition, name, METADATA)
 
     async def change() -> None:
         for number in range(int(seconds / 0.4)):

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from magnetar.bookie.maintenance import marks
-from magnetar.broker.cluster.ownership import cancel_drain
+from magnetar.broker.cluster.ownership import cancel_broker_drain
 from magnetar.client.admin import AdminClient
 from magnetar.ledger import client as deletions
 from magnetar.ledger.client import LedgerClient
@@ -82,7 +82,7 @@ def _decommission(cluster: Cluster, rng: random.Random) -> None:
     if name not in cluster.bookies:
         return
     bookie = cluster.bookies[name].id
-    path = paths.departing(bookie)
+    path = paths.departing_bookie(bookie)
 
     async def depart(world: World, store: MetadataStore) -> None:
         await put_record(store, path, DepartingRecord(bookie=bookie, since_ms=world.clock.wall_ms()), ANY)
@@ -148,7 +148,7 @@ async def _drain_now(cluster: Cluster, name: str, *, waits: bool) -> None:
 
 
 async def _undrain(name: str, world: World, store: MetadataStore) -> None:
-    await cancel_drain(store, name)
+    await cancel_broker_drain(store, name)
 
 
 def _unload(cluster: Cluster, rng: random.Random) -> None:

@@ -58,11 +58,11 @@ from magnetar.metadata.records import (
     TopicRecord,
     UnderReplicatedRecord,
 )
-from magnetar.metadata.records import decode as decode_record
-from magnetar.metadata.store import CheckNodeVersion, Delete, PutNode
+from magnetar.metadata.records import decode_record as decode_record
+from magnetar.metadata.store import CheckNodeVersion, DeleteNode, PutNode
 from magnetar.metadata.tree import TreeJobResult
-from magnetar.runtime.peer.envelope import EnvelopeKind, WrongEnvelopeMagic, decode
-from magnetar.runtime.sim.disk import Operation
+from magnetar.runtime.peer.envelope import EnvelopeKind, WrongEnvelopeMagic, decode_envelope
+from magnetar.runtime.sim.disk import DiskOperation
 from magnetar.runtime.sim.wires import ConnectionEnd
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.verdict.journals import (
@@ -131,7 +131,7 @@ class Observer:
         disk = self.simulation.node(node).disk
         trace = disk.record
 
-        def record(operation: Operation) -> None:
+        def record(operation: DiskOperation) -> None:
             if trace is not None:
                 trace(operation)
             self._operation(node, self.synced[node], operation)
@@ -162,7 +162,7 @@ class Observer:
     def damage(self, node: str) -> None:
         self.lossy = node
 
-    def _operation(self, node: str, synced: Synced, operation: Operation) -> None:
+    def _operation(self, node: str, synced: Synced, operation: DiskOperation) -> None:
         if operation.kind == "pwrite" and ".lidx" in operation.path:
             synced.indexing.setdefault(operation.path, []).extend(indexed_fences(operation.data))
         elif operation.kind == "pwrite":
@@ -225,7 +225,7 @@ class Observer:
         if not isinstance(message, list) or STRANGER in (end.owner.node, end.other.owner.node):
             return
         try:
-            envelope = decode(message[0])
+            envelope = decode_envelope(message[0])
         except WrongEnvelopeMagic:
             return
         parts = iter(message[1:])
@@ -311,7 +311,7 @@ class Observer:
             return
         if path.startswith("/ledgers/"):
             self._ledger(int(path.rpartition("/")[2]), path, value, version)
-        elif path.startswith("/topics/") and isinstance(operation, PutNode | Delete):
+        elif path.startswith("/topics/") and isinstance(operation, PutNode | DeleteNode):
             self._topic(path, None if value is None else decode_record(value, TopicRecord, path))
         elif path.startswith("/underreplicated/"):
             self._mark(int(path.rpartition("/")[2]), path, value)
@@ -439,8 +439,10 @@ class Observer:
         striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
         for entry in range(record.last_entry + 1):
             ensemble = [each for each in record.fragments if each.first_entry <= entry][-1].bookies
-            holders = [each for each in striping.write_set(entry) if self._held(ensemble[each], (ledger, entry))]
-            lost = any(self.node_of.get(ensemble[each], self.lossy) == self.lossy for each in striping.write_set(entry))
+            holders = [each for each in striping.slots_of_entry(entry) if self._held(ensemble[each], (ledger, entry))]
+            lost = any(
+                self.node_of.get(ensemble[each], self.lossy) == self.lossy for each in striping.slots_of_entry(entry)
+            )
             if len(holders) < record.ack_quorum - lost:
                 nodes = self._nodes(ensemble[each] for each in holders)
                 self._violated(f"7: ledger {ledger} is CLOSED at {record.last_entry}, and {entry} is only at {nodes}")
@@ -458,7 +460,7 @@ class Observer:
             for slot, (was, bookie) in enumerate(zip(old.bookies, final.bookies, strict=True)):
                 lacks = [] if was == bookie else [
                     entry for entry in range(final.first, final.last + 1)
-                    if slot in striping.write_set(entry) and not self.is_durable(bookie, record.ledger_id, entry)
+                    if slot in striping.slots_of_entry(entry) and not self.is_durable(bookie, record.ledger_id, entry)
                 ]  # fmt: skip
                 if lacks:
                     self._violated(
@@ -474,9 +476,9 @@ class Observer:
         """What the durable bytes of its entry logs hold. Rarely asked for: all of them are read."""
         found: dict[Key, None] = {}
         disk = self.simulation.node(node).disk
-        for path in disk.paths() if node in self.synced else ():
+        for path in disk.list_paths() if node in self.synced else ():
             if path.endswith(".log"):
-                pages = disk.inode(path).durable
+                pages = disk.find_inode(path).durable
                 data, at = bytes(pages.read(pages.size, 0)), entry_log.DATA_OFFSET
                 while record := entry_log.verify_record_at(data, at):
                     at, ledger, entry = record

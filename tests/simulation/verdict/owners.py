@@ -92,7 +92,7 @@ class Owners:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """As long as it lasts."""
-        begin, commit_batch = RunningCoordinator.begin, RunningCoordinator.commit_batch
+        begin, commit_batch = RunningCoordinator.begin_transactions, RunningCoordinator.commit_batch
         ask_end, end_half, remember = (
             RunningCoordinator.end_transaction_nowait,
             RunningCoordinator.end_half,
@@ -145,7 +145,7 @@ class Owners:
             remember(table, txn, reason, owner)
 
         with (
-            mock.patch.object(RunningCoordinator, "begin", begun),
+            mock.patch.object(RunningCoordinator, "begin_transactions", begun),
             mock.patch.object(RunningCoordinator, "commit_batch", batch),
             mock.patch.object(RunningCoordinator, "end_transaction_nowait", end),
             mock.patch.object(RunningCoordinator, "end_half", half),

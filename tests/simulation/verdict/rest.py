@@ -14,7 +14,7 @@ Within LIVENESS_S of virtual time
 import asyncio
 import zlib
 
-from magnetar.bookie.maintenance.repair_worker import Copier, RepairConfig
+from magnetar.bookie.maintenance.repair_worker import EntryCopier, RepairConfig
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
@@ -54,7 +54,7 @@ class _Rest:
 
     async def run(self, world: World) -> None:
         client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world))
-        copier = Copier(client.bookies, world.clock, RepairConfig())
+        copier = EntryCopier(client.bookies, world.clock, RepairConfig())
         await client.bookies.wait_bookies_listed()
         forced_at = world.clock.monotonic() + FORCED_S
         while True:
@@ -111,7 +111,7 @@ class _Rest:
         return ""
 
     # ------------------------------------------------------------------ 7
-    async def _incomplete(self, copier: Copier) -> str:
+    async def _incomplete(self, copier: EntryCopier) -> str:
         for record in list(self._observer.records.values()):
             if record.state == CLOSED and record.last_entry >= 0:
                 lack = await self._lack(copier, record)
@@ -119,7 +119,7 @@ class _Rest:
                     return lack
         return ""
 
-    async def _lack(self, copier: Copier, record: LedgerRecord) -> str:
+    async def _lack(self, copier: EntryCopier, record: LedgerRecord) -> str:
         striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
         firsts = [each.first_entry for each in record.fragments]
         for fragment, after in zip(record.fragments, [*firsts[1:], record.last_entry + 1], strict=True):
@@ -127,7 +127,7 @@ class _Rest:
             if last < first:
                 continue
             for slot, bookie in enumerate(fragment.bookies):
-                wanted = [entry for entry in range(first, last + 1) if slot in striping.write_set(entry)]
+                wanted = [entry for entry in range(first, last + 1) if slot in striping.slots_of_entry(entry)]
                 held = await copier.find_stored_entries(record, bookie, first, last) if wanted else None
                 missing = [] if held is None else [
                     entry for entry in wanted

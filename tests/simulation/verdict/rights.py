@@ -18,9 +18,9 @@ from unittest import mock
 
 from magnetar.broker.subscription.core.dispatch import Delivery
 from magnetar.broker.subscription.pump import SubscriptionDeliveryPump
-from magnetar.broker.topic.producer import Producer
+from magnetar.broker.topic.producer import TopicProducer
 from magnetar.metadata import paths
-from magnetar.metadata.records import GrantsRecord, decode
+from magnetar.metadata.records import GrantsRecord, decode_record
 from magnetar.metadata.store import MetadataStore, PutNode
 from magnetar.runtime.access import Principal
 from magnetar.runtime.sim.loop import PROCESS
@@ -69,7 +69,9 @@ class RightsJudge:
         """Any operation of the metadata."""
         if getattr(operation, "path", "") != PATH:
             return
-        record = decode(operation.value, GrantsRecord, PATH) if isinstance(operation, PutNode) else GrantsRecord()
+        record = (
+            decode_record(operation.value, GrantsRecord, PATH) if isinstance(operation, PutNode) else GrantsRecord()
+        )
         self.changes += 1
         for key in self._lost:
             if self._may(record, key):
@@ -92,7 +94,7 @@ class RightsJudge:
         async def seen(path: str) -> Any:
             found = await get(path)
             if path == PATH:
-                record = GrantsRecord() if found is None else decode(found.value, GrantsRecord, PATH)
+                record = GrantsRecord() if found is None else decode_record(found.value, GrantsRecord, PATH)
                 for key, lost in self._lost.items():
                     if lost != inf and not self._may(record, key):
                         self._read.setdefault((node, key), self._simulation.loop.elapsed_s)
@@ -129,9 +131,9 @@ class RightsJudge:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """As long as it lasts the judge sees what brokers store and deliver."""
-        publish, deliver = Producer.publish, SubscriptionDeliveryPump._deliver
+        publish, deliver = TopicProducer.publish, SubscriptionDeliveryPump._deliver
 
-        def published(producer: Producer, client_part: bytes) -> bool:
+        def published(producer: TopicProducer, client_part: bytes) -> bool:
             taken = publish(producer, client_part)
             if taken:
                 self.used(46, producer.principal, "produce")
@@ -143,7 +145,7 @@ class RightsJudge:
             deliver(pump, deliveries)
 
         with (
-            mock.patch.object(Producer, "publish", published),
+            mock.patch.object(TopicProducer, "publish", published),
             mock.patch.object(SubscriptionDeliveryPump, "_deliver", delivered),
         ):
             yield

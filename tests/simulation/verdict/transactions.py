@@ -141,9 +141,13 @@ class Coordination:
     def watching(self) -> Iterator[None]:
         """As long as it lasts."""
         append, append_now, take_over = CoordinatorLog.append, CoordinatorLog.append_nowait, CoordinatorLog.take_over
-        state_of, begin = RunningCoordinator._state, RunningCoordinator.begin
-        join, end, status = RunningCoordinator.join, RunningCoordinator.end, RunningCoordinator.get_status
-        join_nowait, ask_end = RunningCoordinator.join_nowait, RunningCoordinator.end_transaction_nowait
+        state_of, begin = RunningCoordinator._state, RunningCoordinator.begin_transactions
+        join, end, status = (
+            RunningCoordinator.join_transaction,
+            RunningCoordinator.end_transaction,
+            RunningCoordinator.get_status,
+        )
+        join_nowait, ask_end = RunningCoordinator.join_transaction_nowait, RunningCoordinator.end_transaction_nowait
 
         async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
             own, txns = self.appending(log.number, records)
@@ -203,11 +207,11 @@ class Coordination:
             mock.patch.object(CoordinatorLog, "append", appended),
             mock.patch.object(CoordinatorLog, "append_nowait", appended_now),
             mock.patch.object(CoordinatorLog, "take_over", taken),
-            mock.patch.object(RunningCoordinator, "begin", begun),
-            mock.patch.object(RunningCoordinator, "join", joined),
-            mock.patch.object(RunningCoordinator, "join_nowait", joined_now),
+            mock.patch.object(RunningCoordinator, "begin_transactions", begun),
+            mock.patch.object(RunningCoordinator, "join_transaction", joined),
+            mock.patch.object(RunningCoordinator, "join_transaction_nowait", joined_now),
             mock.patch.object(RunningCoordinator, "end_transaction_nowait", end_asked),
-            mock.patch.object(RunningCoordinator, "end", ended),
+            mock.patch.object(RunningCoordinator, "end_transaction", ended),
             mock.patch.object(RunningCoordinator, "get_status", asked),
         ):
             yield

@@ -8,9 +8,9 @@ class Counting(SystemFiles):
     def __init__(self) -> None:
         self.made: list[int] = []
 
-    def arena(self, size: int) -> memoryview:
+    def allocate_buffer(self, size: int) -> memoryview:
         self.made.append(size)
-        return super().arena(size)
+        return super().allocate_buffer(size)
 
 
 def test_blocks_take_turns_and_a_longer_one_keeps_its_memory_for_the_next() -> None:

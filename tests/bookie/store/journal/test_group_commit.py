@@ -25,12 +25,12 @@ from magnetar.bookie.store.group_commit_core import (
     ConfirmBlock,
     DiskRoomFound,
     GroupCommit,
+    GroupCommitState,
     JournalFailed,
     NoRoomForBlock,
     NoRoomForSegment,
     ReportNoRoomForBlock,
     SegmentBegun,
-    Stage,
     WriteBlock,
 )
 from magnetar.bookie.store.journal import JournalRecordGroup, encode_block_buffers
@@ -128,7 +128,7 @@ class Walk:
             if not group.size:
                 self.empty.add(number)
             self.asked.append(number)
-            self.core.append(number, group.size, len(group.headers))
+            self.core.append_group(number, group.size, len(group.headers))
 
     def advance(self) -> None:
         for effect in self.core.next_effects(spare=bool(self.segments.spares) or self.fill()):
@@ -317,7 +317,7 @@ def _no_zeros(real: Callable[..., None], commit: GroupCommit[int], block: WriteB
 def _later_block_counts(real: Callable[..., None], commit: GroupCommit[int], block: WriteBlock[int]) -> None:
     """A block that is synced is confirmed although one before it found no room."""
     real(commit, block)
-    commit._stage = Stage.WRITING
+    commit._stage = GroupCommitState.WRITING
 
 
 def _confirmed_when_written(real: Callable[..., None], commit: GroupCommit[int], sequence: int, synced: bool) -> Any:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from magnetar.bookie.format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, MAGIC
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import FileFault, Operation
+from magnetar.runtime.sim.disk import DiskOperation, FileFault
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
 from tests.bookie.stores import DATA, NODE, SMALL, Model, add, fence, load, open_store, payload, simulate
@@ -23,11 +23,11 @@ JOURNAL = f"{DATA}/journal"
 
 def put(store: Store, ledger: int, entry: int, size: int = 300) -> None:
     stored = stored_entry(ledger, entry, payload(ledger, entry, size))
-    assert store.add(ledger, entry, KEY, (stored,), len(stored), -1, False) is Status.OK
+    assert store.add_entry(ledger, entry, KEY, (stored,), len(stored), -1, False) is Status.OK
 
 
 def journal_files(simulation: Simulation) -> list[str]:
-    return [path for path in simulation.node(NODE).disk.paths() if path.endswith(".jnl")]
+    return [path for path in simulation.node(NODE).disk.list_paths() if path.endswith(".jnl")]
 
 
 def test_answers_come_in_order_and_after_the_sync() -> None:
@@ -36,7 +36,7 @@ def test_answers_come_in_order_and_after_the_sync() -> None:
     async def main(simulation: Simulation) -> None:
         store = await open_store(simulation)
 
-        def record(operation: Operation) -> None:
+        def record(operation: DiskOperation) -> None:
             if operation.kind == "fdatasync" and operation.path.startswith(JOURNAL):
                 events.append("sync")
 
@@ -53,7 +53,7 @@ def test_answers_come_in_order_and_after_the_sync() -> None:
                     if entry == 39:
                         done.set()
 
-                store.seal(answered)
+                store.seal_group(answered)
                 if entry % 7 == 0:
                     await asyncio.sleep(0.0003)
             await done.wait()
@@ -71,10 +71,10 @@ async def test_add_is_visible_before_it_is_durable_and_gone_only_when_nobody_was
 ) -> None:
     store = await open_store(simulation)
     put(store, 1, 0)
-    assert (await simulation.spawn(NODE, store.read(1, 0))).status is Status.OK
+    assert (await simulation.spawn(NODE, store.read_entries(1, 0))).status is Status.OK
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
-    assert (await simulation.spawn(NODE, store.read(1, 0))).status is Status.NO_SUCH_LEDGER
+    assert (await simulation.spawn(NODE, store.read_entries(1, 0))).status is Status.NO_SUCH_LEDGER
 
 
 def test_failed_sync_ends_the_process_and_nobody_is_answered() -> None:
@@ -86,7 +86,7 @@ def test_failed_sync_ends_the_process_and_nobody_is_answered() -> None:
 
         async def work() -> None:
             put(store, 1, 0)
-            store.seal(answers.append)
+            store.seal_group(answers.append)
             await asyncio.sleep(10)
 
         with pytest.raises(NodeCrashed):
@@ -109,9 +109,9 @@ def test_a_fault_while_a_block_is_answered_ends_the_process_and_what_follows_is_
 
         async def work() -> None:
             put(store, 1, 0)
-            store.seal(faulty)
+            store.seal_group(faulty)
             put(store, 1, 1)
-            store.seal(answers.append)
+            store.seal_group(answers.append)
             await asyncio.sleep(10)
 
         with pytest.raises(NodeCrashed):
@@ -129,10 +129,10 @@ async def test_a_block_begins_in_the_seal_that_finds_no_other_one_on_its_way(sim
         journal, done = store._journal, asyncio.Event()
         await store.seal_and_wait()
         put(store, 1, 0)
-        store.seal(lambda ok: None)
+        store.seal_group(lambda ok: None)
         assert len(journal._flying) == 1, "no task is waited for"
         put(store, 1, 1)
-        store.seal(lambda ok: done.set())
+        store.seal_group(lambda ok: done.set())
         assert len(journal._flying) == 1
         assert journal.queued_records, "this one waits for the task"
         await done.wait()
@@ -141,11 +141,11 @@ async def test_a_block_begins_in_the_seal_that_finds_no_other_one_on_its_way(sim
     await simulation.spawn(NODE, work())
 
 
-def journal_operations(simulation: Simulation, kinds: tuple[str, ...]) -> list[Operation]:
+def journal_operations(simulation: Simulation, kinds: tuple[str, ...]) -> list[DiskOperation]:
     """What is done to journals from now on."""
-    found: list[Operation] = []
+    found: list[DiskOperation] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind in kinds and operation.path.endswith(".jnl"):
             found.append(operation)
 
@@ -174,7 +174,7 @@ def test_a_block_is_written_only_behind_a_synced_one_and_waits_for_nobody_else()
                     if entry == 11:
                         last.set()
 
-                store.seal(answered)
+                store.seal_group(answered)
                 await asyncio.sleep(0.0001)
             await last.wait()
 
@@ -212,7 +212,7 @@ def test_direct_blocks_are_in_the_disk_at_once_and_answered_in_order() -> None:
                     assert payload(1, entry) in whole, "it, and all before it"
                     answers.append(entry)
 
-                store.seal(answered)
+                store.seal_group(answered)
                 await asyncio.sleep(0.0001)
             await store.seal_and_wait()
 
@@ -240,7 +240,7 @@ def test_a_block_behind_one_without_room_is_refused_and_never_counts(direct: boo
             simulation.node(NODE).disk.faults.append(FileFault("pwrite", ".jnl", errno.ENOSPC))
             for entry in (1, 2):
                 put(store, 1, entry)
-                store.seal(answers.append)
+                store.seal_group(answers.append)
                 for _ in range(5):
                     await asyncio.sleep(0)  # so that each goes into a block of its own
             await asyncio.sleep(0.1)
@@ -253,7 +253,7 @@ def test_a_block_behind_one_without_room_is_refused_and_never_counts(direct: boo
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         for entry, ok in enumerate((True, *answers, True)):
-            result = await simulation.spawn(NODE, store.read(1, entry))
+            result = await simulation.spawn(NODE, store.read_entries(1, entry))
             assert result.status is (Status.OK if ok else Status.NO_SUCH_ENTRY)
 
     for seed in range(1, 9):
@@ -284,7 +284,7 @@ def test_a_disk_that_fails_ends_the_process_and_nobody_is_answered(kind: str, er
         async def work() -> None:
             for entry in range(3):
                 put(store, 1, entry)
-                store.seal(answers.append)
+                store.seal_group(answers.append)
                 await asyncio.sleep(0)
             await asyncio.sleep(10)
 
@@ -373,7 +373,7 @@ async def test_where_direct_writes_are_refused_blocks_are_written_and_synced(
     assert len(syncs) == 1
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
-    assert (await simulation.spawn(NODE, store.read(1, 0))).status is Status.OK
+    assert (await simulation.spawn(NODE, store.read_entries(1, 0))).status is Status.OK
 
 
 async def test_a_journal_rolls_only_when_all_of_it_is_synced(simulation: Simulation, /) -> None:
@@ -383,16 +383,16 @@ async def test_a_journal_rolls_only_when_all_of_it_is_synced(simulation: Simulat
     async def work() -> None:
         for entry in range(300):
             stored = stored_entry(1, entry, payload(1, entry, 300))
-            while store.add(1, entry, KEY, (stored,), len(stored), -1, False) is Status.BUSY:  # noqa: ASYNC110
+            while store.add_entry(1, entry, KEY, (stored,), len(stored), -1, False) is Status.BUSY:  # noqa: ASYNC110
                 await asyncio.sleep(0.0002)  # both memtables are full
-            store.seal(lambda ok: None)
+            store.seal_group(lambda ok: None)
             await asyncio.sleep(0.0002)
         await store.seal_and_wait()
 
     ends: dict[str, int] = {}
     headers: list[bytes] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pwrite" and operation.path.endswith(".jnl"):
             ends[operation.path] = operation.offset + len(operation.data)
         elif operation.kind == "pwrite" and operation.data.startswith(MAGIC):
@@ -438,7 +438,7 @@ async def test_full_disk_refuses_adds_loses_nothing_and_recovers(simulation: Sim
     store = await open_store(simulation)
     assert store.counters["replayed_records"] > 0
     for ledger, entry in ((1, 0), (2, 1)):
-        result = await simulation.spawn(NODE, store.read(ledger, entry))
+        result = await simulation.spawn(NODE, store.read_entries(ledger, entry))
         assert payload_of(result.entries[0]) == payload(ledger, entry)
     assert await simulation.spawn(NODE, add(store, 3, 0, b"late")) is Status.FENCED
     assert await simulation.spawn(NODE, add(store, 2, 2, b"more")) is Status.OK
@@ -460,13 +460,13 @@ async def test_full_disk_during_a_checkpoint_keeps_everything_readable_and_is_re
                 await store.checkpoint()
             assert store.room.no_space
             for entry in range(20):
-                result = await store.read(1, entry)
+                result = await store.read_entries(1, entry)
                 assert payload_of(result.entries[0]) == payload(1, entry)
             disk.faults.remove(fault)
         await store.checkpoint()
         assert store.statistics()["checkpoints"] == 2
         for entry in range(20):
-            assert payload_of((await store.read(1, entry)).entries[0]) == payload(1, entry)
+            assert payload_of((await store.read_entries(1, entry)).entries[0]) == payload(1, entry)
         store.check()
 
     await simulation.spawn(NODE, work())
@@ -481,7 +481,7 @@ async def test_recycled_journals_never_replay_their_stale_records(simulation: Si
 
     for ledger in range(1, 5):
         await simulation.spawn(NODE, fill(ledger))
-    await simulation.spawn(NODE, store.delete([1, 2, 3, 4]))
+    await simulation.spawn(NODE, store.delete_ledgers([1, 2, 3, 4]))
     await simulation.spawn(NODE, store.checkpoint())
     assert store.statistics()["journal_recycled"] > 0
     await simulation.spawn(NODE, add(store, 9, 0, b"new"))
@@ -496,7 +496,7 @@ async def _journal_with_blocks(simulation: Simulation, blocks: int) -> tuple[str
     store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
     offsets: list[int] = []
 
-    def record(operation: Operation) -> None:
+    def record(operation: DiskOperation) -> None:
         if operation.kind == "pwrite" and operation.path.endswith(".jnl"):
             offsets.append(operation.offset)
 
@@ -513,9 +513,9 @@ async def test_torn_tail_is_cut_and_counted(simulation: Simulation, /) -> None:
     store = await open_store(simulation)
     assert store.counters["torn_bytes"] == ALIGNMENT
     for entry in range(4):
-        assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
-    assert (await simulation.spawn(NODE, store.read(1, 4))).status is Status.NO_SUCH_ENTRY
+        assert (await simulation.spawn(NODE, store.read_entries(1, entry))).status is Status.OK
+    assert (await simulation.spawn(NODE, store.read_entries(1, 4))).status is Status.NO_SUCH_ENTRY
     await simulation.spawn(NODE, add(store, 1, 4, b"again"))
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
-    assert payload_of((await simulation.spawn(NODE, store.read(1, 4))).entries[0]) == b"again"
+    assert payload_of((await simulation.spawn(NODE, store.read_entries(1, 4))).entries[0]) == b"again"

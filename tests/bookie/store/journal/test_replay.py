@@ -124,7 +124,7 @@ def test_zeros_and_stale_blocks_behind_the_end_are_not_counted_as_torn() -> None
 # ---------------------------------------------------------------------------------------- damage
 def test_a_journal_that_was_cut_short_and_has_a_successor_is_reported() -> None:
     made = filled(journals=2)
-    made.disk.cut(made.journals[0].path, made.journals[0].blocks[2][0] + 100)
+    made.disk.truncate_file(made.journals[0].path, made.journals[0].blocks[2][0] + 100)
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 2), (0, 3), (0, 4))
     assert len(reader.damages) == 1
@@ -132,7 +132,7 @@ def test_a_journal_that_was_cut_short_and_has_a_successor_is_reported() -> None:
 
 def test_a_journal_that_ends_before_the_mark_is_reported() -> None:
     made = filled()
-    made.disk.cut(made.journals[0].path, made.journals[0].blocks[1][0])
+    made.disk.truncate_file(made.journals[0].path, made.journals[0].blocks[1][0])
     start = JournalPosition(1, made.journals[0].blocks[3][0])
     reader = made.reader(start)
     assert read_all(reader) == []
@@ -197,7 +197,7 @@ def test_any_damage_of_the_part_that_was_not_synced_is_cut(seed: int) -> None:
         if rng.random() < 0.4:
             made.overwrite(journal.path, sector, rng.choice((bytes(512), rng.randbytes(512))))
     if rng.random() < 0.3:
-        made.disk.cut(journal.path, rng.randint(offset, journal.end))
+        made.disk.truncate_file(journal.path, rng.randint(offset, journal.end))
     after = made.files.open(journal.path).pread(journal.end - offset, offset)
     whole = after[:meaningful] == before[:meaningful] and len(after) == len(before)
     reader = made.reader()
@@ -257,7 +257,7 @@ async def test_a_store_replays_what_is_whole_of_a_header_that_was_hit(simulation
         await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry)))
     simulation.crash(NODE)
     disk = simulation.node(NODE).disk
-    path = [each for each in disk.paths() if each.endswith(".jnl")][-1]
+    path = [each for each in disk.list_paths() if each.endswith(".jnl")][-1]
     disk.flip_bit(path, 20)
     store = await open_store(simulation)
     assert store.counters["replayed_records"] == 4
@@ -277,7 +277,7 @@ def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
                 lacs[ledger] = max(lacs[ledger], entry)
             lac = rng.randint(-1, entry - 1)
             stored = stored_entry(ledger, entry, rng.randbytes(rng.choice((0, 10, 500))), lac)
-            assert store.add(ledger, entry, KEY, (stored[:36], stored[36:]), len(stored), lac, False) is Status.OK
+            assert store.add_entry(ledger, entry, KEY, (stored[:36], stored[36:]), len(stored), lac, False) is Status.OK
             lacs[ledger], entries[ledger, entry] = max(lacs[ledger], lac), stored
         return await store.seal_and_wait()
 
@@ -294,7 +294,7 @@ def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
             assert descriptor is not None
             assert (descriptor.lac, descriptor.last, descriptor.fenced) == (lacs[ledger], last, False)
         for (ledger, entry), stored in entries.items():
-            found = await simulation.spawn(NODE, store.read(ledger, entry))
+            found = await simulation.spawn(NODE, store.read_entries(ledger, entry))
             assert b"".join(found.entries) == stored
 
     simulate(main)

@@ -21,7 +21,7 @@ from magnetar.broker.subscription.acks import TransactionalAcks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks, bits_of_indexes
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
+from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, PlannedRead
 from magnetar.broker.subscription.core.fair_shared import FairShared
 from magnetar.broker.subscription.core.in_log_order import KeySharedOptions, to_key_shared_options
 from magnetar.broker.subscription.core.key_shared import KeyShared
@@ -121,12 +121,12 @@ class Walk:
         self.held_back: set[Position] = set()
         self.full = False
         self.deliveries = 0
-        self.begin(CursorState(self.shape.start))
+        self.begin(CursorState(self.shape.start_position))
         self.persist()
 
     def begin(self, state: CursorState) -> None:
         self.cursor = Cursor(self.shape, state)
-        self.cursor.adapt_to_log()
+        self.cursor.adapt_to_log_after_restart()
         self.paid = {}
         self.dispatcher = Dispatcher(
             self.shape, self.cursor, find_subscription_type(self.type).make_policy(self.options), limits=self.limits,
@@ -197,13 +197,13 @@ class Walk:
                     self.ack_entry(account, position)
         self.dispatcher.check()
         assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.choose_next_read()}"
-        assert self.cursor.mark == self.shape.last
+        assert self.cursor.mark == self.shape.last_position
         assert self.dispatcher.replay_entries == 0
         assert self.dispatcher.choose_next_read() in (*CAUGHT_UP_REASONS, Blocked.NO_PERMITS)
 
     # ------------------------------------------------------------------ the log
     def grow(self) -> None:
-        rng, tail = self.rng, self.shape.tail
+        rng, tail = self.rng, self.shape.tail_span
         if rng.random() < 0.05:
             self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
             tail = self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
@@ -232,7 +232,7 @@ class Walk:
 
     def note(self) -> None:
         """The newest entry is held back before anybody has read it."""
-        position, delays = self.shape.last, self.dispatcher.delays
+        position, delays = self.shape.last_position, self.dispatcher.delays
         item = self.items.get(position)
         if delays is None or item is None or position in self.acked or self.dispatcher.read_position > position:
             return
@@ -244,7 +244,7 @@ class Walk:
         held = {position for account in self.accounts.values() for position in account.held} | self.held_back
         return [
             position for position, item in self.items.items()
-            if not self.is_done(position) and position not in held and item.deliver_at_ms <= self.now_ms
+            if not self.is_acked_or_pending(position) and position not in held and item.deliver_at_ms <= self.now_ms
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ consumers
@@ -302,7 +302,7 @@ class Walk:
 
     def grant(self, account: Account, permits: int) -> None:
         account.permits += permits
-        self.dispatcher.flow(account.member, permits)
+        self.dispatcher.grant_permits(account.member, permits)
 
     # ------------------------------------------------------------------ what consumers do
     def some_held(self) -> tuple[Account, Position] | None:
@@ -448,7 +448,7 @@ class Walk:
         if self.held_back:
             position = self.rng.choice(sorted(self.held_back))
             self.held_back.discard(position)
-            self.dispatcher.held.drop(position)
+            self.dispatcher.held.discard(position)
             self.dispatcher.add_released_entries([position])
 
     def nack_all(self) -> None:
@@ -472,7 +472,7 @@ class Walk:
     def pending_positions(self) -> set[Position]:
         return {position for own in self.in_txn.values() for position in own}
 
-    def is_done(self, position: Position) -> bool:
+    def is_acked_or_pending(self, position: Position) -> bool:
         if position in self.acked:
             return True
         done = self.acked_indexes.get(position, set()) | self.pending_at(position)
@@ -503,7 +503,7 @@ class Walk:
             self.count_anew(position, index)
         if len(done) == item.count:
             self.done(position)
-        elif self.is_done(position):
+        elif self.is_acked_or_pending(position):
             self.out_of_hands(position)
         else:
             self.less(account, position, len(new))
@@ -598,7 +598,7 @@ class Walk:
         everything = set(range(self.items[position].count))
         asked = indexes if indexes is not None else everything
         taken = self.acked_indexes.get(position, set()) | (self.pending_at(position) - own)
-        twice = rest and bool(own & asked if bits else own and self.is_done(position))
+        twice = rest and bool(own & asked if bits else own and self.is_acked_or_pending(position))
         wanted.add(position, bits)
         try:
             self.acks.add_pending_acks(account.member, txn, wanted, None, 1 << 60, rest=rest)
@@ -610,12 +610,12 @@ class Walk:
         assert position not in self.acked, f"{position} is acknowledged, and was taken"
         if asked & taken:
             assert own, f"{position} was taken twice"
-            assert self.is_done(position)
+            assert self.is_acked_or_pending(position)
             return
         new = asked - own
         if new:
             self.in_txn.setdefault(txn, {}).setdefault(position, set()).update(new)
-        if self.is_done(position):
+        if self.is_acked_or_pending(position):
             self.out_of_hands(position)
         else:
             self.less(account, position, len(new))
@@ -708,12 +708,12 @@ class Walk:
         for account in list(self.accounts.values())[1:]:
             self.dispatcher.leave(account.member)
             del self.accounts[account.member.id]
-        mark = self.rng.choice([self.shape.start, self.shape.last, *self.items])
+        mark = self.rng.choice([self.shape.start_position, self.shape.last_position, *self.items])
         self.cursor.seek(mark)
         if self.filtering is not None:
-            self.filtering.start_over(compacted=False)
+            self.filtering.restart(compacted=False)
             self.looked_up_to = Position(-1, -1)
-        self.dispatcher.seek()
+        self.dispatcher.restart_after_mark()
         for account in kept:
             account.held.clear()
             account.unshown.clear()
@@ -767,9 +767,9 @@ class Walk:
             if not sure and rng.random() < 0.05:
                 return  # the bookies do not answer; it is tried again later
             before = self.dispatcher.progress
-            entries = self.read(want.position) if isinstance(want, Read) else self.again(want.positions)
+            entries = self.read(want.position) if isinstance(want, PlannedRead) else self.again(want.positions)
             if self.filtering is not None:
-                judged, entries = self.filter(self.filtering, entries, new=isinstance(want, Read))
+                judged, entries = self.filter(self.filtering, entries, new=isinstance(want, PlannedRead))
                 if not judged:
                     continue  # the first one is judged in a thread
                 if not entries:
@@ -821,7 +821,7 @@ class Walk:
     def hand(self, entries: list[Item]) -> list[Delivery]:
         given = []
         for entry in entries:  # one by one, so that the model sees each as it is
-            for delivery in self.dispatcher.assign([entry], self.now_ms):
+            for delivery in self.dispatcher.assign_entries([entry], self.now_ms):
                 self.delivered(delivery)
                 given.append(delivery)
         return given
@@ -833,7 +833,7 @@ class Walk:
         account = self.accounts[delivery.member.id]
         assert position not in self.held_back, f"{position} comes before it was let go"
         assert item.deliver_at_ms <= self.now_ms, f"{position} comes before its time"
-        assert not self.is_done(position), f"{position} was acknowledged, or is pending, and comes again"
+        assert not self.is_acked_or_pending(position), f"{position} was acknowledged, or is pending, and comes again"
         assert not any(position in each.held for each in self.accounts.values()), f"{position} has two holders"
         assert account.permits > 0, "sent without a permit"
         assert account.reads, "sent to one that does not read"
@@ -935,7 +935,7 @@ class Walk:
     def target(self, item: Item, pending: list[Position]) -> Account | None:
         """Whose an entry is by the rule of Key_Shared; None: it has to wait."""
         if self.asked.out_of_order:
-            return self.owner(item.slots[0])
+            return self.find_owner(item.slots[0])
         slots = set(item.slots)
         if any(self.follows(item.position, each) for each in self.failed):
             return None
@@ -946,17 +946,17 @@ class Walk:
             if any(slots & set(self.items[each].slots) for each in account.held)
         }  # fmt: skip
         if not holders:
-            return self.owner(item.slots[0])
+            return self.find_owner(item.slots[0])
         (holder, *others) = holders.values()
-        if others or (len(slots) == 1 and holder is not self.owner(item.slots[0])):
+        if others or (len(slots) == 1 and holder is not self.find_owner(item.slots[0])):
             return None
         return holder
 
-    def owner(self, slot: int) -> Account | None:
+    def find_owner(self, slot: int) -> Account | None:
         """Whose a slot is; test_slot_owners.py holds that against the words of the contract."""
         policy = self.dispatcher.policy
         assert isinstance(policy, KeyShared)
-        member = policy.owners.owner(slot)
+        member = policy.owners.find_owner(slot)
         return self.accounts[member.id] if member is not None else None
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.subscription.core.policy import Policy, SubscriptionOptions
+from magnetar.broker.subscription.core.policy import DispatchPolicy, SubscriptionOptions
 from magnetar.broker.subscription.core.subscription_types import find_subscription_type
 from magnetar.proto.names import Position
 
@@ -23,7 +23,7 @@ def positions_of(shape: LogShape) -> list[Position]:
     return [Position(span.ledger_id, entry) for span in shape.spans for entry in range(span.last_entry + 1)]
 
 
-def policy_of(number: int) -> Policy:
+def policy_of(number: int) -> DispatchPolicy:
     """Of the subscription type, with its defaults."""
     return find_subscription_type(number).policy(SubscriptionOptions())
 

@@ -1,7 +1,7 @@
 
 import random
 
-from magnetar.broker.subscription.core.policy import Chunk, find_chunk_run_at, find_chunk_runs
+from magnetar.broker.subscription.core.policy import MessageChunk, find_chunk_run_at, find_chunk_runs
 from magnetar.client.core.chunking import ChunkAssembler
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -11,8 +11,8 @@ def at(entry_id: int) -> Position:
     return Position(1, entry_id)
 
 
-def laid(*numbers: int, of: int = 3) -> list[Chunk]:
-    return [Chunk(at(entry_id), number, of) for entry_id, number in enumerate(numbers)]
+def laid(*numbers: int, of: int = 3) -> list[MessageChunk]:
+    return [MessageChunk(at(entry_id), number, of) for entry_id, number in enumerate(numbers)]
 
 
 def test_a_gap_and_a_missing_beginning_make_no_message() -> None:

@@ -4,7 +4,7 @@ import random
 
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, PlannedRead
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position, compute_key_slot
@@ -19,7 +19,7 @@ class Desk:
 
     def __init__(self, type_: int, entries: int, keys: int = 1, count: int = 1) -> None:
         self.shape = shape_of(entries)
-        self.cursor = Cursor(self.shape, CursorState(self.shape.start))
+        self.cursor = Cursor(self.shape, CursorState(self.shape.start_position))
         self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(type_))
         self.items = {
             position: Item(position, count, slots=(compute_key_slot(f"k{position.entry_id % keys}"),))
@@ -31,14 +31,14 @@ class Desk:
         member = Member(self.next_id, f"c{self.next_id}")
         self.next_id += 1
         self.dispatcher.join(member)
-        self.dispatcher.flow(member, permits)
+        self.dispatcher.grant_permits(member, permits)
         return member
 
     def pump(self) -> tuple[list[Delivery], Blocked]:
         given: list[Delivery] = []
         while not isinstance(want := self.dispatcher.choose_next_read(), Blocked):
-            wanted = [want.position] if isinstance(want, Read) else want.positions
-            given += self.dispatcher.assign([self.items[each] for each in wanted])
+            wanted = [want.position] if isinstance(want, PlannedRead) else want.positions
+            given += self.dispatcher.assign_entries([self.items[each] for each in wanted])
             self.dispatcher.check()
         return given, want
 
@@ -51,11 +51,11 @@ class Desk:
         """Everybody takes and acknowledges: the whole backlog is done in the end."""
         for _ in range(2 * len(self.items)):
             for member in members:
-                self.dispatcher.flow(member, max(0, 10 - member.permits))
+                self.dispatcher.grant_permits(member, max(0, 10 - member.permits))
             self.pump()
             for member in members:
                 self.ack(member)
-        assert self.cursor.mark == self.shape.last, "something is stuck"
+        assert self.cursor.mark == self.shape.last_position, "something is stuck"
 
 
 def test_complaint_01_consumers_added_to_key_shared_leave_nothing_stuck() -> None:
@@ -105,7 +105,7 @@ def test_complaint_04_a_key_moves_when_its_last_message_is_acknowledged_and_not_
     old = desk.join(permits=20)
     desk.pump()
     new = desk.join(permits=100)
-    desk.dispatcher.flow(old, 100)
+    desk.dispatcher.grant_permits(old, 100)
     desk.pump()
     moving = [position for position in positions_of(desk.shape)[20:] if position not in old.outstanding]
     assert moving
@@ -129,7 +129,7 @@ def test_complaint_05_one_hot_key_holds_up_no_other() -> None:
     members = [desk.join(permits=1) for _ in range(3)]
     (hot,) = {each.member for each in desk.pump()[0] if each.entry.position.entry_id < 50}
     for member in members:
-        desk.dispatcher.flow(member, 2000 if member is not hot else 0)
+        desk.dispatcher.grant_permits(member, 2000 if member is not hot else 0)
     desk.pump()
     for member in members:
         assert member is hot or all(position.entry_id >= 50 for position in member.outstanding)
@@ -145,8 +145,8 @@ def test_complaint_06_permits_below_zero_come_back_and_are_never_more_than_one_b
         assert len(desk.pump()[0]) == 1
         assert -100 < member.permits <= 0
         desk.ack(member)
-        desk.dispatcher.flow(member, 100)
-    assert desk.cursor.mark == desk.shape.last
+        desk.dispatcher.grant_permits(member, 100)
+    assert desk.cursor.mark == desk.shape.last_position
 
 
 def test_complaint_07_thirty_partitions_of_batches_are_drained_with_a_handful_of_permits() -> None:
@@ -158,10 +158,10 @@ def test_complaint_07_thirty_partitions_of_batches_are_drained_with_a_handful_of
             given, why = desk.pump()
             for each in given:
                 desk.ack(each.member, each.entry.position)
-                desk.dispatcher.flow(each.member, each.entry.count)
+                desk.dispatcher.grant_permits(each.member, each.entry.count)
             if why is Blocked.CAUGHT_UP:
                 break
-        assert desk.cursor.mark == desk.shape.last
+        assert desk.cursor.mark == desk.shape.last_position
         assert all(member.permits == 1 for member in members)
 
 
@@ -177,15 +177,15 @@ def test_complaint_08_with_a_backlog_and_permits_something_is_always_wanted() ->
             if isinstance(want, Blocked):
                 for member in members:
                     desk.ack(member)
-                    desk.dispatcher.flow(member, max(0, 5 - member.permits))
+                    desk.dispatcher.grant_permits(member, max(0, 5 - member.permits))
                 again = desk.dispatcher.choose_next_read()
                 assert not isinstance(again, Blocked) or again is Blocked.CAUGHT_UP, again
             elif rng.random() < 0.5:  # else the read failed
-                wanted = [want.position] if isinstance(want, Read) else want.positions[:1]
-                desk.dispatcher.assign([desk.items[each] for each in wanted])
+                wanted = [want.position] if isinstance(want, PlannedRead) else want.positions[:1]
+                desk.dispatcher.assign_entries([desk.items[each] for each in wanted])
         for member in members:
             desk.ack(member)
-        assert desk.cursor.mark == desk.shape.last
+        assert desk.cursor.mark == desk.shape.last_position
 
 
 def rng_type(seed: int) -> int:

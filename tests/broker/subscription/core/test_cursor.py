@@ -15,7 +15,7 @@ BATCH = 3
 
 
 def cursor_on(shape: LogShape) -> Cursor:
-    return Cursor(shape, CursorState(shape.start))
+    return Cursor(shape, CursorState(shape.start_position))
 
 
 class Model:
@@ -68,7 +68,7 @@ def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int
             model.ack_before(position)
             model.ack(position, range(index + 1))
         else:
-            cursor.seek(shape.before(position))
+            cursor.seek(shape.position_before(position))
             model.done.clear()
             model.ack_before(position)
             assert cursor.version > version
@@ -141,7 +141,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.hole_entry_count == 0
     cursor.ack(Position(10, 0))
     cursor.ack(Position(10, 1))
-    assert shape.after(cursor.mark) == (30, 0)
+    assert shape.position_after(cursor.mark) == (30, 0)
 
 
 def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() -> None:
@@ -150,7 +150,7 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
     cursor.ack(Position(20, 0))
     cursor.on_stored(cursor.version, cursor.mark)
     assert cursor.trim_limit.released_ledgers == {20}
-    shape.tail.last_entry += 1
+    shape.tail_span.last_entry += 1
     assert cursor.trim_limit.released_ledgers == set()
     cursor.ack(Position(20, 1))
     assert cursor.trim_limit.released_ledgers == set(), "it was full before, but what came since is not stored"
@@ -182,7 +182,7 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
     after.remove(10)
     again = Cursor(after, state)
-    again.adapt_to_log()
+    again.adapt_to_log_after_restart()
     again.check()
     assert again.mark == (30, 0)
     assert not again.is_acked(Position(30, 1))

@@ -17,7 +17,7 @@ BOUNDS = CursorLedgerBounds(entries=1000, size_bytes=64 << 20, live_share=0.2)
 def full_of_holes() -> Cursor:
     """A million alternating acks over forty ledgers."""
     shape = shape_of(*[SIZE] * LEDGERS)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     for number in range(LEDGERS):
         cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
     return cursor
@@ -55,7 +55,7 @@ def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
     second = log.plan_write(cursor, 2)
     assert len(second.entries) == 1
     found = Cursor(shape_of(*[SIZE] * LEDGERS), state_of(second.entries, [*first.entries, *second.entries]))
-    found.adapt_to_log()
+    found.adapt_to_log_after_restart()
     assert found.copy_cursor_state() == cursor.copy_cursor_state()
 
 
@@ -94,7 +94,7 @@ def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -
 def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory() -> None:
     """Pulsar (PIP-262): the record of the acks was too large to be stored at all."""
     shape = shape_of(*[SIZE] * 200)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     for number in range(200):
         cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
     assert cursor.hole_entry_count == 5_000_000

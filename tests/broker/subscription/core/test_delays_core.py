@@ -61,18 +61,18 @@ class Walk:
     def start(self) -> None:
         """A broker takes over: the cursor as it was stored, and the buckets that are named."""
         self.cursor = Cursor(self.shape, self.state)
-        self.cursor.adapt_to_log()
+        self.cursor.adapt_to_log_after_restart()
         self.delays = DelayIndex(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
         self.draft: UnstoredDelayBucket | None = None
         self.loads: list[ReadDelaySegments] = []
         self.delivered: set[Position] = set()
-        self.read = self.shape.after(self.cursor.mark)
+        self.read = self.shape.position_after(self.cursor.mark)
         for ledger_id in self.storage.named:
             self.delays.add_stored_bucket(ledger_id, list(self.storage.ledgers[ledger_id].segments), self.now_ms)
 
     # ------------------------------------------------------------------ what happens
     def publish(self) -> None:
-        tail = self.shape.tail
+        tail = self.shape.tail_span
         for _ in range(self.rng.randrange(1, 30)):
             tail.last_entry += 1
             tail.end_index += 1
@@ -114,7 +114,7 @@ class Walk:
 
     def seal(self) -> None:
         if self.draft is None and (self.delays.must_make_bucket or self.rng.random() < 0.3):
-            self.draft = self.delays.seal(self.now_ms, least=self.rng.choice((None, 1)))
+            self.draft = self.delays.seal_bucket(self.now_ms, least=self.rng.choice((None, 1)))
         elif self.draft is not None and self.rng.random() < 0.2:
             self.delays.on_bucket_store_failed()
             self.draft = None
@@ -153,7 +153,7 @@ class Walk:
         if self.times and self.rng.random() < 0.1:
             self.cursor.ack_cumulative(self.rng.choice(sorted(self.times)))
             self.delays.discard_up_to(self.cursor.mark)
-            self.read = max(self.read, self.shape.after(self.cursor.mark))
+            self.read = max(self.read, self.shape.position_after(self.cursor.mark))
 
     def store(self) -> None:
         self.state = self.cursor.copy_cursor_state()
@@ -196,14 +196,14 @@ def test_everything_comes_once_when_it_is_due(seed: int, monkeypatch: pytest.Mon
 def held(entries: int, at_ms: int = 0) -> DelayIndex:
     """So many entries of one ledger; entry n is due at 100,000 + n, or all at one time."""
     shape = shape_of(entries)
-    delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
+    delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start_position)))
     for entry in range(entries):
         delays.add_entry(Position(10, entry), at_ms or 100_000 + entry)
     return delays
 
 
 def sealed(delays: DelayIndex, ledger_id: int = 500) -> list[DelaySegment]:
-    draft = delays.seal(0, least=1)
+    draft = delays.seal_bucket(0, least=1)
     assert draft is not None, "there was something to seal"
     delays.on_bucket_stored(ledger_id)
     return draft.segments
@@ -211,7 +211,7 @@ def sealed(delays: DelayIndex, ledger_id: int = 500) -> list[DelaySegment]:
 
 def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too() -> None:
     shape = shape_of(1000, 1000, 5)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     delays = DelayIndex(shape, cursor)
     for ledger in (10, 20):
         for entry in range(1000):
@@ -225,7 +225,7 @@ def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too
 def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_more() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
-    again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
+    again = DelayIndex(shape, Cursor(shape, CursorState(shape.start_position)))
     again.add_stored_bucket(500, segments, now_ms=0)
     assert again.count == 10_000
     assert again.next_undelayed_position(Position(10, 0)) == (10, 10_000)
@@ -238,7 +238,7 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
-    again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
+    again = DelayIndex(shape, Cursor(shape, CursorState(shape.start_position)))
     again.add_stored_bucket(500, segments, now_ms=104_500)
     assert again.next_undelayed_position(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
@@ -257,16 +257,16 @@ def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
 
 def test_what_is_near_is_not_sealed_unless_memory_demands_it() -> None:
     delays = held(5000, at_ms=core.NEAR_MS - 1)
-    assert delays.seal(0) is None
+    assert delays.seal_bucket(0) is None
     assert not delays.must_make_bucket
     delays.memory_bytes_max = 5000 * core.FRESH_BYTES - 1
     assert delays.must_make_bucket
-    assert delays.seal(0) is not None
+    assert delays.seal_bucket(0) is not None
 
 
 def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_again() -> None:
     delays = held(5000)
-    draft = delays.seal(0, least=1)
+    draft = delays.seal_bucket(0, least=1)
     assert draft is not None
     assert len(delays.take_due(102_499, 10_000)) == 2500
     delays.on_bucket_stored(500)
@@ -280,11 +280,14 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
 def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, UnstoredDelayBucket]]:
     """So many of those keys each, which are due in the far future."""
     shape = shape_of(buckets * keys)
-    delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, UnstoredDelayBucket]()
+    delays, drafts = (
+        DelayIndex(shape, Cursor(shape, CursorState(shape.start_position))),
+        dict[int, UnstoredDelayBucket](),
+    )
     for number in range(buckets):
         for entry in range(number * keys, (number + 1) * keys):
             delays.add_entry(Position(10, entry), 10**9 + entry * 7919 % 10_000)
-        draft = delays.seal(0, least=1)
+        draft = delays.seal_bucket(0, least=1)
         assert draft is not None
         drafts[500 + number] = draft
         delays.on_bucket_stored(500 + number)
@@ -301,7 +304,7 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     delays.add_loaded_keys(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
     assert delays.must_make_bucket, "although they are few"
     assert delays.take_unused_ledgers() == [], "a crash before they are sealed anew costs no reading of the log"
-    draft = delays.seal(0)
+    draft = delays.seal_bucket(0)
     assert draft is not None
     assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
     delays.on_bucket_stored(900)
@@ -318,14 +321,14 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
     """Of 100 that are due soon one is not: without merging there would be 400 buckets."""
     shape = shape_of(40_000)
     delays, stored = (
-        DelayIndex(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100),
+        DelayIndex(shape, Cursor(shape, CursorState(shape.start_position)), seal_entries=100),
         dict[int, UnstoredDelayBucket](),
     )
     now_ms, most = 0, 0
     for number in range(400):
         for entry in range(100 * number, 100 * (number + 1)):
             delays.add_entry(Position(10, entry), 10**10 + entry if entry % 100 == 7 else now_ms + 20_000)
-        draft = delays.seal(now_ms)
+        draft = delays.seal_bucket(now_ms)
         assert draft is not None
         stored[500 + number] = draft
         delays.on_bucket_stored(500 + number)

@@ -7,8 +7,14 @@ from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReadForRedelivery
-from magnetar.broker.subscription.core.policy import Member, Policy
+from magnetar.broker.subscription.core.dispatch import (
+    Delivery,
+    Dispatcher,
+    DispatchLimits,
+    PlannedRead,
+    ReadForRedelivery,
+)
+from magnetar.broker.subscription.core.policy import DispatchPolicy, Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
@@ -23,8 +29,8 @@ class Desk:
     def __init__(self, type_: int, shape: LogShape, count: int = 1, *, tracks: bool = True) -> None:
         self.shape = shape
         self.count = count
-        self.cursor = Cursor(shape, CursorState(shape.start))
-        self.policy: Policy = policy_of(type_)
+        self.cursor = Cursor(shape, CursorState(shape.start_position))
+        self.policy: DispatchPolicy = policy_of(type_)
         self.dispatcher = Dispatcher(shape, self.cursor, self.policy, tracks=tracks)
         self.members: dict[int, Member] = {}
 
@@ -38,7 +44,7 @@ class Desk:
         member = self.members[id_] = Member(id_, f"c{id_}", priority)
         assert self.policy.why_refused(member) is None
         self.dispatcher.join(member)
-        self.dispatcher.flow(member, permits)
+        self.dispatcher.grant_permits(member, permits)
         return member
 
     def leave(self, id_: int) -> None:
@@ -51,9 +57,9 @@ class Desk:
             want = self.dispatcher.choose_next_read()
             if isinstance(want, Blocked):
                 return given, want
-            first = want.position if isinstance(want, Read) else want.positions[0]
+            first = want.position if isinstance(want, PlannedRead) else want.positions[0]
             run = [each for each in positions_of(self.shape) if each >= first and each[0] == first[0]][:chunk]
-            deliveries = self.dispatcher.assign([Item(each, self.count) for each in run])
+            deliveries = self.dispatcher.assign_entries([Item(each, self.count) for each in run])
             given += deliveries
             self.dispatcher.check()
 
@@ -73,7 +79,7 @@ def test_exclusive_gives_everything_in_log_order_as_far_as_permits_go() -> None:
     given, why = desk.pump()
     assert [each.entry.position for each in given] == positions_of(desk.shape)[:5]
     assert why is Blocked.NO_PERMITS
-    desk.dispatcher.flow(member, 10)
+    desk.dispatcher.grant_permits(member, 10)
     given, why = desk.pump()
     assert [each.entry.position for each in given] == positions_of(desk.shape)[5:]
     assert why is Blocked.CAUGHT_UP
@@ -86,12 +92,12 @@ def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_coun
     desk.pump()
     desk.dispatcher.redeliver(member, [Position(10, 2), Position(10, 0), Position(10, 5)])
     assert desk.dispatcher.unacked == 2
-    desk.dispatcher.flow(member, 3)
+    desk.dispatcher.grant_permits(member, 3)
     given, _ = desk.pump()
     assert [(each.entry.position.entry_id, each.redelivery_count) for each in given] == [(0, 1), (2, 1), (4, 0)]
     desk.dispatcher.redeliver(member, None)
     assert isinstance(desk.dispatcher.choose_next_read(), Blocked)
-    desk.dispatcher.flow(member, 1)
+    desk.dispatcher.grant_permits(member, 1)
     assert desk.dispatcher.choose_next_read() == ReadForRedelivery(tuple(Position(10, entry) for entry in range(5)))
 
 
@@ -157,15 +163,15 @@ def test_a_reader_holds_nothing() -> None:
 def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dropped() -> None:
     """Pulsar drops what is above 10,000 holes, and a restart delivers it again."""
     shape = shape_of(1000)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=700)
     member = Member(1, "c")
     dispatcher.join(member)
-    dispatcher.flow(member, 10_000)
+    dispatcher.grant_permits(member, 10_000)
     done = 0
     while (want := dispatcher.choose_next_read()) is not Blocked.HOLES:
-        assert isinstance(want, Read)
-        (given,) = dispatcher.assign([Item(want.position)])
+        assert isinstance(want, PlannedRead)
+        (given,) = dispatcher.assign_entries([Item(want.position)])
         if given.entry.position.entry_id % 2:
             cursor.ack(given.entry.position)
             dispatcher.on_acked(member, given.entry.position)
@@ -175,24 +181,26 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
     held = [each for each in member.outstanding if each.entry_id < 4]
     dispatcher.redeliver(member, held)
     assert isinstance(dispatcher.choose_next_read(), ReadForRedelivery), "what was delivered before is delivered again"
-    assert [each.redelivery_count for each in dispatcher.assign([Item(each) for each in held])] == [1] * len(held)
+    assert [each.redelivery_count for each in dispatcher.assign_entries([Item(each) for each in held])] == [1] * len(
+        held
+    )
     for position in sorted(member.outstanding)[: done // 2]:
         cursor.ack(position)
         dispatcher.on_acked(member, position)
-    assert dispatcher.choose_next_read() == Read(last), "it goes on by itself"
+    assert dispatcher.choose_next_read() == PlannedRead(last), "it goes on by itself"
 
 
 def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_holes_still_comes() -> None:
     shape = shape_of(1000)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     cursor.ack_set(10, BitMap(range(1, 800, 2)))
     dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=10)
     member = Member(1, "c")
     dispatcher.join(member)
-    dispatcher.flow(member, 10_000)
+    dispatcher.grant_permits(member, 10_000)
     came = []
-    while isinstance(want := dispatcher.choose_next_read(), Read):
-        came += [each.entry.position.entry_id for each in dispatcher.assign([Item(want.position)])]
+    while isinstance(want := dispatcher.choose_next_read(), PlannedRead):
+        came += [each.entry.position.entry_id for each in dispatcher.assign_entries([Item(want.position)])]
     assert want is Blocked.HOLES
     assert came == list(range(0, 799, 2))
 
@@ -200,16 +208,16 @@ def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_hole
 def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> None:
     """Pulsar reads all that lies behind it again after the topic was loaded (#742, #180)."""
     shape = shape_of(500_000, 500_000)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     cursor.ack_set(10, BitMap(range(1, 500_000)))
     cursor.ack_set(20, BitMap(range(499_000)))
     dispatcher = Dispatcher(shape, cursor, policy_of(SHARED))
     member = Member(1, "c")
     dispatcher.join(member)
-    dispatcher.flow(member, 10)
-    assert dispatcher.choose_next_read() == Read(Position(10, 0))
-    assert len(dispatcher.assign([Item(Position(10, 0))])) == 1
-    assert dispatcher.choose_next_read() == Read(Position(20, 499_000)), "the entries between are not even read"
+    dispatcher.grant_permits(member, 10)
+    assert dispatcher.choose_next_read() == PlannedRead(Position(10, 0))
+    assert len(dispatcher.assign_entries([Item(Position(10, 0))])) == 1
+    assert dispatcher.choose_next_read() == PlannedRead(Position(20, 499_000)), "the entries between are not even read"
 
 
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
@@ -219,7 +227,7 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
     for entry, at_ms in ((0, 1), (3, 1), (4, 2), (7, 2)):
         later.add_entry(Position(10, entry), at_ms)
     member = desk.join(1, permits=99)
-    assert desk.dispatcher.choose_next_read() == Read(Position(10, 1))
+    assert desk.dispatcher.choose_next_read() == PlannedRead(Position(10, 1))
     given, why = desk.pump(chunk=8)
     assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.DELAYED)
     desk.dispatcher.add_due_entries(later.take_due(1, 99))
@@ -255,13 +263,13 @@ def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_com
     member = desk.join(1, permits=99)
     items = [Item(Position(10, entry), deliver_at_ms=5 if entry in (0, 2) else 0) for entry in range(4)]
     delays.add_entry(Position(10, 2), 5)  # noted when it was stored, and not read yet
-    given = desk.dispatcher.assign(items, now_ms=4)
+    given = desk.dispatcher.assign_entries(items, now_ms=4)
     assert [each.entry.position.entry_id for each in given] == [1, 3]
     assert delays.count == 2
     delays.add_entry(Position(10, 4), 5)
-    assert desk.dispatcher.assign(items, now_ms=9) == [], "it comes through `due`, whatever is read meanwhile"
+    assert desk.dispatcher.assign_entries(items, now_ms=9) == [], "it comes through `due`, whatever is read meanwhile"
     desk.dispatcher.add_due_entries(delays.take_due(9, 99))
-    assert [each.entry.position.entry_id for each in desk.dispatcher.assign(items, now_ms=9)] == [0, 2]
+    assert [each.entry.position.entry_id for each in desk.dispatcher.assign_entries(items, now_ms=9)] == [0, 2]
     assert len(member.outstanding) == 4
 
 

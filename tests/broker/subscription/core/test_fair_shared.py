@@ -11,7 +11,7 @@ from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core import fair_shared
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, PlannedRead
 from magnetar.broker.subscription.core.fair_shared import FairShared
 from magnetar.broker.subscription.core.policy import (
     KeyLimits,
@@ -36,7 +36,7 @@ class Desk:
         self.shape: LogShape = shape_of(len(self.items))
         config = BrokerConfig(key_shared_waiting_bytes=waiting_bytes)
         self.policy = FairShared(SubscriptionOptions(config=config, key_limits=limits))
-        self.cursor = Cursor(self.shape, CursorState(self.shape.start))
+        self.cursor = Cursor(self.shape, CursorState(self.shape.start_position))
         self.dispatcher = Dispatcher(self.shape, self.cursor, self.policy)
         self.reads = 0
         self.members: list[Member] = []
@@ -45,7 +45,7 @@ class Desk:
         member = Member(len(self.members) + 1, "c")
         self.members.append(member)
         self.dispatcher.join(member)
-        self.dispatcher.flow(member, permits)
+        self.dispatcher.grant_permits(member, permits)
         return member
 
     def pump(self, now: float = 0.0) -> list[Delivery]:
@@ -57,13 +57,13 @@ class Desk:
             if isinstance(want, Blocked):
                 self.blocked = want
                 return out
-            if isinstance(want, Read):
+            if isinstance(want, PlannedRead):
                 first = want.position.entry_id
                 positions = [Position(want.position.ledger_id, first + more) for more in range(50)]
                 self.reads += 1
             else:
                 positions = list(want.positions)
-            out += self.dispatcher.assign([self.items[each] for each in positions if each in self.items])
+            out += self.dispatcher.assign_entries([self.items[each] for each in positions if each in self.items])
             self.dispatcher.check()
 
     def ack(self, *deliveries: Delivery) -> None:
@@ -87,7 +87,7 @@ def test_a_key_with_one_message_goes_next_however_many_of_another_key_are_before
     desk = Desk(entries(*[NOISY] * 5000, QUIET, *[NOISY] * 100))
     member = desk.join(1)
     assert keys_of(desk.pump()) == [NOISY], "it waits longest"
-    desk.dispatcher.flow(member, 1)
+    desk.dispatcher.grant_permits(member, 1)
     assert keys_of(desk.pump()) == [QUIET]
 
 
@@ -96,13 +96,13 @@ def test_entries_that_a_filter_passes_over_count_for_the_window(monkeypatch: pyt
     desk = Desk(entries(*[NOISY] * 10))
     desk.join(1)
     for at in range(10):
-        desk.policy.turns.add_to_key(Position(9, at), QUIET)
+        desk.policy.turns.add_entry_of_key(Position(9, at), QUIET)
     desk.policy.on_entries_passed_over(89)
     assert desk.policy.is_looking_ahead
     desk.policy.on_entries_passed_over(1)
     assert not desk.policy.is_looking_ahead
     for at in range(10):
-        assert isinstance(desk.policy.pick(Item(Position(9, at), 1, 100, (QUIET,)), True), Member)
+        assert isinstance(desk.policy.choose_member(Item(Position(9, at), 1, 100, (QUIET,)), True), Member)
         desk.policy.on_entries_released((Position(9, at),))
         assert desk.policy.is_looking_ahead, "the window moves on with each that goes out"
     desk.policy.on_entries_passed_over(1000)
@@ -118,7 +118,7 @@ def test_keys_get_equal_shares_of_the_messages_whatever_their_number_and_batches
         for each in desk.pump():
             served[each.entry.slots[0]] += each.entry.count
             desk.ack(each)
-        desk.dispatcher.flow(member, max(0, 1 - member.permits))
+        desk.dispatcher.grant_permits(member, max(0, 1 - member.permits))
     assert max(served.values()) - min(served.values()) <= 2 * 8, served
 
 
@@ -126,18 +126,18 @@ def test_a_key_that_comes_back_is_owed_nothing_for_the_time_it_was_idle() -> Non
     desk = Desk(entries(*[1] * 100, *[2] * 100))
     turns = desk.policy.turns
     for at in range(50):
-        turns.add_to_key(Position(1, at), 1)
+        turns.add_entry_of_key(Position(1, at), 1)
     for _ in range(40):
-        (position,) = turns.choose(1)
-        turns.occupy(position, 1, 1)
-        turns.take(position, 1)
+        (position,) = turns.choose_entries(1)
+        turns.count_delivered_entry(position, 1, 1)
+        turns.remove_waiting_entry(position, 1)
     for at in range(50, 90):
-        turns.add_to_key(Position(1, at), 2)
+        turns.add_entry_of_key(Position(1, at), 2)
     for _ in range(10):
-        (position,) = turns.choose(1)
+        (position,) = turns.choose_entries(1)
         slot = 1 if position.entry_id < 50 else 2
-        turns.occupy(position, slot, 1)
-        turns.take(position, slot)
+        turns.count_delivered_entry(position, slot, 1)
+        turns.remove_waiting_entry(position, slot)
     assert turns.of[2].in_flight in (5, 6), "they take turns at once"
     turns.check()
 
@@ -177,7 +177,7 @@ def test_what_a_key_used_of_its_rate_counts_after_it_was_acknowledged_and_after_
     out = desk.pump(50.0)
     desk.ack(*out)
     assert desk.pump(50.1) == []
-    desk.dispatcher.seek()
+    desk.dispatcher.restart_after_mark()
     assert desk.pump(50.1) == [], "its keys were not forgotten"
 
 
@@ -196,7 +196,7 @@ def test_so_many_new_entries_wait_before_one_goes_out_and_no_more(monkeypatch: p
     desk = Desk(entries(*[NOISY] * 2000, QUIET))
     member = desk.join(1)
     desk.pump()
-    desk.dispatcher.flow(member, 1)
+    desk.dispatcher.grant_permits(member, 1)
     assert keys_of(desk.pump()) == [NOISY]
     assert 300 <= desk.policy.turns.entries <= 350
     assert desk.dispatcher.read_position.entry_id <= 400
@@ -206,7 +206,7 @@ def test_the_window_is_shorter_when_entries_are_large() -> None:
     desk = Desk([Item(Position(10, at), 1, 10_000, (NOISY,)) for at in range(2000)], waiting_bytes=1 << 20)
     member = desk.join(1)
     desk.pump()
-    desk.dispatcher.flow(member, 1)
+    desk.dispatcher.grant_permits(member, 1)
     desk.pump()
     assert desk.policy.turns.entries <= (1 << 20) // 10_000 + 50
 
@@ -222,7 +222,7 @@ def test_keys_without_end_leave_nothing_behind() -> None:
     desk = Desk(entries(*range(1, 1001)), KeyLimits(max_in_flight=1, rate=100.0))
     member = desk.join(0)
     for second in range(20):
-        desk.dispatcher.flow(member, 50)
+        desk.dispatcher.grant_permits(member, 50)
         desk.ack(*desk.pump(float(second)))
     desk.policy.advance_clock(1000.0)
     assert not desk.policy.turns.of

@@ -92,7 +92,7 @@ def wanted_of(position: Position, indexes: list[int], size: int) -> TxnAcks:
 
 def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TransactionalAckRefused | None:
     before, version = cursor.copy_cursor_state(), cursor.version
-    new = pending_acks.judge(cursor, txn, wanted, named)
+    new = pending_acks.judge_transactional_acks(cursor, txn, wanted, named)
     assert (cursor.copy_cursor_state(), cursor.version) == (before, version), "judging changed something"
     if isinstance(new, TransactionalAckRefused):
         return new
@@ -105,7 +105,9 @@ def up_to(
 ) -> TransactionalAckRefused | None:
     wanted = TxnAcks(up_to=position)
     if index + 1 < size:
-        wanted = TxnAcks(parts={position: PartialBatch((1 << index + 1) - 1, size)}, up_to=shape.before(position))
+        wanted = TxnAcks(
+            parts={position: PartialBatch((1 << index + 1) - 1, size)}, up_to=shape.position_before(position)
+        )
     return ack_in(cursor, txn, wanted, position)
 
 
@@ -116,7 +118,7 @@ def compare(cursor: Cursor, model: Model) -> None:
     for entry, position in enumerate(model.positions):
         states = [model.of[each] for each in model.whole(entry)]
         assert cursor.is_acked(position) == all(each == ACKED for each in states), position
-        assert cursor.is_done(position) == (FREE not in states), position
+        assert cursor.is_acked_or_pending(position) == (FREE not in states), position
         if cursor.is_acked(position) or (pending is not None and pending.is_entry_pending(position)):
             continue
         hidden = [bool(cursor.acked_or_pending_bits(position) >> index & 1) for index in range(model.sizes[entry])]
@@ -129,9 +131,9 @@ def compare(cursor: Cursor, model: Model) -> None:
                 partial = cursor.partial[position].bits if position in cursor.partial else 0
                 expected = sum(1 << index for _, index in model.whole(entry) if model.of[entry, index] == txn)
                 assert mine & ~partial == expected, (txn, position)
-    first_free = [at for at, each in enumerate(model.positions) if not cursor.is_done(each)]
+    first_free = [at for at, each in enumerate(model.positions) if not cursor.is_acked_or_pending(each)]
     if first_free:
-        assert cursor.next_deliverable(cursor.mark) <= model.positions[first_free[0]]
+        assert cursor.next_deliverable_position(cursor.mark) <= model.positions[first_free[0]]
         assert next(iter(cursor.deliverable_entries_up_to(model.positions[-1]))) == model.positions[first_free[0]]
     assert list(cursor.deliverable_entries_up_to(model.positions[-1])) == [model.positions[at] for at in first_free]
     assert list(
@@ -144,7 +146,7 @@ def again(cursor: Cursor, shape: LogShape) -> Cursor:
     plan = CursorWritePlanner().plan_write(cursor, 1)
     cursor.changed_chunks.update(plan.chunks)
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
-    found.adapt_to_log()
+    found.adapt_to_log_after_restart()
     return found
 
 
@@ -167,7 +169,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
     operations: list[tuple[str, TxnId, int, int]]
 ) -> None:
     shape = shape_of(4, 0, 3, 3)
-    cursor, model = Cursor(shape, CursorState(shape.start)), Model(shape)
+    cursor, model = Cursor(shape, CursorState(shape.start_position)), Model(shape)
     for name, txn, entry, index in operations:
         position, whole = model.positions[entry], model.whole(entry)
         if name == "ack" and all(model.of[each] in (FREE, ACKED) for each in whole):
@@ -209,22 +211,22 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
             clash = up_to(cursor, shape, txn, position, last, BATCH)
             assert (clash is None) == model.takes_up_to(txn, entry, last), (clash, before)
         elif name in ("commit", "abort"):
-            settled = pending_acks.settle(cursor, txn, committed=name == "commit")
+            settled = pending_acks.settle_transactional_acks(cursor, txn, committed=name == "commit")
             held = {each for each, state in model.of.items() if state == txn}
             if name == "abort" and settled is not None:
                 came = {*pending_acks.entries_of_aborted_acks(cursor, settled, tail=False), *settled.shown}
                 model.settle(txn, committed=False)
                 assert {model.positions[each] for each, _ in held} == {
-                    each for each in came if not cursor.is_done(each)
+                    each for each in came if not cursor.is_acked_or_pending(each)
                 }, "an abort gives back exactly its own"
             model.settle(txn, committed=name == "commit")
         elif name == "crash":
             cursor = again(cursor, shape)
         elif name == "seek":
-            cursor.seek(shape.before(position))
+            cursor.seek(shape.position_before(position))
             model.of = {each: ACKED if each[0] < entry else FREE for each in model.of}
             model.cumulative.clear()
-        elif name == "count" and not cursor.is_done(position):
+        elif name == "count" and not cursor.is_acked_or_pending(position):
             cursor.count_redelivery(position)
         compare(cursor, model)
 
@@ -275,16 +277,18 @@ def take(cursor: Cursor, model: Model, step: tuple[str, TxnId | None, int, list[
         assert (clash is None) == model.takes_up_to(txn, entry, indexes[0]), clash
     else:
         assert txn is not None
-        settled = pending_acks.settle(cursor, txn, committed=name == "commit")
+        settled = pending_acks.settle_transactional_acks(cursor, txn, committed=name == "commit")
         held = {at for (at, _), state in model.of.items() if state == txn}
         model.settle(txn, name == "commit")
         if name == "abort" and settled is not None:
             came = {*pending_acks.entries_of_aborted_acks(cursor, settled, tail=False), *settled.shown}
-            assert {model.positions[at] for at in held} == {each for each in came if not cursor.is_done(each)}
+            assert {model.positions[at] for at in held} == {
+                each for each in came if not cursor.is_acked_or_pending(each)
+            }
 
 
 def test_two_transactions_over_three_entries_and_every_step_from_every_state_with_a_crash_after_it() -> None:
-    start = Cursor(SMALL, CursorState(SMALL.start)), Model(SMALL, SIZES)
+    start = Cursor(SMALL, CursorState(SMALL.start_position)), Model(SMALL, SIZES)
     waiting, seen, taken = [start], {repr(start[0].copy_cursor_state())}, 0
     while waiting:
         cursor, model = waiting.pop()
@@ -309,14 +313,14 @@ def test_two_transactions_over_three_entries_and_every_step_from_every_state_wit
 def test_commit_applies_each_ack_whatever_else_is_pending() -> None:
     """Pulsar: success, and nothing was acknowledged, while another transaction had a cumulative one pending."""
     shape = shape_of(10)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     assert up_to(cursor, shape, Y, Position(10, 3), 0, 1) is None
     for entry in (5, 7, 8):
         assert ack_in(cursor, X, wanted_of(Position(10, entry), [0], 1)) is None
-    pending_acks.settle(cursor, X, committed=True)
+    pending_acks.settle_transactional_acks(cursor, X, committed=True)
     assert [entry for entry in range(10) if cursor.is_acked(Position(10, entry))] == [5, 7, 8]
     assert cursor.mark == (10, -1), "the mark passed what is pending in the other one"
-    pending_acks.settle(cursor, Y, committed=True)
+    pending_acks.settle_transactional_acks(cursor, Y, committed=True)
     assert cursor.mark == (10, 3)
     assert cursor.pending is None
 
@@ -324,37 +328,37 @@ def test_commit_applies_each_ack_whatever_else_is_pending() -> None:
 def test_two_transactions_share_a_batch() -> None:
     """Pulsar P#16032: the commit of one acknowledged the messages of both."""
     shape = shape_of(2)
-    cursor, batch = Cursor(shape, CursorState(shape.start)), Position(10, 0)
+    cursor, batch = Cursor(shape, CursorState(shape.start_position)), Position(10, 0)
     assert ack_in(cursor, X, wanted_of(batch, [0, 2], 4)) is None
     assert ack_in(cursor, Y, wanted_of(batch, [1], 4)) is None
     assert ack_in(cursor, Y, wanted_of(batch, [1, 2], 4)) == TransactionalAckRefused(
         TransactionalAckConflict.PENDING, batch
     )
-    pending_acks.settle(cursor, X, committed=True)
+    pending_acks.settle_transactional_acks(cursor, X, committed=True)
     assert cursor.acked_indexes(batch) == [0, 2]
-    assert not cursor.is_done(batch)
+    assert not cursor.is_acked_or_pending(batch)
     cursor.ack_messages_of_batch(batch, 0b1000, 4)
-    assert cursor.is_done(batch)
+    assert cursor.is_acked_or_pending(batch)
     assert not cursor.is_acked(batch)
-    pending_acks.settle(cursor, Y, committed=False)
-    assert not cursor.is_done(batch)
+    pending_acks.settle_transactional_acks(cursor, Y, committed=False)
+    assert not cursor.is_acked_or_pending(batch)
     assert cursor.acked_indexes(batch) == [0, 2, 3]
 
 
 def test_abort_gives_back_exactly_its_own() -> None:
     """Also what was acknowledged before in what a cumulative acknowledgement covers stays so."""
     shape = shape_of(4, 4)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     cursor.ack(Position(10, 1))
     assert ack_in(cursor, Y, wanted_of(Position(20, 2), [0], 1)) is None
     assert up_to(cursor, shape, X, Position(20, 0), 0, 1) is None
     assert ack_in(cursor, X, wanted_of(Position(20, 3), [0], 1)) is None
-    settled = pending_acks.settle(cursor, X, committed=False)
+    settled = pending_acks.settle_transactional_acks(cursor, X, committed=False)
     assert settled is not None
     assert pending_acks.find_first_redelivered_entry(cursor, settled.acks) == (10, 0)
     came = list(pending_acks.entries_of_aborted_acks(cursor, settled, tail=False))
     assert sorted(came) == [(10, 0), (10, 2), (10, 3), (20, 0), (20, 3)]
-    assert pending_acks.settle(cursor, X, committed=False) is None, "settled twice"
+    assert pending_acks.settle_transactional_acks(cursor, X, committed=False) is None, "settled twice"
 
 
 def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the_first(
@@ -362,7 +366,7 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
 ) -> None:
     monkeypatch.setattr(type(stored.CursorChunkKind.PENDING), "block_bits", property(lambda kind: 1))
     shape = shape_of(10)
-    cursor, log = Cursor(shape, CursorState(shape.start)), CursorWritePlanner()
+    cursor, log = Cursor(shape, CursorState(shape.start_position)), CursorWritePlanner()
     entries = list[bytes]()
 
     def store() -> CursorState:
@@ -381,37 +385,37 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
     assert ack_in(cursor, X, wanted_of(Position(10, 9), [0], 1)) is None
     assert up_to(cursor, shape, X, Position(10, 5), 0, 1) is None
     assert store() == cursor.copy_cursor_state()
-    pending_acks.settle(cursor, X, committed=False)
+    pending_acks.settle_transactional_acks(cursor, X, committed=False)
     assert store() == cursor.copy_cursor_state()
     assert list(cursor.copy_cursor_state().pending) == [Y]
 
 
 def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_memory() -> None:
     shape = shape_of(300_000)
-    cursor = Cursor(shape, CursorState(shape.start))
+    cursor = Cursor(shape, CursorState(shape.start_position))
     for number in range(10):
         entries = BitMap(range(number * 2, 200_000, 20))
         assert ack_in(cursor, TxnId(0, number), TxnAcks({10: entries})) is None
     assert cursor.memory_bytes < 1_500_000
-    assert cursor.next_deliverable(cursor.mark) == (10, 1)
+    assert cursor.next_deliverable_position(cursor.mark) == (10, 1)
     cursor = again(cursor, shape)
     assert cursor.pending is not None
     assert cursor.pending.entry_count == 100_000
     for number in range(10):
-        pending_acks.settle(cursor, TxnId(0, number), committed=True)
+        pending_acks.settle_transactional_acks(cursor, TxnId(0, number), committed=True)
     assert (cursor.hole_entry_count, cursor.pending) == (99_999, None)
 
 
 def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wherever_the_mark_is() -> None:
     shape = shape_of(2, 3)
     positions = positions_of(shape)
-    for mark in (NOWHERE, Position(0, 4), shape.start, positions[0]):
+    for mark in (NOWHERE, Position(0, 4), shape.start_position, positions[0]):
         cursor = Cursor(shape, CursorState(mark))
         named = positions[3]
-        new = pending_acks.judge(cursor, X, TxnAcks(up_to=named), named)
+        new = pending_acks.judge_transactional_acks(cursor, X, TxnAcks(up_to=named), named)
         assert isinstance(new, TxnAcks)
         pending_acks.add_pending_acks(cursor, X, new)
-        settled = pending_acks.settle(cursor, X, committed=False)
+        settled = pending_acks.settle_transactional_acks(cursor, X, committed=False)
         assert settled is not None
         again = list(islice(pending_acks.entries_of_aborted_acks(cursor, settled, tail=True), 10))
         assert again == [each for each in reversed(positions[:4]) if each > mark]

@@ -6,24 +6,24 @@ import pytest
 
 from magnetar.broker.subscription.core.in_log_order import Exclusive
 from magnetar.broker.subscription.core.key_shared import Shared
-from magnetar.broker.subscription.core.policy import Entry, Member, Policy
+from magnetar.broker.subscription.core.policy import DispatcherEntry, DispatchPolicy, Member
 from magnetar.broker.subscription.core.policy_walk import walk_policy
-from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionType
+from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionTypeRow
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
 from tests.broker.subscription.test_new_type import Numbered
 
 
 @pytest.mark.parametrize("type_", TYPES.values(), ids=lambda each: each.name)
-def test_each_policy_of_ours_holds(type_: SubscriptionType) -> None:
+def test_each_policy_of_ours_holds(type_: SubscriptionTypeRow) -> None:
     assert sum(walk_policy(type_.policy, random.Random(seed)) for seed in range(15)) > 1000
 
 
 class Twice(Shared):
     """Gives an entry that was given back to the consumer that has no permits."""
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        found = super().pick(entry, waited)
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked | None:
+        found = super().choose_member(entry, waited)
         return next(iter(self.candidates)) if isinstance(found, Member) else found
 
 
@@ -38,8 +38,8 @@ class Forgets(Shared):
 class Stuck(Shared):
     """Has no consumer for some entries, and does not say so."""
 
-    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        return Blocked.KEYS_BUSY if entry.position.entry_id == 4 else super().pick(entry, waited)
+    def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked | None:
+        return Blocked.KEYS_BUSY if entry.position.entry_id == 4 else super().choose_member(entry, waited)
 
 
 class Refuses(Exclusive):
@@ -57,7 +57,7 @@ class Refuses(Exclusive):
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_what_breaks_a_promise_is_found(policy: type[Policy], why: str) -> None:
+def test_what_breaks_a_promise_is_found(policy: type[DispatchPolicy], why: str) -> None:
     def walk_all() -> None:
         for seed in range(40):
             walk_policy(policy, random.Random(seed))

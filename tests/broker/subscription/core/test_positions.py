@@ -35,9 +35,9 @@ def test_it_holds_what_a_set_holds_in_log_order(begin: set[Position], steps: lis
             assert found.discard_entries_of_ledger(position.ledger_id, some) == BitMap([each.entry_id for each in done])
             model -= done
         else:
-            assert found.earliest(count) == sorted(model)[:count]
+            assert found.first_positions(count) == sorted(model)[:count]
         found.check()
         assert list(found) == sorted(model)
         assert len(found) == len(model)
-        assert not model or found.first() == min(model)
+        assert not model or found.first_position() == min(model)
         assert (position in found) == (position in model)

@@ -55,7 +55,7 @@ def test_an_entry_is_let_go_once_and_not_before_its_time(actions: list[tuple[int
         held.add(position, until_ms)
         model[position] = until_ms
         if dropped:
-            held.drop(position)
+            held.discard(position)
             del model[position]
         held.check()
     assert set(held) == set(model)
@@ -74,7 +74,7 @@ def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> Non
         Position(1, 3): RedeliveryCount(2),
     }  # fmt: skip
     held = BackoffQueue()
-    assert held.restore(counts, DeadLetterPolicy(2, "", (1.0,)), 1000) == [Position(1, 2)]
+    assert held.restore_backoffs(counts, DeadLetterPolicy(2, "", (1.0,)), 1000) == [Position(1, 2)]
     assert set(held) == {Position(1, 1), Position(1, 2)}
     assert held.take_due(1500) == [Position(1, 1)]
 
@@ -82,5 +82,8 @@ def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> Non
 def test_a_clock_that_was_a_day_ahead_makes_nothing_wait_longer_than_the_policy() -> None:
     held = BackoffQueue()
     day_ms = 86_400_000
-    assert held.restore({Position(1, 0): RedeliveryCount(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000) == []
+    assert (
+        held.restore_backoffs({Position(1, 0): RedeliveryCount(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000)
+        == []
+    )
     assert held.next_due_ms == 5000

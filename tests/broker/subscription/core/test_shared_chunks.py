@@ -13,7 +13,13 @@ from magnetar.broker.subscription.core.key_shared import Shared
 from magnetar.broker.subscription.core.policy import Member, SubscriptionOptions
 from magnetar.client.core.chunking import PartialMessage
 from magnetar.client.core.consumer import ConsumerCore
-from magnetar.client.core.effects import ConsumerEffect, ConsumerOptions, GrantPermits, Redeliver, SendAcks
+from magnetar.client.core.effects import (
+    AttachedConsumerOptions,
+    ConsumerEffect,
+    GrantPermits,
+    RequestRedelivery,
+    SendAcks,
+)
 from magnetar.client.core.failover import Backoff
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
@@ -36,7 +42,7 @@ def test_chunks_of_a_message_go_to_one_consumer_while_it_is_there_and_able() -> 
 
     def pick(entry_id: int, uuid: str = "") -> Member:
         waited = Position(1, entry_id) in policy.waiting
-        picked = policy.pick(Item(Position(1, entry_id), chunk_of=uuid), waited)
+        picked = policy.choose_member(Item(Position(1, entry_id), chunk_of=uuid), waited)
         assert isinstance(picked, Member)
         outstanding.add(Position(1, entry_id))
         policy.check(outstanding)
@@ -76,7 +82,7 @@ class Walk:
             self.publish(number, of=rng.choice((1, 2, 3, 3)))
         shape = shape_of(len(self.log))
         policy = rng.choice((Shared, FairShared))(SubscriptionOptions())
-        self.dispatcher = Dispatcher(shape, Cursor(shape, CursorState(shape.start)), policy)
+        self.dispatcher = Dispatcher(shape, Cursor(shape, CursorState(shape.start_position)), policy)
         self.failures = {f"m{number}": rng.choice((0, 3, 6)) for number in range(9)}
         self.deliveries = dict.fromkeys((item.position for item, _ in self.log), 0)
         self.times = dict.fromkeys(self.failures, 1)
@@ -99,7 +105,7 @@ class Walk:
             self.log.append((item, metadata))
 
     def join(self, number: int, queue_size: int) -> None:
-        options = ConsumerOptions(nack_delay_ms=lambda _: 30, ordered=False, log_order=False)
+        options = AttachedConsumerOptions(nack_delay_ms=lambda _: 30, ordered=False, log_order=False)
         core = ConsumerCore(options, queue_size=queue_size, lock=nullcontext(), backoff=Backoff(self.rng))
         member = Member(number, f"c{number}")
         self.dispatcher.join(member)
@@ -114,7 +120,7 @@ class Walk:
                 item.position for item, _ in self.log if item.position >= want.position
             ]  # fmt: skip
             before = self.dispatcher.progress
-            deliveries = self.dispatcher.assign([self.log[place.entry_id][0] for place in places])
+            deliveries = self.dispatcher.assign_entries([self.log[place.entry_id][0] for place in places])
             self.dispatcher.check()
             for member, entry, _, _ in deliveries:
                 self.deliveries[entry.position] += 1
@@ -127,8 +133,8 @@ class Walk:
         for effect in effects:
             match effect:
                 case GrantPermits(messages):
-                    self.dispatcher.flow(member, messages)
-                case Redeliver(entries, counted):
+                    self.dispatcher.grant_permits(member, messages)
+                case RequestRedelivery(entries, counted):
                     assert entries is not None
                     places = [Position(LEDGER, each) for each in entries[LEDGER]]
                     if counted and self.rng.random() < 0.8:
@@ -202,7 +208,7 @@ class Walk:
         for each in [each for each in self.released if each[0] <= self.now]:
             self.released.remove(each)
             for place in each[1]:
-                self.dispatcher.held.drop(place)
+                self.dispatcher.held.discard(place)
             self.dispatcher.add_released_entries(each[1])
 
 
