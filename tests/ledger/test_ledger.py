@@ -66,7 +66,7 @@ async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluste
     for i in range(3):
         await writer.append(b"%d" % i)
     other = await cluster.client().open(writer.ledger_id)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while await other.refresh() < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [bytes(e.payload) for e in await other.read(2, 2)] == [b"2"]

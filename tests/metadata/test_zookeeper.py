@@ -27,18 +27,13 @@ from magnetar.metadata.store import (
 )
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
 from magnetar.runtime.process import make_system_world
-from tests.metadata.stores import ZookeeperBackend
+from tests.metadata.stores import EXPIRING_S, ZookeeperBackend
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
 if why_no_zookeeper():
     pytest.skip(str(why_no_zookeeper()), allow_module_level=True)
 
 from magnetar.metadata.zookeeper import ZookeeperStore, connect_zookeeper
-
-EXPIRING_S = 6.0
-"""The timeout, in seconds, of a session that a test lets expire. Until then it survives a machine that stalls for half
-of it."""
-
 
 @pytest.fixture
 async def backend() -> AsyncIterator[ZookeeperBackend]:
