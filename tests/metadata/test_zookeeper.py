@@ -35,6 +35,7 @@ if why_no_zookeeper():
 
 from magnetar.metadata.zookeeper import ZookeeperStore, connect_zookeeper
 
+
 @pytest.fixture
 async def backend() -> AsyncIterator[ZookeeperBackend]:
     """On the server of the whole test run, which lives."""

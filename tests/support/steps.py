@@ -1,12 +1,16 @@
-"""How long the thread of an event loop computes within one step, without the garbage collector.
+"""How long something takes, whatever the machine does meanwhile: of a step of an event loop and of a wait.
 
-A collection is no work of the step it happens to fall into: in a process that ran thousands of tests one takes 20 ms.
+A step is judged by the processor time of its thread, without the garbage collector: a collection is no work of the step
+it happens to fall into, and in a process that ran thousands of tests one takes 20 ms. A wait is judged by a stopwatch
+that does not count what the whole machine stalls.
 """
 
 import asyncio
 import gc
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -81,3 +85,29 @@ def measured(method: Callable[..., Any], steps: list[float], timer: WorkTimer) -
             steps.append(timer.seconds() - begun)
 
     return run
+
+
+TICK_S, LONGEST_TICK_S = 0.01, 0.05
+
+
+@contextmanager
+def stopwatch() -> Iterator[Callable[[], float]]:
+    """Gives a function that returns the seconds since the beginning, without stalls of this process: a thread counts
+    them in ticks, and a tick counts LONGEST_TICK_S at most, however late it comes."""
+    counted, ended = 0.0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        before = time.monotonic()
+        while not ended.wait(TICK_S):
+            now = time.monotonic()
+            counted += min(now - before, LONGEST_TICK_S)
+            before = now
+
+    counting = threading.Thread(target=count, daemon=True)
+    counting.start()
+    try:
+        yield lambda: counted
+    finally:
+        ended.set()
+        counting.join()

@@ -1,7 +1,6 @@
 """Grants that change while clients are connected, at every broker; and what becomes of them when their place goes."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -29,6 +28,7 @@ from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.process import make_system_world
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.support.cut_store import CutStore
+from tests.support.steps import stopwatch
 
 NAMESPACE = "acme/orders"
 TOPIC = f"persistent://{NAMESPACE}/t"
@@ -45,10 +45,9 @@ async def acme(tmp_path: Path) -> AsyncIterator[Roles]:
 
 async def ended(client: Any, kind: str = "receipt") -> float:
     """How long until the broker closes it as unauthorized."""
-    began = time.monotonic()
-    with pytest.raises(Unauthorized, match=r"it was not granted|takes the roles|named by"):
+    with stopwatch() as seconds, pytest.raises(Unauthorized, match=r"it was not granted|takes the roles|named by"):
         await client.next(kind)
-    return time.monotonic() - began
+    return seconds()
 
 
 async def test_a_revocation_ends_what_is_open_within_a_second_and_no_other(acme: Roles) -> None:

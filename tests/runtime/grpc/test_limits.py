@@ -89,7 +89,7 @@ async def test_a_stream_on_which_nothing_comes_is_cut_and_logged(place: Place, c
     begin = time.monotonic()
     with caplog.at_level(logging.WARNING), pytest.raises(ConnectionLost, match=r"sent nothing for 0\.2 s"):
         await channel.stream(CONNECT).receive()
-    assert 0.15 < time.monotonic() - begin < 5
+    assert time.monotonic() - begin > 0.15
     assert "a stream of 127.0.0.1:" in caplog.text
     assert await call(channel) == "here"
 
