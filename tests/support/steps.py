@@ -9,11 +9,15 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+from magnetar.client.common.errors import Timeout
+
+T = TypeVar("T")
 
 
 class WorkTimer:
@@ -111,3 +115,18 @@ def stopwatch() -> Iterator[Callable[[], float]]:
     finally:
         ended.set()
         counting.join()
+
+
+async def take_until_quiet(take: Callable[[int], Awaitable[T]], quiet_ms: int) -> list[T]:
+    """What `take`, which gets a time-out in milliseconds, gives until nothing comes for `quiet_ms`; a stall of the
+    machine does not count as quiet."""
+    found: list[T] = []
+    with stopwatch() as seconds:
+        last = 0.0
+        while seconds() - last < quiet_ms / 2000:
+            try:
+                found.append(await take(quiet_ms))
+            except Timeout:
+                continue
+            last = seconds()
+    return found

@@ -164,6 +164,7 @@ async def test_one_broker_of_several_is_enough() -> None:
     for _ in range(5):  # the first that is asked is chosen by chance
         url = f"magnetar://127.0.0.1:{_free_port()},{serving.endpoint},127.0.0.1:{_free_port()}"
         async with AsyncClient(url) as client:
-            async with asyncio.timeout(SOON_S):
+            with stopwatch() as seconds:
                 await (await client.create_producer("t")).send(b"x")
+            assert seconds() < SOON_S
     await serving.close()
