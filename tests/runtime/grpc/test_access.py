@@ -162,7 +162,7 @@ async def test_a_header_that_is_too_long_is_refused_before_a_provider_sees_it(en
 
 
 async def test_a_stream_ends_with_the_credentials_of_its_caller(ends: Ends) -> None:
-    serving = await listen(ends, ListenerAccess(Gatekeeper(lives_s=0.3)))
+    serving = await listen(ends, ListenerAccess(Gatekeeper(lives_s=4.0)))
     stream = dial(ends, serving, bearer("good")).stream(CONNECT)
     stream.send_nowait(wire.ClientFrame())
     assert await stream.receive()
