@@ -140,13 +140,15 @@ async def test_an_issuer_that_hangs_holds_up_its_own_callers_alone_and_known_key
         guard = Authenticator(load(folder, SETTINGS + section), SystemClock())
         serving = await serve(HERE, [("Broker", Broker())], ListenerAccess(guard), SystemClock())
         assert await _as(serving, issuer.token("ada")) == "client:ada"
-        issuer.slow_s = dead.slow_s = 2.0
+        for each in (issuer, dead):
+            each.go.clear()
         hanging = asyncio.ensure_future(_as(serving, dead.token("eve")))
         await asyncio.sleep(0.1)
         assert await _as(serving, issuer.token("bob")) == "client:bob", "its keys are known"
         assert await _as(serving, signed().removeprefix("Bearer ")) == "client:ada"
         assert not hanging.done(), "nobody waited for it"
         dead.answers["/keys"] = 500
+        dead.go.set()
         with pytest.raises(Unavailable):
             await hanging
         asked = len(dead.asked)
