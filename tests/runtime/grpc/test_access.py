@@ -114,7 +114,7 @@ def dial(ends: Ends, serving: RunningGrpcServer, access: CallerAccess) -> Channe
 
 
 async def role(channel: Channel) -> str:
-    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=5)
+    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=30)
     return str(reply.owner)
 
 

@@ -79,7 +79,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def call(channel: Channel) -> str:
-    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=5)
+    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=30)
     return str(reply.owner)
 
 
