@@ -86,9 +86,9 @@ async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(type_: 
     assert stats.delayed.core.count == 5
     assert await at.backlog("s") == 5
     assert stats.dispatcher.unacked == 0
-    await moved_on(at, 59)
+    await moved_on(at, 30)
     assert await shared.quiet()
-    await moved_on(at, 1)
+    await moved_on(at, 30)
     found = [await shared.receive() for _ in range(5)]
     assert [each.redelivery_count for each in found] == [0] * 5
     await shared.ack(*found)
