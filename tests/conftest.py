@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from magnetar.cli.common.processes import Processes
@@ -30,6 +31,13 @@ parts of a shuffle are each a Python task, with a producer where they write, als
 
 gc.set_threshold(*GC_THRESHOLDS)
 """As servers have it. With Python's own the trees of all modules take 9 s to parse, and so 4.8 s."""
+
+
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
+"""No example has a deadline of its own, by default 200 ms: a machine that stalls would fail it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

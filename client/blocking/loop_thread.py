@@ -212,11 +212,24 @@ _thread: LoopThread | None = None
 
 
 def shared_loop_thread() -> LoopThread:
-    global _thread
-    with _lock:
-        if _thread is None:
-            _thread = LoopThread()
+    """Returns the loop thread of this process, and makes it at the first call. A thread of its own makes it: Ctrl-C
+    interrupts the main thread alone, so no event loop is left half made."""
+    if _thread is not None:
         return _thread
+    made: Future[LoopThread] = Future()
+    threading.Thread(target=_make_loop_thread, args=(made,), name="magnetar-client-start").start()
+    return made.result()
+
+
+def _make_loop_thread(made: Future[LoopThread]) -> None:
+    global _thread
+    try:
+        with _lock:
+            if _thread is None:
+                _thread = LoopThread()
+            made.set_result(_thread)
+    except BaseException as error:
+        made.set_exception(error)
 
 
 def _after_fork() -> None:

@@ -20,6 +20,7 @@ from magnetar.cli.common.lazy import LazyGroup
 from magnetar.cli.common.processes import Cluster
 from magnetar.cli.main import root
 from tests.support.processes import Result, heed_sigint, run_cli, run_here
+from tests.support.steps import stopwatch
 
 pytestmark = pytest.mark.processes
 Cli = Callable[..., Result]
@@ -270,9 +271,9 @@ def test_ctrl_c_ends_within_seconds_with_code_130_and_without_a_traceback(argume
                     break
             time.sleep(0.3)  # the event loop runs, and the command is in its work
             process.send_signal(signal.SIGINT)
-            begun = time.monotonic()
-            _, said = process.communicate(timeout=20)
-            assert time.monotonic() - begun < 10
+            with stopwatch() as seconds:
+                _, said = process.communicate(timeout=60)
+            assert seconds() < 10
         finally:
             process.kill()
             process.wait()
@@ -285,9 +286,9 @@ def test_ctrl_c_ends_within_seconds_with_code_130_and_without_a_traceback(argume
 @pytest.mark.parametrize("server", ["broker", "bookie"])
 def test_a_server_waits_for_the_metadata_as_long_as_it_was_told(server: str, tmp_path: Path) -> None:
     data = ("--data", str(tmp_path / "bookie")) if server == "bookie" else ()
-    begun = time.monotonic()
-    done = run_cli(server, "--metadata", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--wait", "1", *data)
-    assert time.monotonic() - begun < 5, "with the start of the interpreter"
+    with stopwatch() as seconds:
+        done = run_cli(server, "--metadata", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--wait", "1", *data)
+    assert seconds() < 10, "with the start of the interpreter, and not the 60 s of the default"
     assert done.code == 1
     assert "127.0.0.1:1" in done.err
     assert "magnetar metadata" in done.err

@@ -184,7 +184,7 @@ def test_trace_says_which_letter_a_message_became(cli: Cli, cli_json: Callable[.
         )  # fmt: skip
         ids = [producer.send(each) for each in (b"bad", b"good")]
         bad, good = (f"{each.ledger_id()}:{each.entry_id()}" for each in ids)
-        taken = {(message := consumer.receive(5000)).data(): message for _ in range(2)}
+        taken = {(message := consumer.receive(30_000)).data(): message for _ in range(2)}
         consumer.acknowledge(taken[b"good"])
         for kind, state in (("RETRY", "retried"), ("DLQ", "dead letter")):
             consumer.reconsume_later(taken[b"bad"], timedelta(0))
@@ -198,7 +198,7 @@ def test_trace_says_which_letter_a_message_became(cli: Cli, cli_json: Callable[.
             ).out.splitlines()]  # fmt: skip
             assert row["letter"]["messageId"] == letter["messageId"]
             if kind == "RETRY":
-                taken[b"bad"] = consumer.receive(5000)
+                taken[b"bad"] = consumer.receive(30_000)
         assert not row["letter"]["redriven"]
         cli("topics", "create-subscription", "failing-billing-DLQ", "-s", "redrive", "-m", "earliest")
         (group,) = cli_json("topics", "letters", "failing-billing-DLQ")

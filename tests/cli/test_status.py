@@ -234,7 +234,7 @@ def test_another_bookie_is_asked_when_the_first_does_not_say_and_what_is_not_kno
 
     monkeypatch.setattr(BookiePeer, "ask", ask)
     known = tuple(BookieInfo(each, "b:1", False, "", 50, 100) for each in "xy")
-    session: Any = SimpleNamespace(timeout_s=0.3, operator=None, admin=SimpleNamespace(bookies=lambda: known))
+    session: Any = SimpleNamespace(timeout_s=30.0, operator=None, admin=SimpleNamespace(bookies=lambda: known))
     found = ask_bookie_states(session, ClusterSummary((), (), known))
     assert (found.repair == GOOD) == ("repair-status" not in lost)
     assert found.answered
@@ -360,17 +360,17 @@ def test_while_the_metadata_is_away_status_and_doctor_say_since_when_and_what_th
         os.kill(running.metadata.pid, signal.SIGSTOP)
         try:
             for _ in range(5):  # it is late, and then away
-                told = run_cli("status", "--url", url, timeout_s=30)
+                told = run_cli("status", "--url", url, timeout_s=60)
                 if told.out.startswith("! "):
                     break
                 assert told.out.startswith("- The metadata answers late: ")
             assert (told.code, told.err) == (1, "")
             assert told.out.startswith("! The metadata does not answer since ")
             assert told.out.count("127.0.0.1:") == 3, "both brokers and the bookie are shown"
-            found = json.loads(run_cli("status", "-o", "json", "--url", url, timeout_s=15).out)
+            found = json.loads(run_cli("status", "-o", "json", "--url", url, timeout_s=60).out)
             assert (len(found["brokers"]), len(found["bookies"]), found["silent"]) == (2, 1, [])
             assert found["alarms"][0]["code"] == "D00"
-            examined = run_cli("doctor", "-o", "json", "--url", url, timeout_s=15)
+            examined = run_cli("doctor", "-o", "json", "--url", url, timeout_s=60)
             assert examined.code == 1
             assert json.loads(examined.out)["findings"][0]["code"] == "D00"
         finally:

@@ -40,7 +40,7 @@ def test_what_is_asked_after_the_loop_has_ended_is_answered_with_the_reason(url:
     asyncio.run(first())
 
     async def second(call: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await call(of)
 
     for name, call in CALLS.items():

@@ -31,4 +31,4 @@ async def test_what_a_fenced_producer_has_stored_in_a_transaction_may_still_be_c
     await txn.commit()
     assert (await client.transaction_status(txn.id)).name == TxnState.COMMITTED.name
     await second.send(b"next")
-    assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"stored", b"next"]
+    assert [(await consumer.receive(30_000)).data() for _ in range(2)] == [b"stored", b"next"]

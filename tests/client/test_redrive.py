@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
-from magnetar.client.common.errors import ConsumerBusy, Timeout
+from magnetar.client.common.errors import ConsumerBusy
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.client.produce.producer import Producer
@@ -20,6 +20,7 @@ from magnetar.proto.errors import TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
 from tests.client.model.keys import Keys
 from tests.support.cluster import Cluster, cluster
+from tests.support.steps import take_until_quiet
 
 TOPIC = "persistent://public/default/orders"
 BILLING = f"{TOPIC}/billing"
@@ -66,13 +67,14 @@ class Shop:
         consumer = await self.client.subscribe(
             topic, name, consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest, **options
         )
-        found = []
-        try:
-            while True:
-                found.append(await consumer.receive(300))
-                await consumer.acknowledge(found[-1])
-        except Timeout:
-            await consumer.close()
+
+        async def take(timeout_ms: int) -> Any:
+            message = await consumer.receive(timeout_ms)
+            await consumer.acknowledge(message)
+            return message
+
+        found = await take_until_quiet(take, 300)
+        await consumer.close()
         return found
 
 
@@ -184,7 +186,7 @@ async def test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers
             "audit": (0, 2), "billing": (0, 1),
         }  # fmt: skip
         reader = await made.client.create_reader(TOPIC, aio.MessageId.earliest)
-        assert sorted([(await reader.read_next(3000)).data() for _ in range(3)]) == [b"1", b"2", b"3"]
+        assert sorted([(await reader.read_next(30_000)).data() for _ in range(3)]) == [b"1", b"2", b"3"]
 
 
 async def test_with_to_all_every_subscription_gets_the_letters(tmp_path: Path) -> None:
@@ -454,7 +456,7 @@ async def test_the_schema_of_a_letter_goes_with_it(tmp_path: Path) -> None:
         consumer = await made.client.subscribe(
             TOPIC, "billing", schema=JsonSchema(Order), initial_position=InitialPosition.Earliest
         )
-        message = await consumer.receive(5000)
+        message = await consumer.receive(30_000)
         assert (message.value().name, message.int_schema_version()) == ("a", 0)
 
 

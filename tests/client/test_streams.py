@@ -76,7 +76,7 @@ async def test_each_message_counts_once_in_the_state_and_in_the_output_also_over
     reader = await client.create_reader(SINK, magnetar.MessageId.earliest)
     shown = dict[str, int]()
     for _ in range(150):
-        message = await reader.read_next(5_000)
+        message = await reader.read_next(30_000)
         assert int(message.data()) > shown.get(message.partition_key(), -1), "an output of a key is out of order"
         shown[message.partition_key()] = int(message.data())
     assert shown == model, "the last output of a key is its total"

@@ -23,7 +23,7 @@ import asyncio, magnetar
 with magnetar.Client(sys.argv[1]) as client:
     producer, consumer = client.create_producer("t"), client.subscribe("t", "s")
     producer.send(b"x")
-    message = consumer.receive(5000)
+    message = consumer.receive(30_000)
     consumer.acknowledge(message)
     print(message.data())
 

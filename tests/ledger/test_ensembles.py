@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
 from magnetar.ledger.peer_format import BookieOperation, Status
@@ -13,7 +14,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode_record
 from magnetar.metadata.store import Operation, VersionedValue
 from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
-from tests.ledger.conftest import Cluster
+from tests.ledger.conftest import QUICK, Cluster
 from tests.ledger.fake_bookie import FakeBookie
 
 
@@ -33,7 +34,7 @@ async def changed(writer: LedgerWriter, fragments: int) -> LedgerRecord:
     """Waits until the ledger has so many fragments."""
     news = asyncio.Event()
     writer.add_ensemble_change_listener(lambda _: news.set())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(writer.record.fragments) < fragments:
             news.clear()
             await news.wait()
@@ -42,7 +43,7 @@ async def changed(writer: LedgerWriter, fragments: int) -> LedgerRecord:
 
 async def changed_from(writer: LedgerWriter, changes: int) -> None:
     """Appends until the ensemble has changed once more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while writer._core.changes == changes:
             await writer.append(b"x")
 
@@ -57,7 +58,7 @@ async def read_all(cluster: Cluster, writer: LedgerWriter) -> list[bytes]:
 
 
 async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_without_it(five: Cluster) -> None:
-    writer = await five.client().create()
+    writer = await five.client(replace(QUICK, add_timeout_s=5.0)).create()
     await writer.append(b"before")
     hanging = standing(five, writer)
     hanging.silent.add(BookieOperation.ADD)
@@ -93,9 +94,7 @@ async def test_a_bookie_that_failed_lately_replaces_nobody(five: Cluster) -> Non
 
 
 async def test_a_bounded_number_of_changes_then_the_ledger_ends(five: Cluster) -> None:
-    config = LedgerConfig(
-        ensemble_changes_max=1, add_timeout_s=1.0, quorum_timeout_s=3.0, close_timeout_s=3.0, retry_s=0.02
-    )
+    config = replace(QUICK, ensemble_changes_max=1)
     writer = await five.client(config).create()
     await standing(five, writer).stop()
     await changed_from(writer, 0)
@@ -180,7 +179,7 @@ async def test_a_change_that_the_metadata_never_answers_is_unknown_for_what_is_p
 
 
 async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_bound(five: Cluster) -> None:
-    config = LedgerConfig(add_timeout_s=0.2, quorum_timeout_s=5.0, close_timeout_s=0.3, retry_s=0.02)
+    config = LedgerConfig(add_timeout_s=5.0, quorum_timeout_s=10.0, close_timeout_s=0.3, retry_s=0.02)
     writer = await five.client(config).create()
     metadata = Metadata(five, writer)
     metadata.hang = True
@@ -198,7 +197,7 @@ async def test_a_fence_that_only_the_slowest_replica_tells_of_finishes_an_idle_h
     writer = await five.client().create()
     standing(five, writer).status[BookieOperation.ADD] = Status.FENCED
     outcome = await asyncio.gather(writer.append(b"x"), return_exceptions=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await writer.wait_finished()
     assert outcome == [0] or isinstance(outcome[0], LedgerFenced), "two have it, or the third was faster"
     assert writer.state is WriterState.POISONED
@@ -247,7 +246,7 @@ def decode_ledger_record(node: VersionedValue | None, path: str) -> LedgerRecord
 
 # ------------------------------------------------------------------------------ back-pressure
 async def test_an_append_beyond_the_bounds_fails_definitely_and_ready_waits_for_room(five: Cluster) -> None:
-    config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_entries_max=3)
+    config = replace(QUICK, pending_entries_max=3)
     writer = await five.client(config).create()
     for bookie in five.bookies:
         bookie.status[BookieOperation.ADD] = Status.BUSY
@@ -282,7 +281,7 @@ async def test_what_a_hanging_bookie_has_not_answered_is_bounded_though_it_is_co
 
 
 async def test_bytes_are_bounded_too_and_ready_returns_when_the_handle_ends(five: Cluster) -> None:
-    config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_bytes_max=1000)
+    config = replace(QUICK, pending_bytes_max=1000)
     writer = await five.client(config).create()
     for bookie in five.bookies:
         bookie.silent.add(BookieOperation.ADD)

@@ -66,7 +66,7 @@ async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluste
     for i in range(3):
         await writer.append(b"%d" % i)
     other = await cluster.client().open(writer.ledger_id)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while await other.refresh() < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [bytes(e.payload) for e in await other.read(2, 2)] == [b"2"]
@@ -81,7 +81,7 @@ async def test_an_open_ledger_without_a_known_lac_is_not_called_closed_or_empty(
 
 
 async def test_a_silent_bookie_ends_the_ledger_and_everything_sent_is_confirmed_by_the_others(cluster: Cluster) -> None:
-    client = cluster.client()
+    client = cluster.client(replace(QUICK, add_timeout_s=5.0))
     writer = await client.create()
     await writer.append(b"before")
     cluster.bookie(writer.record.fragments[0].bookies[1]).silent.add(BookieOperation.ADD)
@@ -116,6 +116,7 @@ async def test_every_recovery_read_and_lac_question_fences(cluster: Cluster) -> 
         bookie.requests.clear()
     await client.recover(writer.ledger_id)
     heads = [head for bookie in cluster.bookies for head in bookie.requests]
+    heads = [head for head in heads if head.op is not BookieOperation.WRITE_LAC]  # of the writer, when it is idle
     assert {head.op for head in heads} == {BookieOperation.ADD, BookieOperation.READ, BookieOperation.READ_LAC}
     for head in heads:
         assert head.flags == (
@@ -128,13 +129,13 @@ async def test_recovery_without_enough_answers_gives_up_and_leaves_the_ledger_in
     await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
     for bookie in cluster.bookies[:2]:
         bookie.silent |= {BookieOperation.READ, BookieOperation.READ_LAC}
-    client = cluster.client()
+    client = cluster.client(replace(QUICK, fence_timeout_s=1.0))
     with pytest.raises(Unavailable, match="stays in recovery"):
         await client.recover(writer.ledger_id)
     assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
     for bookie in cluster.bookies[:2]:
         bookie.silent.clear()
-    assert (await client.recover(writer.ledger_id)).last_entry == 9
+    assert (await cluster.client().recover(writer.ledger_id)).last_entry == 9
 
 
 @pytest.mark.parametrize("trouble", [Status.UNKNOWN, Status.UNAUTHORIZED, Status.BUSY, Status.BAD_REQUEST])
@@ -147,7 +148,7 @@ async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster
     third = cluster.bookies[2]
     await until(lambda: writer.ledger_id in third.shelves)  # its copy is not needed for the confirmation
     third.shelves[writer.ledger_id].entries.clear()
-    client = cluster.client()
+    client = cluster.client(replace(QUICK, close_timeout_s=5.0))
     with pytest.raises(Unavailable):
         await client.recover(writer.ledger_id)
     assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
@@ -252,11 +253,11 @@ async def test_a_fault_ends_a_recovery_and_a_close_instead_of_leaving_them_hangi
     writer, other = await client.create(), await client.create()
     await writer.append(b"a")
     monkeypatch.setattr("magnetar.ledger.recovery_core.LedgerRecovery._fence_answered", broken)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(RuntimeError, match="a bug"):
             await client.recover(writer.ledger_id)
     monkeypatch.setattr("magnetar.ledger.handle.decide_close_by_writer", broken)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(OutcomeUnknown):
             await other.close()
 
@@ -368,12 +369,13 @@ async def test_a_recovery_waits_for_bookies_that_say_they_are_busy_and_does_not_
     """They live, and have a queue: only one that is silent is given up after the time-out."""
     writer = await cluster.client().create()
     await writer.append(b"a")
-    client = cluster.client(replace(QUICK, fence_timeout_s=0.25))
+    client = cluster.client(replace(QUICK, fence_timeout_s=4.0))
     for bookie in cluster.bookies:
         bookie.requests.clear()
         bookie.status[op] = Status.BUSY
     recovering = asyncio.ensure_future(client.recover(writer.ledger_id))
-    asked = asyncio.gather(*(bookie.wait_requests(op, 5) for bookie in cluster.bookies))  # for longer than the time-out
+    # For longer than the time-out.
+    asked = asyncio.gather(*(bookie.wait_requests(op, 10) for bookie in cluster.bookies))
     await asyncio.wait([recovering, asked], return_when=asyncio.FIRST_COMPLETED)
     for bookie in cluster.bookies:
         bookie.status.clear()
@@ -388,7 +390,7 @@ async def test_a_recovery_gives_up_when_bookies_are_busy_for_ever(cluster: Clust
     for bookie in cluster.bookies:
         bookie.status[BookieOperation.READ] = Status.BUSY
     with pytest.raises(Unavailable, match="neither found nor proven absent"):
-        await cluster.client(replace(QUICK, fence_timeout_s=0.25, close_timeout_s=1.0)).recover(writer.ledger_id)
+        await cluster.client(replace(QUICK, close_timeout_s=5.0)).recover(writer.ledger_id)
 
 
 async def test_a_degraded_ledger_is_made_on_the_bookies_that_are_well_and_never_below_the_ack_quorum(

@@ -20,7 +20,7 @@ async def fill(writers: list[LedgerWriter], size: int) -> None:
 
 
 async def test_a_bookie_that_does_not_answer_stops_all_ledgers_at_one_bound_and_none_for_good(cluster: Cluster) -> None:
-    client = cluster.client(LedgerConfig(add_timeout_s=1.0, retry_s=0.02, memory_bytes_max=LIMIT))
+    client = cluster.client(LedgerConfig(add_timeout_s=5.0, retry_s=0.02, memory_bytes_max=LIMIT))
     writers = [await client.create() for _ in range(8)]
     hanging = cluster.bookies[0]
     hanging.silent.add(BookieOperation.ADD)
@@ -28,7 +28,7 @@ async def test_a_bookie_that_does_not_answer_stops_all_ledgers_at_one_bound_and_
     held = client.bookies.memory.held
     assert LIMIT <= held < LIMIT + 8 * 700, "one entry of each ledger exceeds it at most"
     assert not any(writer.pending_entries for writer in writers), "the other two have confirmed all"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(writer.wait_room() for writer in writers))
     assert client.bookies.memory.held < LIMIT, "the bookie failed, and nothing is kept for it"
     hanging.silent.clear()

@@ -109,7 +109,7 @@ class Rig:
         await self._wait(lambda: len(self.facts) >= count)
 
     async def _wait(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not reached():
                 self._happened.clear()
                 await self._happened.wait()

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from magnetar.metadata.zookeeper import ZookeeperStore
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
+EXPIRING_S = 6.0
+"""The timeout, in seconds, of a session that a test lets expire. Until then it survives a machine that stalls for half
+of it."""
 
 
 class Backend(Protocol):

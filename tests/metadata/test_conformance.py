@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
     NoNode,
     SessionExpired,
 )
-from tests.metadata.stores import Backend, RemoteBackend, SqliteBackend, conformance
+from tests.metadata.stores import EXPIRING_S, Backend, RemoteBackend, SqliteBackend, conformance
 
 
 async def _take(watch: AsyncIterator[NodeChanged | WatchReset], count: int) -> list[NodeChanged | WatchReset]:
@@ -161,7 +161,7 @@ async def test_ephemerals_go_with_their_session_and_only_they(backend: Backend) 
 
 @conformance
 async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(backend: Backend) -> None:
-    mine, other = await backend.store(timeout_s=0.3), await backend.store()
+    mine, other = await backend.store(EXPIRING_S), await backend.store()
     await mine.commit([PutNode("/e", b"", ephemeral=True), PutNode("/stays", b"")])
     seen = await other.revision()
     await backend.vanish(mine)

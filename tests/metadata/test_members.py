@@ -31,7 +31,7 @@ class Cluster:
         world = self.simulation.world(node)
 
         async def session() -> MetadataStore:
-            return await connect_metadata(world, server.endpoint, 5.0)
+            return await connect_metadata(world, server.endpoint, 10.0)
 
         return await self.simulation.spawn(node, Members.start(world, session, role, node))
 

@@ -60,7 +60,7 @@ async def refused(channel: Channel, rpc: object, request: object) -> MagnetarErr
 
 async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
-        one, two = [await connect_metadata(make_system_world(1), server.endpoint, 5.0) for _ in range(2)]
+        one, two = [await connect_metadata(make_system_world(1), server.endpoint, 10.0) for _ in range(2)]
         changes = two.watch(paths.MEMBERS, await two.revision())
         await one.commit([DeleteNode(OWN, ANY), PutNode(OWN, RECORD, ABSENT, ephemeral=True)])
         assert (await anext(changes)).path == OWN  # type: ignore[union-attr]
@@ -74,7 +74,7 @@ async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_
 async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         channel = make_system_world(1).network.connect(server.endpoint)
-        store = await connect_metadata(make_system_world(1), server.endpoint, 5.0)
+        store = await connect_metadata(make_system_world(1), server.endpoint, 10.0)
         revision = await store.revision()
         for path in ELSEWHERE:
             for rpc in (GET, CHILDREN):
@@ -128,13 +128,13 @@ async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
                 await connect_metadata(stranger, server.endpoint, 1.0)
         listener = TlsFiles(str(ours / "broker.pem"), str(ours / "broker-key.pem"), trust)
         with pytest.raises(Unauthenticated):
-            await connect_metadata(with_tls(listener), server.endpoint, 1.0)
+            await connect_metadata(with_tls(listener), server.endpoint, 30.0)
         for role in ("bookie", "broker"):
-            store = await connect_metadata(world_of(ours, role), server.endpoint, 5.0)
+            store = await connect_metadata(world_of(ours, role), server.endpoint, 10.0)
             with pytest.raises(Unauthorized):
                 await store.commit(put)
             await store.close()
-        operator = await connect_metadata(world_of(ours, "operator"), server.endpoint, 5.0)
+        operator = await connect_metadata(world_of(ours, "operator"), server.endpoint, 10.0)
         with pytest.raises(Unauthorized):
             await operator.commit([PutNode(OWN, RECORD, ABSENT)])  # it would outlive its session
         await operator.commit(put)

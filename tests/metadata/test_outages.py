@@ -27,7 +27,7 @@ from magnetar.proto.errors import (
 from magnetar.runtime.network import EndOfStream, Endpoint, Stream
 from magnetar.runtime.process import make_system_world
 from magnetar.runtime.sim.world import Simulation
-from tests.metadata.stores import ANYWHERE, SimulatedBackend
+from tests.metadata.stores import ANYWHERE, EXPIRING_S, SimulatedBackend
 
 
 async def _read_to_the_end(stream: Stream[Any, Any]) -> None:
@@ -256,7 +256,7 @@ async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path
     world, path = make_system_world(1), str(tmp_path / "metadata.db")
     server = await MetadataServer.start(world, ANYWHERE, path)
     store = await connect_metadata(world, server.endpoint)
-    gone = await connect_metadata(world, server.endpoint, 0.6)
+    gone = await connect_metadata(world, server.endpoint, EXPIRING_S)
     await store.put("/e", b"", ephemeral=True)
     await gone.put("/gone", b"", ephemeral=True)
     seen = await store.revision()
@@ -268,7 +268,7 @@ async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path
     gone._keeper.cancel()
     await server.close()
     server = await MetadataServer.start(world, server.endpoint, path)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await store.put("/a", b"") == 0
         assert store.session_id == session
         assert await heard == NodeChanged("/a", 0, seen + 1)

@@ -114,8 +114,8 @@ async def test_a_loop_that_was_held_up_shows_its_lag_and_its_work(monkeypatch: p
     heartbeat.start()
     await asyncio.sleep(0.03)
     before = heartbeat.busy_ratio
-    until = time.monotonic() + 0.2
-    while time.monotonic() < until:
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
         pass
     await asyncio.sleep(0.03)
     assert 0.1 < heartbeat.lag_s < 10
@@ -129,7 +129,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     def listen(address: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listener.bind("\0" + address[1:] if address.startswith("@") else address)
-        listener.settimeout(5)
+        listener.settimeout(30)
         monkeypatch.setenv("NOTIFY_SOCKET", address)
         return listener
 
@@ -162,5 +162,5 @@ async def test_each_beat_is_told_if_systemd_watches_this_process(
     monkeypatch.delenv("WATCHDOG_PID")
     with systemd(str(tmp_path / "n")) as listener:
         EventLoopHeartbeat().start()
-        await asyncio.sleep(0.05)
-        assert listener.recv(100) == listener.recv(100) == b"WATCHDOG=1"
+        for _ in range(2):
+            assert await asyncio.to_thread(listener.recv, 100) == b"WATCHDOG=1"

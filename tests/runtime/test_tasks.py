@@ -108,5 +108,5 @@ async def test_the_owner_is_given_the_error_of_a_task_and_a_task_that_closes_its
     assert [str(each) for each in given] == ["of ours"]
     waiting = tasks.spawn(asyncio.Event().wait(), "test-wait")
     tasks.spawn(last(), "test-last")
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 30)
     assert waiting.cancelled()

@@ -30,6 +30,7 @@ from tests.security.test_settings import load, private
 from tests.security.test_token import SECRET
 from tests.support.certificates import Authority
 from tests.support.issuer import AUDIENCE, issuing
+from tests.support.steps import stopwatch
 
 SETTINGS = """
 [token]
@@ -139,13 +140,15 @@ async def test_an_issuer_that_hangs_holds_up_its_own_callers_alone_and_known_key
         guard = Authenticator(load(folder, SETTINGS + section), SystemClock())
         serving = await serve(HERE, [("Broker", Broker())], ListenerAccess(guard), SystemClock())
         assert await _as(serving, issuer.token("ada")) == "client:ada"
-        issuer.slow_s = dead.slow_s = 2.0
+        for each in (issuer, dead):
+            each.go.clear()
         hanging = asyncio.ensure_future(_as(serving, dead.token("eve")))
         await asyncio.sleep(0.1)
         assert await _as(serving, issuer.token("bob")) == "client:bob", "its keys are known"
         assert await _as(serving, signed().removeprefix("Bearer ")) == "client:ada"
         assert not hanging.done(), "nobody waited for it"
         dead.answers["/keys"] = 500
+        dead.go.set()
         with pytest.raises(Unavailable):
             await hanging
         asked = len(dead.asked)
@@ -225,6 +228,6 @@ async def test_streams_that_are_opened_and_cut_by_the_thousand_hold_up_no_other_
             await asyncio.sleep(0)
             for call in calls:
                 call.cancel()
-        began = time.monotonic()
-        assert await _as(serving, signed().removeprefix("Bearer ")) == "client:ada"
-        assert time.monotonic() - began < 5
+        with stopwatch() as seconds:
+            assert await _as(serving, signed().removeprefix("Bearer ")) == "client:ada"
+        assert seconds() < 5

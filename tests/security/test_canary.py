@@ -135,7 +135,7 @@ def _talk(url: str, folder: Path, authentication: magnetar.Authentication) -> No
         sealed.send(HIDDEN)
         first = magnetar.InitialPosition.Earliest
         consumer = client.subscribe(TOPIC, "s", crypto_key_reader=keys, initial_position=first)
-        consumer.negative_acknowledge(consumer.receive(5000))
+        consumer.negative_acknowledge(consumer.receive(30_000))
         assert repr(client).find(PASSWORD) < 0
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
-    with SecuredCluster(tmp_path_factory.mktemp("secured"), session_timeout_s=3.0) as running:
+    with SecuredCluster(tmp_path_factory.mktemp("secured"), session_timeout_s=6.0) as running:
         yield running
 
 

@@ -27,6 +27,8 @@ class Issuer:
         self.forms: list[dict[str, str]] = []
         self.answers: dict[str, bytes | int] = {}
         self.slow_s = 0.0
+        self.go = threading.Event()  # while it is clear, no request is answered
+        self.go.set()
         self.lifetime_s: float | None = 60.0
         self.more: dict[str, Any] = {}  # members of each key
         self.add_key("one")
@@ -36,6 +38,7 @@ class Issuer:
         self._thread.start()
 
     def close(self) -> None:
+        self.go.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -52,6 +55,7 @@ class Issuer:
 
     def answer(self, path: str, form: dict[str, str]) -> bytes | int:
         self.asked.append(path)
+        self.go.wait(60)
         if self.slow_s:
             time.sleep(self.slow_s)
         if path in self.answers:

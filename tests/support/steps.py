@@ -1,15 +1,23 @@
-"""How long the thread of an event loop computes within one step, without the garbage collector.
+"""How long something takes, whatever the machine does meanwhile: of a step of an event loop and of a wait.
 
-A collection is no work of the step it happens to fall into: in a process that ran thousands of tests one takes 20 ms.
+A step is judged by the processor time of its thread, without the garbage collector: a collection is no work of the step
+it happens to fall into, and in a process that ran thousands of tests one takes 20 ms. A wait is judged by a stopwatch
+that does not count what the whole machine stalls.
 """
 
 import asyncio
 import gc
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pytest
+
+from magnetar.client.common.errors import Timeout
+
+T = TypeVar("T")
 
 
 class WorkTimer:
@@ -81,3 +89,44 @@ def measured(method: Callable[..., Any], steps: list[float], timer: WorkTimer) -
             steps.append(timer.seconds() - begun)
 
     return run
+
+
+TICK_S, LONGEST_TICK_S = 0.01, 0.05
+
+
+@contextmanager
+def stopwatch() -> Iterator[Callable[[], float]]:
+    """Gives a function that returns the seconds since the beginning, without stalls of this process: a thread counts
+    them in ticks, and a tick counts LONGEST_TICK_S at most, however late it comes."""
+    counted, ended = 0.0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        before = time.monotonic()
+        while not ended.wait(TICK_S):
+            now = time.monotonic()
+            counted += min(now - before, LONGEST_TICK_S)
+            before = now
+
+    counting = threading.Thread(target=count, daemon=True)
+    counting.start()
+    try:
+        yield lambda: counted
+    finally:
+        ended.set()
+        counting.join()
+
+
+async def take_until_quiet(take: Callable[[int], Awaitable[T]], quiet_ms: int) -> list[T]:
+    """What `take`, which gets a time-out in milliseconds, gives until nothing comes for `quiet_ms`; a stall of the
+    machine does not count as quiet."""
+    found: list[T] = []
+    with stopwatch() as seconds:
+        last = 0.0
+        while seconds() - last < quiet_ms / 2000:
+            try:
+                found.append(await take(quiet_ms))
+            except Timeout:
+                continue
+            last = seconds()
+    return found

@@ -98,7 +98,7 @@ class ZookeeperServer:
         jars = ":".join(str(jar) for name in names for jar in sorted(_jars().glob(f"{name}.jar")))
         command = [
             os.path.join(java.home, "bin", "java"), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m",
-            f"-Djute.maxbuffer={JUTE_MAXBUFFER}", "-cp", jars,
+            f"-Djute.maxbuffer={JUTE_MAXBUFFER}", "-Dzookeeper.forceSync=no", "-cp", jars,  # kill -9 needs none
             "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.directory / "zoo.cfg"),
         ]  # fmt: skip
         with (self.directory / "log").open("ab") as log:

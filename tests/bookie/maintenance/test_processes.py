@@ -31,7 +31,7 @@ poll_interval_s = 0.5
 retry_min_s = 0.2
 """
 LEDGERS, ENTRIES, PATIENCE_S = 6, 50, 60.0
-QUICK = LedgerConfig(add_timeout_s=5.0, read_timeout_s=0.5)
+QUICK = LedgerConfig(add_timeout_s=5.0, read_timeout_s=5.0)
 
 
 def _payload(ledger: int, entry: int) -> bytes:

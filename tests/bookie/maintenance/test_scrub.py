@@ -18,6 +18,7 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
 from tests.bookie.maintenance.test_limbo import Deployment, with_deployment
 from tests.bookie.stores import DATA, NODE, payload
+from tests.support.steps import slowness
 
 RECORD = 8 + 36 + 300
 DATA_OFFSET = 4096
@@ -224,7 +225,7 @@ async def test_a_report_of_forty_thousand_ranges_costs_each_a_step(cluster: Clus
         paths.damaged_copies_of_bookie(1, bookie.id), encode_record(wide, paths.damaged_copies_of_bookie(1, bookie.id))
     )
     reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
-    began = time.monotonic()
+    began = time.process_time()
     await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
     told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
     assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
@@ -233,4 +234,4 @@ async def test_a_report_of_forty_thousand_ranges_costs_each_a_step(cluster: Clus
         store.descriptors.end_quarantine(7, 2 * entry, 2 * entry)
     await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
     assert await reported(cluster, bookie, 7) is None
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5 * slowness()

@@ -1,7 +1,6 @@
 """Grants that change while clients are connected, at every broker; and what becomes of them when their place goes."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -29,6 +28,7 @@ from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.process import make_system_world
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.support.cut_store import CutStore
+from tests.support.steps import stopwatch
 
 NAMESPACE = "acme/orders"
 TOPIC = f"persistent://{NAMESPACE}/t"
@@ -45,10 +45,9 @@ async def acme(tmp_path: Path) -> AsyncIterator[Roles]:
 
 async def ended(client: Any, kind: str = "receipt") -> float:
     """How long until the broker closes it as unauthorized."""
-    began = time.monotonic()
-    with pytest.raises(Unauthorized, match=r"it was not granted|takes the roles|named by"):
+    with stopwatch() as seconds, pytest.raises(Unauthorized, match=r"it was not granted|takes the roles|named by"):
         await client.next(kind)
-    return time.monotonic() - began
+    return seconds()
 
 
 async def test_a_revocation_ends_what_is_open_within_a_second_and_no_other(acme: Roles) -> None:
@@ -220,13 +219,14 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
             await grants.get_grants_and_administrators(name)
         changed.clear()
         store.cut.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while ("", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        assert (await grants.get_grants_and_administrators(name)).roles == {}
+        async with asyncio.timeout(30):
+            while (await grants.get_grants_and_administrators(name)).roles:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await inner.put(paths.tenant("acme"), encode_record(TenantRecord(admin_roles=("b",)), paths.tenant("acme")))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while ("acme", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert (await grants.get_grants_and_administrators(name)).admins == {"b"}
@@ -249,7 +249,7 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
         await grants.get_grants_and_administrators(name)
         store.failing["revision"] = 3
         store.break_watches()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while store.failing["revision"] or grants._broken:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         clock.now += module.STALE_S + 1

@@ -286,7 +286,7 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     await asyncio.sleep(0.05)
     assert not waiting.done()
     memory.held = 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await waiting
 
 

@@ -31,7 +31,7 @@ from tests.metadata.stores import Forgetful
 from tests.support.cluster import SMALL, Cluster, client_part, cluster, payloads_of
 
 TOPIC = TopicName.parse("log")
-LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=1.0)
+LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=10.0)
 
 
 async def one_copy() -> LedgerReplication:

@@ -393,11 +393,11 @@ async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bound
 
             monkeypatch.setattr(running.sessions[0], "children", hang)
             monkeypatch.setattr(ownership, "METADATA_S", 0.2)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 found = await admin.broker_summaries()
             assert (found.metadata_away_ms, found.metadata_late, len(found.brokers)) == (0, True, 2)
             monkeypatch.setattr(ownership, "METADATA_AWAY_S", 0.0)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 found = await admin.broker_summaries()
                 page = await admin.topic_page()
             assert 0 <= found.metadata_away_ms - before_ms + 5000 < 10_000, "it answered just now"

@@ -104,7 +104,7 @@ async def sdk(running: Cluster, **options: Any) -> tuple[aio.Client, Any]:
 async def test_with_receipts_acknowledging_returns_when_it_is_durable(running: Cluster) -> None:
     await filled(running, 4, batch=5)
     client, mine = await sdk(running, ack_receipt_enabled=True)
-    messages = [await mine.receive(5000) for _ in range(20)]
+    messages = [await mine.receive(30_000) for _ in range(20)]
     await mine.acknowledge(messages[7:18])
     topic = running.brokers[0].topics[TOPIC]
     cursor = topic.find_subscription("s").cursor
@@ -114,7 +114,7 @@ async def test_with_receipts_acknowledging_returns_when_it_is_durable(running: C
     await mine.acknowledge(messages[3])
     await client.close()
     client, again = await sdk(running)
-    left = [await again.receive(5000) for _ in range(5)]
+    left = [await again.receive(30_000) for _ in range(5)]
     assert [each.data() for each in left] == [b"0.4", b"1.0", b"1.1", b"3.3", b"3.4"]
     await client.close()
 
@@ -132,8 +132,8 @@ async def test_a_negative_ack_waits_as_long_as_its_back_off_says_by_how_often_it
         running, consumer_type=ConsumerType.Shared, negative_ack_redelivery_backoff=Noted()
     )
     for _ in range(3):
-        await mine.negative_acknowledge(await mine.receive(5000))
-    assert (await mine.receive(5000)).redelivery_count() == 3
+        await mine.negative_acknowledge(await mine.receive(30_000))
+    assert (await mine.receive(30_000)).redelivery_count() == 3
     assert asked == [0, 1, 2]
     await client.close()
 

@@ -12,7 +12,6 @@ from magnetar.broker.session.backlogs import SubscriptionAdministration
 from magnetar.broker.subscription import dead_letters as whole_messages
 from magnetar.client.admin.grpc_transport import decode_stored_messages
 from magnetar.client.client import Client
-from magnetar.client.common.errors import Timeout
 from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition, MultiplierRedeliveryBackoff
 from magnetar.proto import wire_pb2 as wire
@@ -20,6 +19,7 @@ from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 from tests.support.cluster import Cluster, TestProducer, cluster
+from tests.support.steps import take_until_quiet
 
 TOPIC = "persistent://public/default/large"
 BIG = random.Random(1).randbytes(50_000)
@@ -59,14 +59,13 @@ async def at(tmp_path: Path) -> AsyncIterator[At]:
 
 async def rest(consumer: Any) -> list[bytes]:
     """What comes until nothing does, acknowledged."""
-    found = []
-    while True:
-        try:
-            message = await consumer.receive(400)
-        except Timeout:
-            return found
-        found.append(message.data())
+
+    async def take(timeout_ms: int) -> bytes:
+        message = await consumer.receive(timeout_ms)
         await consumer.acknowledge(message)
+        return bytes(message.data())
+
+    return await take_until_quiet(take, 400)
 
 
 @pytest.mark.parametrize("type_", EVERY, ids=[each.name for each in EVERY])

@@ -279,9 +279,9 @@ async def test_the_sdk_drops_what_expires_in_its_queue_by_the_brokers_clock_and_
         consumer = await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
         consumer.partitions[0]._now = at.clock.monotonic
         await expiring(at, (10, 100, 10, 0))
-        assert (await consumer.receive(5000)).data() == b"0"
+        assert (await consumer.receive(30_000)).data() == b"0"
         at.clock.ahead_s += 11
-        kept = [await consumer.receive(5000), await consumer.receive(5000)]
+        kept = [await consumer.receive(30_000), await consumer.receive(30_000)]
         assert [each.data() for each in kept] == [b"1", b"3"]
         assert consumer.statistics()["expired_messages"] == 1
         for each in kept:
@@ -304,7 +304,7 @@ async def test_a_large_message_in_chunks_is_dropped_whole_by_its_consumer(at: De
         at.clock.ahead_s += 11
         at.topic.find_subscription("s").pump.is_moving = False
         at.topic.find_subscription("s").pump.wake()
-        found = await consumer.receive(5000)
+        found = await consumer.receive(30_000)
         assert found.data() == b"y" * 5000
         await consumer.acknowledge(found)
         await consumer.close()
@@ -348,13 +348,13 @@ async def test_a_dead_letter_does_not_expire_and_a_retry_does(at: Deployment) ->
         )  # fmt: skip
         ends = at.clock.wall_ms() + MINUTE
         await (await client.create_producer(TOPIC)).send(b"x", expires_at=ends)
-        await consumer.reconsume_later(await consumer.receive(5000), timedelta(0))
-        again = await consumer.receive(5000)
+        await consumer.reconsume_later(await consumer.receive(30_000), timedelta(0))
+        again = await consumer.receive(30_000)
         assert again.properties()[EXPIRES_AT] == str(ends)
         await consumer.reconsume_later(again, timedelta(0))
         dead = await client.subscribe(f"{TOPIC}-s-DLQ", "dead", initial_position=InitialPosition.Earliest)
         at.clock.ahead_s += 120
-        letter = await dead.receive(5000)
+        letter = await dead.receive(30_000)
         assert letter.properties()[EXPIRED_AT] == str(ends)
         assert EXPIRES_AT not in letter.properties()
 
@@ -386,7 +386,7 @@ async def test_a_tombstone_does_not_expire_out_of_the_compacted_form(at: Deploym
             await producer.flush()
         at.clock.ahead_s += 11
         consumer = await client.subscribe(TOPIC, "s", **reading)
-        found = [(await consumer.receive(3000)).partition_key() for _ in range(6)]
+        found = [(await consumer.receive(30_000)).partition_key() for _ in range(6)]
         assert found == ["a", "b", "c"] * 2
         with pytest.raises(Timeout):
             await consumer.receive(200)

@@ -292,13 +292,13 @@ async def test_copies_keep_keys_of_bytes_and_times_of_any_size(post: Post, key: 
         fields["ordering_key"] = key
     await published(post, foreign(**fields))
     mine = await post.consumer(enable_retry=True, dead_letter_policy=ConsumerDeadLetterPolicy(1))
-    first = await mine.receive(5000)
+    first = await mine.receive(30_000)
     await mine.reconsume_later(first, timedelta(0))
     second = await mine.receive(10_000)
     assert second.properties()["RECONSUMETIMES"] == "1", "a property of that name that is no number counts as none"
     await mine.reconsume_later(second, timedelta(0))
     dead = await post.consumer(DEAD, "late")
-    for copy in (second, await dead.receive(5000)):
+    for copy in (second, await dead.receive(30_000)):
         assert copy.fields.HasField("ordering_key") == (key is not None)
         assert copy.fields.ordering_key == (key or b"")
         assert (copy.fields.HasField("partition_key"), copy.event_timestamp()) == (True, (1 << 64) - 1)

@@ -73,13 +73,13 @@ async def test_readers_and_subscriptions_of_the_compacted_form_get_all(at: Deplo
     await send(at, "t", key="b")
     async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
         reader = await client.create_reader(TOPIC, aio.MessageId.earliest)
-        assert [(await reader.read_next(3000)).data() for _ in range(2)] == [b"0", b"0"]
+        assert [(await reader.read_next(30_000)).data() for _ in range(2)] == [b"0", b"0"]
         table = await client.create_table_view(TOPIC)
         assert set(table.keys()) == {"a", "b"}
         compacted = await client.subscribe(
             TOPIC, "c", is_read_compacted=True, initial_position=InitialPosition.Earliest
         )
-        assert [(await compacted.receive(3000)).partition_key() for _ in range(2)] == ["a", "b"]
+        assert [(await compacted.receive(30_000)).partition_key() for _ in range(2)] == ["a", "b"]
 
 
 async def test_each_chunk_of_a_large_message_is_dropped_and_its_own_subscription_gets_it_whole(at: Deployment) -> None:
@@ -127,7 +127,7 @@ async def test_the_sdk_does_not_drop_by_a_filter_what_went_back_for_its_subscrip
     async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
         consumer = await client.subscribe(TOPIC, "s", filter="message.producer = 'old'")
         await send(at, "", "s", producer_name="new")
-        message = await consumer.receive(3000)
+        message = await consumer.receive(30_000)
         assert message.data() == b"1"
         await consumer.acknowledge(message)
 

@@ -279,6 +279,7 @@ async def test_keys_and_consumers_that_share_them_are_held_up_by_nothing_that_is
     consumers = [await at.consumer(ConsumerType.KeyShared) for _ in range(2)]
     await until(lambda: at.filtering.judged == 105)
     await until(lambda: at.subscription.dispatcher.unacked == 4)
+    await until(lambda: sum(len(consumer.inbox) for consumer in consumers) == 4)
     assert at.subscription.delayed.core.count == 0, "the delayed one was due"
     found = [each for consumer in consumers for each in iter(consumer.inbox.take_nowait, None)]
     assert sorted(each.data() for each in found) == [b"eu 0", b"eu 0", b"eu 2", b"eu 50"]

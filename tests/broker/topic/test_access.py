@@ -156,7 +156,7 @@ async def test_the_initial_subscription_gets_what_was_published_before_anybody_c
         again = await client.create_producer(TOPIC, initial_subscription_name="first")
         await again.send(b"1")
         consumer = await client.subscribe(TOPIC, "first")
-        assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"0", b"1"]
+        assert [(await consumer.receive(30_000)).data() for _ in range(2)] == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("queue", [1000, 3])

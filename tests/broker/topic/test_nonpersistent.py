@@ -168,7 +168,7 @@ async def test_t2_partitions_live_at_several_brokers_and_lists_show_what_is_in_m
             await (await client.create_producer(single)).send(b"x")
             for number in range(9):
                 await producer.send(b"%d" % number)
-            got = [await consumer.receive(5000) for _ in range(9)]
+            got = [await consumer.receive(30_000) for _ in range(9)]
             assert {message.data() for message in got} == {b"%d" % number for number in range(9)}
             assert len({message.topic_name() for message in got}) == 3
             assert await admin.topics() == [name, single], "whichever broker is asked"

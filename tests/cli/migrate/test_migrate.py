@@ -124,8 +124,8 @@ def test_entries_are_copied_as_they_are(both: Both) -> None:
     both.migrate("--topics", "as-is")
     assert len(assert_copied(both, "as-is")) > 54
     reader = both.here.create_reader("as-is", magnetar.MessageId.earliest)
-    assert [reader.read_next(5000).data() for _ in range(200)] == [b"%d" % number for number in range(200)]
-    assert reader.read_next(5000).data() == bytes(range(256)) * 45_000
+    assert [reader.read_next(30_000).data() for _ in range(200)] == [b"%d" % number for number in range(200)]
+    assert reader.read_next(30_000).data() == bytes(range(256)) * 45_000
 
 
 def test_partitions_stay_apart_and_patterns_find_topics(both: Both) -> None:
@@ -162,7 +162,7 @@ def test_schemas_are_registered_and_named_by_their_versions_here(both: Both) -> 
     both.admin.put_schema("typed", two.info())  # its versions are in another order here
     both.migrate("--topics", "typed")
     reader = both.here.create_reader("typed", magnetar.MessageId.earliest, schema=two)
-    first, second = reader.read_next(5000), reader.read_next(5000)
+    first, second = reader.read_next(30_000), reader.read_next(30_000)
     assert (first.value().a, second.value().a, second.value().b) == (1, 2, 3)
     assert (first.int_schema_version(), second.int_schema_version()) == (1, 0)
 
@@ -190,7 +190,7 @@ def test_subscriptions_begin_after_what_was_acknowledged_in_order(both: Both) ->
     for name, count in (("some", 45), ("none", 0), ("all", 60)):
         consumer = both.source.subscribe("positions", name, initial_position=magnetar.InitialPosition.Earliest)
         for _ in range(count):
-            last = consumer.receive(5000)
+            last = consumer.receive(30_000)
         if count:
             consumer.acknowledge_cumulative(last)
         consumer.close()
@@ -263,7 +263,7 @@ def test_messages_of_others_are_not_mixed_with_copies_unless_it_is_wanted(both: 
     assert "--append" in both.migrate("--topics", "mixed", code=1).err
     both.migrate("--topics", "mixed", "--append")
     reader = both.here.create_reader("mixed", magnetar.MessageId.earliest)
-    found = [reader.read_next(5000).data() for _ in range(7)]
+    found = [reader.read_next(30_000).data() for _ in range(7)]
     assert found == [b"mine", b"0", b"1", b"2", b"mine too", b"3", b"4"]
 
 

@@ -21,7 +21,7 @@ def test_callbacks_come_in_order_with_ids(url: str) -> None:
         assert ids == sorted(set(ids))
         assert producer.last_sequence_id() == 4999
         reader = client.create_reader("callbacks", pulsar.MessageId.earliest)
-        messages = [reader.read_next(5000) for _ in range(5000)]
+        messages = [reader.read_next(30_000) for _ in range(5000)]
         assert [message.message_id() for message in messages] == ids
         assert [message.index() for message in messages] == list(range(5000))
 
@@ -42,7 +42,7 @@ def test_several_threads_send_and_receive_each_message_once(url: str) -> None:
         def receive() -> None:
             while True:
                 try:
-                    message = consumer.receive(2000)
+                    message = consumer.receive(30_000)
                 except pulsar.Timeout:
                     return
                 received.append(message.data())

@@ -41,7 +41,7 @@ def test_with_commits_and_an_exception_aborts(broker: tuple[str, TransactionalBr
             producer.send(b"1", txn=txn)
             producer.send_async(b"2", None, txn=txn)
             producer.send_many([b"3"], txn=txn)
-            consumer.acknowledge(consumer.receive(5000), txn=txn)
+            consumer.acknowledge(consumer.receive(30_000), txn=txn)
             assert broker[1].visible(TOPIC) == []
         assert txn.state is magnetar.TransactionState.COMMITTED
         assert client.transaction_status(txn.id) is magnetar.TransactionState.COMMITTED
@@ -74,7 +74,7 @@ def test_by_hand_by_name_nested_and_over_cumulative_acknowledgements(broker: tup
         for number in range(5):
             producer.send(b"%d" % number)
         consumer = client.subscribe("t", "s", initial_position=magnetar.InitialPosition.Earliest)
-        messages = [consumer.receive(5000) for _ in range(5)]
+        messages = [consumer.receive(30_000) for _ in range(5)]
         txn = client.transaction(name="app")
         consumer.acknowledge_cumulative(messages[3], txn=txn)
         with pytest.raises(magnetar.TransactionConflict):
@@ -164,7 +164,7 @@ def test_the_blocking_process_calls_the_function_in_its_thread(broker: tuple[str
         found: Counter[int] = Counter()
         for name in ("out", "other"):
             reader = client.create_reader(name, magnetar.MessageId.earliest)
-            found.update(int(reader.read_next(5000).data()) % 2 for _ in range(150))
+            found.update(int(reader.read_next(30_000).data()) % 2 for _ in range(150))
         assert found == {0: 150, 1: 150}
 
 
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_the_blocking_process_in_order(broker: tuple[str, Transactio
         assert 0 < statistics.sent < 1000
         magnetar.process(consumer, producer, lambda message: message.data(), idle_timeout_ms=1000)
         reader = client.create_reader("out", magnetar.MessageId.earliest)
-        found = Counter(reader.read_next(5000).data() for _ in range(1000))
+        found = Counter(reader.read_next(30_000).data() for _ in range(1000))
         assert set(found.values()) == {1}
         with pytest.raises(magnetar.Timeout):
             reader.read_next(100)

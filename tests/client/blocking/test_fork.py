@@ -48,7 +48,7 @@ def test_a_client_made_before_the_fork_works_in_the_children_and_in_the_parent(f
             producer = client.create_producer("t")
             producer.send(b"child")
             consumer = client.subscribe("t", "s", **shared)
-            message = consumer.receive(5000)
+            message = consumer.receive(30_000)
             consumer.acknowledge(message)
             print(message.data().decode())
             client.close()
@@ -57,7 +57,7 @@ def test_a_client_made_before_the_fork_works_in_the_children_and_in_the_parent(f
         producer = client.create_producer("t")
         producer.send(b"parent")
         consumer = client.subscribe("t", "s", **shared)
-        print(consumer.receive(5000).data().decode())
+        print(consumer.receive(30_000).data().decode())
         client.close()
         """,
     )
@@ -83,7 +83,7 @@ def test_after_a_connection_a_child_is_told_at_once_and_the_parent_goes_on(fake:
 
         print(in_child(same), in_child(same_consumer), in_child(new))
         producer.send(b"after")
-        print(consumer.receive(5000).data().decode(), consumer.receive(5000).data().decode())
+        print(consumer.receive(30_000).data().decode(), consumer.receive(30_000).data().decode())
         client.close()
         """,
     )

@@ -157,7 +157,7 @@ def _send_and_receive(client: pulsar.Client) -> None:
     consumer = client.subscribe("threads", "plain")
     with client.create_producer("threads") as producer:
         producer.send(b"x")
-    consumer.receive(5000)
+    consumer.receive(30_000)
 
 
 def _paused(client: pulsar.Client) -> pulsar.Consumer:

@@ -1,7 +1,14 @@
 """The loop thread of the blocking face ends before the interpreter: no daemon thread is killed inside compiled code."""
 
+import asyncio
+import signal
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from magnetar.client.blocking import loop_thread
 
 ORDER = """
 import asyncio, atexit, threading
@@ -45,6 +52,33 @@ def test_the_thread_has_ended_when_the_interpreter_does_and_later_calls_fail_at_
         "[]",
         "AlreadyClosed: the interpreter is ending; close clients before",
     ]
+
+
+def test_ctrl_c_while_the_event_loop_is_made_leaves_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, pressed, make = list[asyncio.AbstractEventLoop](), threading.Event(), loop_thread._new_loop
+
+    def interrupted() -> asyncio.AbstractEventLoop:
+        made.append(make())
+        main = threading.main_thread().ident
+        assert main is not None
+        if not pressed.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+        pressed.wait(30)
+        return made[-1]
+
+    monkeypatch.setattr(loop_thread, "_thread", None)
+    monkeypatch.setattr(loop_thread, "_new_loop", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop_thread.shared_loop_thread()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        pressed.set()
+    thread = loop_thread.shared_loop_thread()
+    assert thread.run(asyncio.sleep(0, "it runs")) == "it runs"
+    assert made == [thread.loop]
+    thread.stop()
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_thread() -> None:

@@ -45,7 +45,7 @@ def test_programs_for_pulsar_keep_their_urls(urls: tuple[str, str], which: int) 
     with magnetar.Client(urls[which]) as client:
         producer, consumer = client.create_producer(f"t{which}"), client.subscribe(f"t{which}", "s")
         producer.send(b"x")
-        assert consumer.receive(5000).data() == b"x"
+        assert consumer.receive(30_000).data() == b"x"
     with magnetar.admin.Admin(urls[which]) as admin:
         assert f"persistent://public/default/t{which}" in admin.topics("public/default")
 

@@ -51,7 +51,7 @@ class Bench:
         )
         found = []
         while await reader.has_message_available():
-            message = await reader.read_next(5000)
+            message = await reader.read_next(30_000)
             found.append((message.partition_key(), message.data()))
         with pytest.raises(Timeout):
             await reader.read_next(50)
@@ -89,7 +89,7 @@ async def test_a_reader_sees_the_latest_of_each_key_then_the_rest_each_once(on: 
     await on.compact()
     assert await on.read_all() == [("c", b"1"), ("d", b"1"), ("a", b"3")]
     everything = await on.client.create_reader(TOPIC, MessageId.earliest)
-    assert [(await everything.read_next(5000)).data() for _ in range(9)][-1] == b""
+    assert [(await everything.read_next(30_000)).data() for _ in range(9)][-1] == b""
 
 
 async def test_the_end_is_known_when_the_last_messages_were_removed(on: Bench) -> None:
@@ -111,18 +111,18 @@ async def test_seek_by_id_and_time_goes_right_across_the_border(on: Bench) -> No
     await on.compact()
     await on.send(("k0", b"6"), batch=False)
     reader = await on.client.create_reader(TOPIC, MessageId.earliest, is_read_compacted=True)
-    shown = [await reader.read_next(5000) for _ in range(4)]
+    shown = [await reader.read_next(30_000) for _ in range(4)]
     assert [message.data() for message in shown] == [b"3", b"4", b"5", b"6"]
     for back, message in enumerate(shown):
         await reader.seek(message.message_id())
-        assert [(await reader.read_next(5000)).data() for _ in shown[back + 1 :]] == [
+        assert [(await reader.read_next(30_000)).data() for _ in shown[back + 1 :]] == [
             each.data() for each in shown[back + 1 :]
         ]
         assert not await reader.has_message_available()
     await reader.seek(0)
-    assert [(await reader.read_next(5000)).data() for _ in range(4)] == [b"3", b"4", b"5", b"6"]
+    assert [(await reader.read_next(30_000)).data() for _ in range(4)] == [b"3", b"4", b"5", b"6"]
     await reader.seek(MessageId.earliest)
-    assert (await reader.read_next(5000)).data() == b"3"
+    assert (await reader.read_next(30_000)).data() == b"3"
 
 
 async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_restart(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_what_the_log_has_trimmed_is_still_there_compacted_also_after_a_re
         consumer = await on.client.subscribe(
             TOPIC, "s", is_read_compacted=True, initial_position=InitialPosition.Earliest
         )
-        first = await consumer.receive(5000)
+        first = await consumer.receive(30_000)
         await consumer.acknowledge(first)
         await consumer.close()
         topic = await on.topic()
@@ -163,7 +163,7 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
         "consumer_type": ConsumerType.Exclusive,
     }  # fmt: skip
     consumer = await on.client.subscribe(TOPIC, "s", **options)
-    received: list[Message] = [await consumer.receive(5000) for _ in range(4)]
+    received: list[Message] = [await consumer.receive(30_000) for _ in range(4)]
     assert [message.data() for message in received] == [b"1", b"2", b"1", b"2"]
     for message in received:
         await consumer.acknowledge(message)
@@ -173,7 +173,7 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
     assert topic.find_subscription("s").cursor.mark == topic.log.shape.last_position
     consumer = await on.client.subscribe(TOPIC, "s", **options)
     await on.send(("d", b"1"), batch=False)
-    assert (await consumer.receive(5000)).data() == b"1"
+    assert (await consumer.receive(30_000)).data() == b"1"
 
 
 async def test_a_standby_goes_on_in_the_compacted_form_with_what_was_not_acknowledged(on: Bench) -> None:
@@ -187,17 +187,17 @@ async def test_a_standby_goes_on_in_the_compacted_form_with_what_was_not_acknowl
     }  # fmt: skip
     first = await on.client.subscribe(TOPIC, "s", consumer_name="a", **options)
     standby = await on.client.subscribe(TOPIC, "s", consumer_name="b", **options)
-    shown = [await first.receive(5000) for _ in range(8)]
+    shown = [await first.receive(30_000) for _ in range(8)]
     assert [message.data() for message in shown] == [b"%d" % each for each in range(6, 14)]
     await first.acknowledge_cumulative(shown[1])
     await first.acknowledge(shown[6])
     with pytest.raises(Timeout):
         await standby.receive(50)
     await first.close()
-    taken = [await standby.receive(5000) for _ in range(5)]
+    taken = [await standby.receive(30_000) for _ in range(5)]
     assert [message.data() for message in taken] == [b"8", b"9", b"10", b"11", b"13"]
     await on.send(("k9", b"14"), batch=False)
-    assert (await standby.receive(5000)).data() == b"14"
+    assert (await standby.receive(30_000)).data() == b"14"
     with pytest.raises(ConsumerBusy):
         await on.client.subscribe(TOPIC, "s", consumer_type=ConsumerType.Failover)
 
@@ -206,10 +206,10 @@ async def test_a_compaction_meanwhile_neither_repeats_nor_shows_what_it_removed(
     for number in range(30):
         await on.send((f"k{number % 10}", b"%d" % number), batch=False)
     reader = await on.client.create_reader(TOPIC, MessageId.earliest, is_read_compacted=True, receiver_queue_size=1)
-    shown = [(await reader.read_next(5000)).data() for _ in range(5)]
+    shown = [(await reader.read_next(30_000)).data() for _ in range(5)]
     await on.compact()
     while await reader.has_message_available():
-        shown.append((await reader.read_next(5000)).data())
+        shown.append((await reader.read_next(30_000)).data())
     waited = [b"5"] if b"5" in shown else []  # it was at the client already
     assert shown == [*(b"%d" % number for number in range(5)), *waited, *(b"%d" % each for each in range(20, 30))]
 

@@ -19,9 +19,10 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
 from magnetar.proto.names import compute_key_slot
 from tests.support.cluster import cluster
+from tests.support.steps import take_until_quiet
 
 EARLIEST = InitialPosition.Earliest
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 SILENCE_MS = 300
 
 
@@ -45,7 +46,7 @@ class Told:
         self.events.put_nowait((False, partition_id))
 
     async def next(self) -> tuple[bool, int]:
-        return await asyncio.wait_for(self.events.get(), 10)
+        return await asyncio.wait_for(self.events.get(), 30)
 
 
 async def taken(consumer: Consumer, count: int) -> list[Message]:
@@ -119,12 +120,7 @@ async def test_the_listener_of_a_blocking_consumer_is_called_with_it(url: str) -
 
 
 async def all_of(consumer: Consumer) -> list[Message]:
-    found = []
-    while True:
-        try:
-            found.append(await consumer.receive(2 * SILENCE_MS))
-        except magnetar.Timeout:
-            return found
+    return await take_until_quiet(consumer.receive, 2 * SILENCE_MS)
 
 
 async def test_sticky_consumers_get_the_ranges_they_ask_for_and_conflicts_are_refused(client: Client) -> None:

@@ -13,6 +13,7 @@ from magnetar.client.core.chunking import encode_chunks
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto.entry_pb2 import MessageMetadata
 from tests.support.cluster import Cluster, TestProducer, cluster
+from tests.support.steps import take_until_quiet
 
 TOPIC = "persistent://public/default/t"
 
@@ -29,12 +30,7 @@ async def read(running: Cluster, then: Any) -> list[bytes]:
     try:
         reader = await client.create_reader(TOPIC, MessageId.latest, start_message_id_inclusive=True)
         await then()
-        found = []
-        while True:
-            try:
-                found.append((await reader.read_next(500)).data())
-            except Timeout:
-                return found
+        return [each.data() for each in await take_until_quiet(reader.read_next, 500)]
     finally:
         await client.close()
 
@@ -77,11 +73,14 @@ async def test_what_is_published_while_it_reconnects_is_not_passed_over(
         expected = [b"before %d" % (batch - 1)] if inclusive else []
         for number in range(3):  # nothing is taken: what waits is dropped with the connection
             payloads = [b"%d/%d" % (number, each) for each in range(batch)]
+            async with asyncio.timeout(30):
+                while not client.connections._streams:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             next(iter(client.connections._streams.values())).cancel()
             await producer.send(*payloads)
             expected += payloads
             await asyncio.sleep(0.3)
-        assert [(await reader.read_next(5000)).data() for _ in expected] == expected
+        assert [(await reader.read_next(30_000)).data() for _ in expected] == expected
         with pytest.raises(Timeout):
             await reader.read_next(300)
     finally:

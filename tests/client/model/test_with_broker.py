@@ -31,6 +31,7 @@ from tests.broker.subscription.core.test_dead_letter import SOURCE
 from tests.client.model.keys import Keys, files
 from tests.support.cluster import Cluster, cluster
 from tests.support.processes import Processes, run_cli
+from tests.support.steps import take_until_quiet
 
 EARLIEST = InitialPosition.Earliest
 NOW = MultiplierRedeliveryBackoff(1, 1)
@@ -67,11 +68,11 @@ async def test_a_dead_letter_stays_encrypted_for_the_readers_of_its_message(benc
     producer = await bench.producer("t", batching_enabled=batching, compression_type=CompressionType.ZSTD)
     await producer.send(b"poison", properties={"a": "b"}, partition_key="k")
     for _ in range(2):
-        await mine.negative_acknowledge(await mine.receive(5000))
+        await mine.negative_acknowledge(await mine.receive(30_000))
     with pytest.raises(Timeout):
         await mine.receive(1000)
     dead = await bench.consumer("t-s-DLQ", Keys("a"))
-    letter = await dead.receive(5000)
+    letter = await dead.receive(30_000)
     context = letter.encryption_context()
     assert [each.key for each in context.keys()] == ["a"]  # noqa: SIM118
     assert not context.is_decryption_failed()
@@ -79,15 +80,15 @@ async def test_a_dead_letter_stays_encrypted_for_the_readers_of_its_message(benc
     assert letter.properties()["a"] == "b"
     await dead.close()
     ciphertext = await bench.consumer("t-s-DLQ", None, crypto_failure_action=ConsumerCryptoFailureAction.CONSUME)
-    assert len((await ciphertext.receive(5000)).data()) == len(b"poison") + 16
+    assert len((await ciphertext.receive(30_000)).data()) == len(b"poison") + 16
 
 
 async def test_what_is_to_be_reconsumed_later_stays_encrypted(bench: Bench) -> None:
     mine = await bench.consumer("t", Keys("a"), enable_retry=True)
     producer = await bench.producer("t")
     await producer.send(b"later")
-    await mine.reconsume_later(await mine.receive(5000), timedelta(milliseconds=10))
-    again = await mine.receive(5000)
+    await mine.reconsume_later(await mine.receive(30_000), timedelta(milliseconds=10))
+    again = await mine.receive(30_000)
     assert (again.data(), again.properties()["RECONSUMETIMES"]) == (b"later", "1")
     assert again.encryption_context() is not None
 
@@ -100,7 +101,7 @@ async def test_what_is_not_decrypted_is_never_moved_to_another_topic(bench: Benc
     producer = await bench.producer("t")
     await producer.send(b"x")
     for _ in range(4):
-        message = await mine.receive(5000)
+        message = await mine.receive(30_000)
         await mine.negative_acknowledge(message)
     with pytest.raises(CryptoError, match="not copied to another topic"):
         await mine.reconsume_later(await mine.receive(5000), timedelta(milliseconds=10))
@@ -134,7 +135,7 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
     )
     found = []
     while await reader.has_message_available():
-        message = await reader.read_next(5000)
+        message = await reader.read_next(30_000)
         found.append((message.partition_key(), message.data(), message.properties()))
     assert found == [("a", b"3", {"p": "q"}), ("c", b"", {"p": "q"})], "an empty value is no tombstone: it has 16 bytes"
     view = await bench.client.create_table_view("t", crypto_key_reader=Keys("a"))
@@ -161,11 +162,7 @@ async def test_key_shared_goes_by_the_key_of_an_encrypted_batch(bench: Bench) ->
     await producer.flush()
     keys: list[dict[str, list[int]]] = [{}, {}]
     for at, consumer in enumerate(consumers):
-        while True:
-            try:
-                message = await consumer.receive(500)
-            except Timeout:
-                break
+        for message in await take_until_quiet(consumer.receive, 500):
             keys[at].setdefault(message.partition_key(), []).append(int(message.data()))
     assert not keys[0].keys() & keys[1].keys()
     assert keys[0]

@@ -114,7 +114,7 @@ def dial(ends: Ends, serving: RunningGrpcServer, access: CallerAccess) -> Channe
 
 
 async def role(channel: Channel) -> str:
-    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=5)
+    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=30)
     return str(reply.owner)
 
 
@@ -162,12 +162,12 @@ async def test_a_header_that_is_too_long_is_refused_before_a_provider_sees_it(en
 
 
 async def test_a_stream_ends_with_the_credentials_of_its_caller(ends: Ends) -> None:
-    serving = await listen(ends, ListenerAccess(Gatekeeper(lives_s=0.3)))
+    serving = await listen(ends, ListenerAccess(Gatekeeper(lives_s=4.0)))
     stream = dial(ends, serving, bearer("good")).stream(CONNECT)
     stream.send_nowait(wire.ClientFrame())
     assert await stream.receive()
     with pytest.raises(CredentialsExpired):
-        await asyncio.wait_for(stream.receive(), 5)
+        await asyncio.wait_for(stream.receive(), 30)
 
 
 async def test_a_stream_ends_soon_after_the_credentials_of_its_caller_lapse_and_others_go_on(
@@ -182,7 +182,7 @@ async def test_a_stream_ends_soon_after_the_credentials_of_its_caller_lapse_and_
         assert await stream.receive()
     guards[0].revoked = "its token is revoked"
     with pytest.raises(CredentialsExpired, match="its token is revoked"):
-        await asyncio.wait_for(streams[0].receive(), 5)
+        await asyncio.wait_for(streams[0].receive(), 30)
     await asyncio.sleep(0.3)
     streams[1].send_nowait(wire.ClientFrame())
     assert await streams[1].receive()

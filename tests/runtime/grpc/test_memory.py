@@ -92,7 +92,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 (the sockets have no event for it)
             await asyncio.sleep(0.01)
 
@@ -252,7 +252,7 @@ async def test_while_memory_is_tight_who_takes_nothing_is_cut_early_and_who_wait
     await asyncio.sleep(1.2)
     assert not place.broker.ended.is_set(), "there is room"
     place.answers.tight = 2 * MIB
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await place.broker.ended.wait()
     assert "and memory is short" in caplog.text
     quiet.send_nowait(publish(1))

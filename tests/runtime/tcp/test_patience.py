@@ -174,7 +174,11 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soon(served: Served, what: str) -> None:
+async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soon(
+    served: Served, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    now = served.end.allowance._since
+    monkeypatch.setattr(served.end.loop, "time", lambda: now)  # no patience grows, however slow the machine is
     give(served.end, OPENED)
     number = 0
     while not served.end.is_lost and number < 4 * limits.PATIENCE:

@@ -48,7 +48,7 @@ async def _said(port: int, ca: str, own: TlsFiles | None = None) -> tuple[bytes,
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
     try:
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        return await asyncio.wait_for(reader.read(100), 5), shown
+        return await asyncio.wait_for(reader.read(100), 30), shown
     finally:
         writer.close()
 
