@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from magnetar.cli.common.processes import Processes
@@ -27,6 +28,12 @@ os.environ.setdefault(
 )
 """A Spark session of a test lives for seconds: so it takes half of the processor's time (19 s → 9 s). Spark's own 200
 parts of a shuffle are each a Python task, with a producer where they write, also where there are two rows."""
+
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
+"""A machine that is busy takes longer than Hypothesis's fifth of a second for an example, and nothing is wrong."""
 
 gc.set_threshold(*GC_THRESHOLDS)
 """As servers have it. With Python's own the trees of all modules take 9 s to parse, and so 4.8 s."""
