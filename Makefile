@@ -37,7 +37,7 @@ endef
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
-# Two parts, one after the other: beside each other they starve the workers of Spark, which then do not connect in time.
+# The cores wait for the processes: beside each other they starve the workers of Spark, which then do not connect in time.
 # Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two.
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
 # begin together each make all of it, which takes 15 s of each: `collected` makes it once, before them.
@@ -74,11 +74,10 @@ test-processes: servers
 	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
-# What else needs a core and nothing else, for `.ci/run`: beside `test-processes`, before `test-twin`. The searches follow
-# the compiler, which writes below the folder that some of them read.
+# For `.ci/run`: what `test-twin` needs, and then the searches; the compiler writes below the folder that some of them read.
 beside: export MAGNETAR_COMPILE_LEVEL := 0
 beside: $(STAMP)
-	@+$(BESIDE) $(MAKE) --no-print-directory types compiled
+	@+$(BESIDE) $(MAKE) --no-print-directory compiled
 	@+$(MAKE) --no-print-directory test-searches
 
 collected: $(STAMP)
