@@ -71,7 +71,7 @@ test-cores: servers
 
 # It reads the files alone that name its marks: each worker reads them all.
 test-processes: servers
-	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
+	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --no-loadscope-reorder --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
 # For `.ci/run`: what `test-twin` needs, and then the searches; the compiler writes below the folder that some of them read.
