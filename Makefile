@@ -77,8 +77,8 @@ test-processes: servers
 # For `.ci/run`: what `test-twin` needs, and then the searches; the compiler writes below the folder that some of them read.
 beside: export MAGNETAR_COMPILE_LEVEL := 0
 beside: $(STAMP)
-	@+$(BESIDE) $(MAKE) --no-print-directory compiled
-	@+$(MAKE) --no-print-directory test-searches
+	@$(BESIDE) $(MAKE) --no-print-directory compiled
+	@$(MAKE) --no-print-directory test-searches
 
 collected: $(STAMP)
 	@$(TESTED) --collect-only -qq >$(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
