@@ -62,7 +62,7 @@ SEARCHES := $(addprefix tests/,crashes exhaustive fuzz mutants proto simulation 
 BESIDE := nice -n 19
 ALONE := -m 'not processes and not spark and not interop' --dist worksteal
 test-searches: $(STAMP)
-	$(BESIDE) env $(TESTED) $(ALONE) --numprocesses 2 $(SEARCHES)
+	$(BESIDE) env $(TESTED) $(ALONE) --numprocesses 2 --timeout 1200 $(SEARCHES)
 
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
 # and which stay together).
