@@ -29,15 +29,14 @@ os.environ.setdefault(
 """A Spark session of a test lives for seconds: so it takes half of the processor's time (19 s → 9 s). Spark's own 200
 parts of a shuffle are each a Python task, with a producer where they write, also where there are two rows."""
 
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
+"""A machine that is busy takes longer than Hypothesis's fifth of a second for an example, and nothing is wrong."""
+
 gc.set_threshold(*GC_THRESHOLDS)
 """As servers have it. With Python's own the trees of all modules take 9 s to parse, and so 4.8 s."""
-
-
-hypothesis.settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("tests")
-"""No example has a deadline of its own, by default 200 ms: a machine that stalls would fail it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,12 +54,17 @@ def walks(request: pytest.FixtureRequest) -> Callable[[int], range]:
     return lambda usual: range(usual * times // (OF_THE_TWIN if COMPILED else 1))
 
 
+COMMANDS = "tests/docs/test_commands.py::"
 LONGEST = (
-    "tests/docs/test_commands.py::test_the_commands_in_the_sentences_of_a_document_are_real[docs/performance.md]",
-    "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/test_demo.py",
-    "tests/chaos/", "tests/client/outbox/", "tests/pairs/",
+    f"{COMMANDS}test_the_spark_programs_of_a_document_run",
+    f"{COMMANDS}test_the_commands_in_the_sentences_of_a_document_are_real[docs/performance.md]",
+    "tests/spark/test_spark.py", f"{COMMANDS}test_the_blocks_of_a_document_run", "tests/cli/test_demo.py",
+    "tests/spark/", "tests/chaos/", "tests/docs/test_examples.py", COMMANDS, "tests/client/outbox/", "tests/pairs/",
+    "tests/upgrade/", "tests/security/test_secured_cluster.py",
 )  # fmt: skip
-"""Where tests of a minute are: they begin in this order, and no worker is alone with one in the end."""
+"""Where tests of a minute are: they begin in this order, and no worker is alone with one in the end. (xdist by itself
+begins with the groups of most tests, and with the longest tests last, as most of these are alone: so
+`--no-loadscope-reorder`.)"""
 SPARK = "tests/spark"
 HOUSE = "tests/docs/", "tests/test_"
 """Tests that read all modules: neighbours, so that one worker reads them."""
@@ -92,6 +96,7 @@ def _shared(item: pytest.Item) -> str:
         return SPARK  # a session of a process is the same wherever a test asks for it
     used = [each[-1] for name, each in fixtures.name2fixturedefs.items() if name in fixtures.names_closure]
     places = [each.baseid for each in used if each.scope != "function" and each.baseid.startswith("tests/")]
+    places = [each for each in places if each != SPARK]  # the server beside the session begins within a second
     return min(places, key=len, default="")
 
 

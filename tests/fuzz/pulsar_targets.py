@@ -8,6 +8,7 @@ from typing import Any
 from magnetar.broker.cluster.schema_core import CheckedSchemaDefinition, why_consumer_cannot_read, why_incompatible
 from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
+from magnetar.broker.rest import application  # noqa: F401 (the routes of all modules, in their order)
 from magnetar.broker.rest.call import HttpError
 from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
 from magnetar.client.model.fields import CheckedSchema

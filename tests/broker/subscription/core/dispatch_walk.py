@@ -5,8 +5,9 @@ anew, naively), and looks at each delivery and at each moment at which the dispa
 No event loop, no clock: some thousand steps a second. A seed gives the same walk again.
 """
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
@@ -185,7 +186,7 @@ class Walk:
         while self.in_txn:
             self.settle()
         for _ in range(10_000):
-            if not self.pending() and not any(account.held for account in self.accounts.values()):
+            if not any(account.held for account in self.accounts.values()) and not any(self.each_pending()):
                 break
             for account in self.accounts.values():
                 self.grant(account, max(0, 5 - account.permits))
@@ -241,11 +242,13 @@ class Walk:
 
     def pending(self) -> list[Position]:
         """Neither acknowledged nor held, nor held back, nor early, in log order."""
-        held = {position for account in self.accounts.values() for position in account.held} | self.held_back
-        return [
-            position for position, item in self.items.items()
-            if not self.is_acked_or_pending(position) and position not in held and item.deliver_at_ms <= self.now_ms
-        ]  # fmt: skip
+        return list(self.each_pending())
+
+    def each_pending(self) -> Iterator[Position]:
+        out = self.acked.union(self.held_back, *(account.held for account in self.accounts.values()))
+        for position, item in self.items.items():
+            if position not in out and item.deliver_at_ms <= self.now_ms and not self.is_acked_or_pending(position):
+                yield position
 
     # ------------------------------------------------------------------ consumers
     def join(self) -> None:
@@ -467,7 +470,7 @@ class Walk:
 
     # ------------------------------------------------------------------ transactions
     def pending_at(self, position: Position) -> set[int]:
-        return set().union(*(own.get(position, set()) for own in self.in_txn.values()))
+        return set().union(*[own[position] for own in self.in_txn.values() if position in own])
 
     def pending_positions(self) -> set[Position]:
         return {position for own in self.in_txn.values() for position in own}
@@ -475,7 +478,7 @@ class Walk:
     def is_acked_or_pending(self, position: Position) -> bool:
         if position in self.acked:
             return True
-        done = self.acked_indexes.get(position, set()) | self.pending_at(position)
+        done = self.pending_at(position).union(self.acked_indexes.get(position, ()))
         return len(done) == self.items[position].count
 
     def meant(self, account: Account | None, position: Position) -> set[int] | None:
@@ -853,7 +856,8 @@ class Walk:
         assert delivery.redelivery_count == self.counts.get(position, 0)
         if self.type in (EXCLUSIVE, FAILOVER):
             assert account is self.active(), "sent to one that is not active"
-            assert self.pending()[0] == position, f"{position} came before {self.pending()[0]}"
+            first = next(self.each_pending())
+            assert first == position, f"{position} came before {first}"
         elif self.type == SHARED:
             better = [each for each in self.able() if each.member.priority < account.member.priority]
             assert not better, "a better consumer could have taken it"
@@ -861,7 +865,7 @@ class Walk:
                 assert self.may_go(item), f"{position} passes the limits of its key"
                 self.paid.setdefault(key_of(item), []).append((self.now_ms / 1024, item.count))
         elif item.slots:
-            assert account is self.target(item, self.pending()), f"{position} does not belong to this consumer now"
+            assert account is self.target(item, self.each_pending()), f"{position} does not belong to this consumer now"
         shown = item.count - len(delivery.acked_indexes)
         account.permits -= shown
         account.held[position] = shown
@@ -871,8 +875,8 @@ class Walk:
 
     def nobody_could(self, why: Blocked) -> None:
         """The dispatcher says that nothing can go out now: nothing could."""
-        pending, able = self.pending(), self.able()
-        if not pending or not able or self.full:
+        able = self.able()
+        if not able or self.full or not (pending := self.pending()):
             return
         policy = self.dispatcher.policy
         if self.type in (EXCLUSIVE, FAILOVER):
@@ -898,9 +902,10 @@ class Walk:
         """By the words of the contract: less in flight than the key may have, and at no time more than its rate."""
         assert self.fair is not None
         key, limits = key_of(item), self.fair
-        held = [self.items[each] for account in self.accounts.values() for each in account.held]
-        if 0 < limits.max_in_flight <= sum(each.count for each in held if key_of(each) == key):
-            return False
+        if limits.max_in_flight:
+            held = [self.items[each] for account in self.accounts.values() for each in account.held]
+            if limits.max_in_flight <= sum(each.count for each in held if key_of(each) == key):
+                return False
         paid, now = self.paid.get(key, []), self.now_ms / 1024
         return not limits.rate or all(
             at + sum(count for _, count in paid[place:]) / limits.rate <= now + 1 for place, (at, _) in enumerate(paid)
@@ -932,18 +937,19 @@ class Walk:
             chosen = ring_owner(best, compute_key_slot(self.options.topic))
         return self.accounts[chosen.id]
 
-    def target(self, item: Item, pending: list[Position]) -> Account | None:
-        """Whose an entry is by the rule of Key_Shared; None: it has to wait."""
+    def target(self, item: Item, pending: Iterable[Position]) -> Account | None:
+        """Whose an entry is by the rule of Key_Shared; None: it has to wait. `pending`: in log order."""
         if self.asked.out_of_order:
             return self.find_owner(item.slots[0])
         slots = set(item.slots)
         if any(self.follows(item.position, each) for each in self.failed):
             return None
-        if any(slots & set(self.items[each].slots) for each in pending if each < item.position):
+        before = itertools.takewhile(lambda each: each < item.position, pending)
+        if any(not slots.isdisjoint(self.items[each].slots) for each in before):
             return None
         holders = {
             id_: account for id_, account in self.accounts.items()
-            if any(slots & set(self.items[each].slots) for each in account.held)
+            if any(not slots.isdisjoint(self.items[each].slots) for each in account.held)
         }  # fmt: skip
         if not holders:
             return self.find_owner(item.slots[0])
