@@ -258,7 +258,7 @@ def _make_membership(node: In) -> _Decide:
     return _make_junction(Or(tuple(Compare("=", node.operand, Literal(value)) for value in node.values)))
 
 
-def contains_in_order(text: str, parts: Sequence[str], *, is_whole: bool) -> bool:
+def matches_parts_in_order(text: str, parts: Sequence[str], *, is_whole: bool) -> bool:
     """Returns whether the text begins with the first part, ends with the last one, and has the others between them in
     this order. Each part is searched once, so the time is linear for a bounded number of parts."""
     first, last = parts[0], parts[-1]
@@ -280,7 +280,7 @@ def _make_likeness(node: Like) -> _Decide:
 
     def is_like(properties: Properties, fields: SystemFields) -> Truth:
         value = read(properties, fields)
-        return contains_in_order(value, parts, is_whole=is_whole) if isinstance(value, str) else None
+        return matches_parts_in_order(value, parts, is_whole=is_whole) if isinstance(value, str) else None
 
     return is_like
 

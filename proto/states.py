@@ -35,7 +35,7 @@ from .names import (
 # | of KEY_SHARED | where |
 # |---|---|
 # | `KEY_SHARED` | the wire, statistics |
-# | `Key_Shared` | `format_title`: the policy `subscription_types`, messages to users |
+# | `Key_Shared` | `pulsar_type_name`: the policy `subscription_types`, messages to users |
 # | `KeyShared` | `sdk_type_name`: the SDK |
 # | `key_shared` | the command line |
 #
@@ -46,7 +46,7 @@ NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
 """The number of each subscription type on the wire, by its name."""
 
 
-def format_title(name: str) -> str:
+def pulsar_type_name(name: str) -> str:
     return name.title()
 
 
@@ -55,7 +55,7 @@ def sdk_type_name(name: str) -> str:
     return name.title().replace("_", "")
 
 
-TITLES = tuple(map(format_title, NUMBERS))
+TITLES = tuple(map(pulsar_type_name, NUMBERS))
 
 
 # -------------------------------------------------------------------------------------------------------- states

@@ -321,7 +321,7 @@ def find_lost_or_departing_bookies(
     return frozenset(lost | set(departing))
 
 
-class CopiesOfLedger(msgspec.Struct, frozen=True):
+class RepairFindings(msgspec.Struct, frozen=True):
     """What a worker has found out about the copies of a ledger: the input of `decide_next_repair_step`. `unsettled_s`:
     for how many seconds the ledger's last fragment has been in its present state."""
 
@@ -334,7 +334,7 @@ class CopiesOfLedger(msgspec.Struct, frozen=True):
     damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
 
 
-def why_unreadable(look: CopiesOfLedger, entry: int) -> StuckReason:
+def why_unreadable(look: RepairFindings, entry: int) -> StuckReason:
     """Returns the reason why an entry cannot be read. LOST: every bookie that should have the entry is lost, or has
     answered that it lacks the entry. UNREACHABLE: some bookie may still have the entry."""
     record = look.record
@@ -372,7 +372,7 @@ def find_bookies_damaged_in_last_fragment(
     )  # fmt: skip
 
 
-def decide_next_repair_step(look: CopiesOfLedger, tried: bool, open_grace_s: float) -> Step:
+def decide_next_repair_step(look: RepairFindings, tried: bool, open_grace_s: float) -> Step:
     """Returns the next step of the repair of a ledger, by the table in the module's docstring. `tried`: whether the
     worker has already tried to fill each gap since it locked the ledger."""
     record = look.record

@@ -61,11 +61,11 @@ from ...runtime.tasks import Tasks, run_together
 from ..store.memtable import IntegerIntervals
 from . import marks
 from .repair_core import (
-    CopiesOfLedger,
     CopyGap,
     CopyRateLimit,
     RecoverLedger,
     RemoveRepairMark,
+    RepairFindings,
     StuckReason,
     WaitForNextAttempt,
     compute_seconds_until_attempt,
@@ -520,7 +520,7 @@ class RepairWorker:
             await self._record_failure(ledger, stuck)
             return
 
-    async def _why_open(self, look: CopiesOfLedger, error: MagnetarError) -> StuckReason:
+    async def _why_open(self, look: RepairFindings, error: MagnetarError) -> StuckReason:
         """Returns the reason why a ledger could not be closed. UNDECIDED: all bookies that could know the ledger's end
         have answered, and none of them knows it."""
         if error.fields.get("reason") != RecoveryFailure.UNDECIDED.name or look.record is None:
@@ -528,7 +528,7 @@ class RepairWorker:
         are_there = set(look.record.fragments[-1].bookies) <= set(await marks.list_registered_bookies(self._metadata))
         return StuckReason.UNDECIDED if are_there else StuckReason.UNREACHABLE
 
-    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> CopiesOfLedger:
+    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> RepairFindings:
         """Reads the ledger's record, asks its bookies which entries they have, and returns the findings."""
         record = await marks.read_ledger(self._metadata, ledger)
         available = await marks.list_registered_bookies(self._metadata)
@@ -547,7 +547,7 @@ class RepairWorker:
             ])  # fmt: skip
             held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
         unsettled_s = self._unsettled_s(ledger, record, gone | damaged)
-        return CopiesOfLedger(
+        return RepairFindings(
             record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged
         )
 
@@ -591,7 +591,7 @@ class RepairWorker:
         await marks.change_repair_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
-    async def _fill(self, look: CopiesOfLedger, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
+    async def _fill(self, look: RepairFindings, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
         """Tries to fill each gap once. Returns why a gap could not be filled, LOST before other reasons; None if all
         were filled."""
         record, worst = look.record, None

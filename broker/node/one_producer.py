@@ -14,9 +14,9 @@ from typing import Any
 
 from ...client.core.effects import (
     AttachedProducerOptions,
+    AttachToBroker,
     DetachFromBroker,
     EndWithError,
-    OpenAttachment,
     ProducerEffect,
     ReportOutcome,
     SendEntry,
@@ -103,7 +103,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
                     callback(None, Position(ledger_id, entry_id))
         case ReportOutcome(_, error) | EndWithError(error) if error is not None:
             raise error
-        case DetachFromBroker() | OpenAttachment():
+        case DetachFromBroker() | AttachToBroker():
             raise ConnectionLost("the producer lost its connection")
 
 

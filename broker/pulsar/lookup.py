@@ -292,7 +292,7 @@ async def _stats(handler: PulsarConsumerHandler, request_id: int) -> bytes:
     found = await summaries.collect_subscription_stats(session.topic, session.subscription)
     member = session.member
     return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
-        request_id=request_id, consumerName=session.name, type=subscription_types.format_title(found.type),
+        request_id=request_id, consumerName=session.name, type=subscription_types.pulsar_type_name(found.type),
         msgBacklog=found.backlog, availablePermits=max(0, member.permits), unackedMessages=member.unacked,
         blockedConsumerOnUnackedMsgs=member.blocked, address=handler.address,
     ))  # fmt: skip

@@ -342,7 +342,7 @@ async def connect_coordinator(connection: PulsarConnection, asked: pulsar.Comman
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
 
-def make_connect_error_frame(asked: pulsar.CommandTcClientConnectRequest, error: MagnetarError) -> bytes:
+def make_coordinator_refused_frame(asked: pulsar.CommandTcClientConnectRequest, error: MagnetarError) -> bytes:
     """Returns the frame that tells the client that it cannot connect to the coordinator, because of `error`."""
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
         request_id=asked.request_id, error=_number(error), message=error.message
@@ -442,7 +442,7 @@ def _number(error: MagnetarError) -> pulsar.ServerError:
 
 Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[Any, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
-    "tc_client_connect_request": (connect_coordinator, make_connect_error_frame),
+    "tc_client_connect_request": (connect_coordinator, make_coordinator_refused_frame),
     "new_txn": (begin_transaction, _failed(NEW_TXN)),
     "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
     "add_subscription_to_txn": (add_subscriptions_to_transaction, _failed("add_subscription_to_txn_response")),

@@ -27,7 +27,7 @@ from ...proto.pulsar_json import (
     to_optional_text,
     waited_transaction_to_json,
 )
-from ...proto.states import AccessMode, Blocked, TxnState, format_title
+from ...proto.states import AccessMode, Blocked, TxnState, pulsar_type_name
 from ...runtime.clock import Clock
 from ..subscription.consumer import ActivityTimes, Consumer
 from ..subscription.core.policy import CAUGHT_UP_REASONS
@@ -196,7 +196,7 @@ def _subscription(
         **pick_fields(
             SUBSCRIPTION, found, "totalMsgExpired msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay "
                "unackedMessages earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"),
-        "type": format_title(found.type) or "None",
+        "type": pulsar_type_name(found.type) or "None",
         "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,

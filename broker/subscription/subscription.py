@@ -199,7 +199,7 @@ class Subscription:
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
         self.acks.rebase(log.shape)
-        self.dispatcher.extend_to_log(log.shape)
+        self.dispatcher.switch_log_shape(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
         self.on_transaction_outcomes_known()

@@ -274,7 +274,7 @@ class TopicMaintenance:
                 await self._topic.registry.unsubscribe(name)
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
 
-    async def find_topic_held_slots(self) -> None:
+    async def find_held_slots_of_topic(self) -> None:
         """Looks which slots of keys are held at subscriptions with keys, so that it is known since when they are."""
         now_s = self._world.clock.monotonic()
         for subscription in self._topic.subscriptions.values():
@@ -285,7 +285,7 @@ class TopicMaintenance:
 STEPS = (
     TopicMaintenance.expire_messages, TopicMaintenance.apply_backlog_quota, TopicMaintenance.run_due_of_parts,
     TopicMaintenance.roll_ledger, TopicMaintenance.trim_ledgers, TopicMaintenance.delete_idle_subscriptions,
-    TopicMaintenance.find_topic_held_slots,
+    TopicMaintenance.find_held_slots_of_topic,
 )  # fmt: skip
 """The steps of `run_due`, in this order."""
 

@@ -42,7 +42,7 @@ from typing import assert_never
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown
 from ...proto.states import COUNTER_BITS, TxnState
 from .begins_core import BLOCK_MAX, SinkBatchDecider, TransactionBeginDecider, TransactionEndDecider
-from .halves_core import HalfMessages, IntentQueuedUntilDurable
+from .halves_core import HalfMessageCore, IntentQueuedUntilDurable
 from .intents_core import (
     AbortByAdmin,
     AbortIfOpen,
@@ -125,7 +125,7 @@ class TransactionCoordinatorCore:
         self.batches = SinkBatchDecider(self.table, self.decisions, self.outcomes, self.ends, now)
         self.begins = TransactionBeginDecider(self.table, self.decisions, self.outcomes, self.batches, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
-        self.halves = HalfMessages(state.halves, limits.halves, self, epoch, now)
+        self.halves = HalfMessageCore(state.halves, limits.halves, self, epoch, now)
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:

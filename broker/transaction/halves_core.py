@@ -173,7 +173,7 @@ class HalfMessageGroup(msgspec.Struct):
     ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
 
 
-class HalfMessages:
+class HalfMessageCore:
     """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back."""
 
     def __init__(

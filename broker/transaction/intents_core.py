@@ -176,7 +176,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 class WatchHalves(msgspec.Struct, frozen=True):
     """Intent: add a process as a member of the group. Checks of half messages are sent to the member until
-    `HalfMessages.remove_member` is called."""
+    `HalfMessageCore.remove_member` is called."""
 
     request: object
     member: object
@@ -267,8 +267,8 @@ class AskAboutHalfMessage(NamedTuple):
 
 
 class PublishHalfMessage(NamedTuple):
-    """Effect: publish the messages of the half message in the transaction `txn`; then call `HalfMessages.on_published`
-    or `HalfMessages.on_not_published`."""
+    """Effect: publish the messages of the half message in the transaction `txn`; then call
+    `HalfMessageCore.on_published` or `HalfMessageCore.on_not_published`."""
 
     half: int
     txn: int

@@ -220,7 +220,7 @@ class CommandSession:
         return found
 
     @property
-    def server_name(self) -> str:
+    def describe_server(self) -> str:
         """Returns a text for users that names the server on which the command acts: its URL and the context."""
         return f"{self.url} (context {self.context})" if self.context else self.url
 
@@ -330,7 +330,7 @@ def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) 
     name, values = load_context(named)
     session = CommandSession(out=out, timeout_s=timeout_s, **_with_profile(said, values))
     session.context = name if session.url == values.get("url", DEFAULT_URL) else ""
-    context.meta[PLACE] = session.server_name
+    context.meta[PLACE] = session.describe_server
     return session
 
 

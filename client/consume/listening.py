@@ -306,7 +306,7 @@ class Listening:
         argument: Any = messages if self._options.batch else messages[0]
         span = nullcontext() if tracing is None or self._options.batch else tracing.processing(messages[0])
         found = await self._call(argument, span)
-        return parse_batch_results(found, messages) if self._options.batch else (None,)
+        return check_batch_results(found, messages) if self._options.batch else (None,)
 
     async def _call(self, argument: Any, span: Any) -> Any:
         if self._in_loop:
@@ -505,7 +505,7 @@ def find_failure(results: Sequence[object]) -> BaseException | None:
     return next((each for each in results if isinstance(each, BaseException)), None)
 
 
-def parse_batch_results(found: object, messages: list[Message]) -> Sequence[object]:
+def check_batch_results(found: object, messages: list[Message]) -> Sequence[object]:
     """Returns what the handler of a batch returned: nothing, or an outcome for each message. Raises WrongType or
     WrongValue if it is neither."""
     if found is None:

@@ -32,12 +32,12 @@ from ..core.consumer import ConsumerCore
 from ..core.debounce import Debounce, KeyedMessage
 from ..core.effects import (
     AnswerRequest,
+    AttachToBroker,
     ConsumerEffect,
     DetachFromBroker,
     DropMessagesAfterFailure,
     DropQueuedMessages,
     EndWithError,
-    OpenAttachment,
     PartitionClientState,
     ReportSeekDone,
     RequestRedelivery,
@@ -251,7 +251,7 @@ class PartitionConsumer:
                 messages, dropped = self._without_repeated(core.repeats, messages)
                 hidden += dropped
             if messages:
-                core.repeats.on_messages_queued(place_of_received_message(messages[-1]))
+                core.repeats.on_messages_queued(find_place_of_received_message(messages[-1]))
         if messages and self.debounce is not None:
             messages, dropped = self._without_superseded(self.debounce, messages)
             hidden += dropped
@@ -267,13 +267,13 @@ class PartitionConsumer:
 
     def _without_repeated(self, repeats: DuplicateFilter, messages: list[Message]) -> tuple[list[Message], int]:
         """Returns the messages that the application does not have, and the permits of the others."""
-        until = repeats.find_end_of_repeats(place_of_received_message(messages[0]))
+        until = repeats.find_end_of_repeats(find_place_of_received_message(messages[0]))
         if until is None:
             return messages, 0
         dropped = 0
         shown: list[Message] = []
         for message in messages:
-            if place_of_received_message(message) >= until:
+            if find_place_of_received_message(message) >= until:
                 shown.append(message)
                 continue
             dropped += message.permits
@@ -398,11 +398,11 @@ class PartitionConsumer:
                     self.requests.answer(request_id, error, result)
                 case ReportSeekDone(to):
                     if self._hooks is not None:
-                        self._hooks.report_all_ended(MOVED)
+                        self._hooks.report_all_unsettleable(MOVED)
                     self.acks.clear()
                     self._starts_at_ms = 0
                     self.deliveries.on_cursor_moved(to)
-                case OpenAttachment(after_s):
+                case AttachToBroker(after_s):
                     self._attachment.reopen(after_s)
                 case DetachFromBroker():
                     self._attachment.close_at_broker()
@@ -441,7 +441,7 @@ class PartitionConsumer:
 
         freed = self._inbox.discard_matching_messages(unwanted)
         if waited:
-            repeats.on_reading_restarted(place_of_received_message(waited[0]))
+            repeats.on_reading_restarted(find_place_of_received_message(waited[0]))
         repeats.on_lost()
         return freed
 
@@ -450,10 +450,10 @@ class PartitionConsumer:
         ones were taken before it: a listener takes them by their keys, and debounce holds some back. Those that were
         taken after it come again."""
         taken, waiting = self.core.last_taken, self._waiting_messages()
-        first = min(waiting, key=place_of_received_message, default=None)
+        first = min(waiting, key=find_place_of_received_message, default=None)
         if taken is not None and first is not None:
             ledger_id, entry_id = taken.position()
-            if place_of_received_message(first) < (ledger_id, entry_id, taken.batch_index()):
+            if find_place_of_received_message(first) < (ledger_id, entry_id, taken.batch_index()):
                 self.on_message_put_back(first)
 
     def _waiting_messages(self) -> list[Message]:
@@ -566,7 +566,7 @@ class PartitionConsumer:
         self._attachment.stop()
         self._attachment.close_at_broker()
         if self._hooks is not None:
-            self._hooks.report_all_ended(CLOSED)
+            self._hooks.report_all_unsettleable(CLOSED)
         self._claim.release()
         self.deliveries.discard_waiting_entries()
         self.requests.notify_state_changed()
@@ -593,7 +593,7 @@ class PartitionConsumer:
             self._finish(AlreadyClosed("the consumer is closed"))
 
 
-def place_of_received_message(message: Message) -> Place:
+def find_place_of_received_message(message: Message) -> Place:
     entry = message.entry
     return entry.ledger_id, entry.entry_id, message.batch_index
 
@@ -601,4 +601,4 @@ def place_of_received_message(message: Message) -> Place:
 def _keyed(message: Message) -> KeyedMessage[Message]:
     """Returns the message with what decides whether it is superseded. One that cannot be read has no key."""
     key = message.partition_key() if type(message) is Message and message.fields.HasField("partition_key") else None
-    return KeyedMessage(message, place_of_received_message(message), key, message.entry.published_ms)
+    return KeyedMessage(message, find_place_of_received_message(message), key, message.entry.published_ms)

@@ -50,13 +50,13 @@ from .effects import (
     FINAL,
     AnswerRequest,
     AttachedConsumerOptions,
+    AttachToBroker,
     ConsumerEffect,
     DetachFromBroker,
     DropMessagesAfterFailure,
     DropQueuedMessages,
     EndWithError,
     GrantPermits,
-    OpenAttachment,
     PartitionClientState,
     ReaderPosition,
     ReportSeekDone,
@@ -232,7 +232,7 @@ class ConsumerCore:
         self.discard_delivered()
         effects: list[ConsumerEffect] = [DropQueuedMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
-        effects.append(OpenAttachment(self._backoff.next_delay_s()))
+        effects.append(AttachToBroker(self._backoff.next_delay_s()))
         return effects
 
     def discard_delivered(self) -> None:

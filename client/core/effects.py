@@ -36,7 +36,7 @@ class DetachFromBroker(NamedTuple):
     """Effect: give up the connection to the broker without waiting for answers."""
 
 
-class OpenAttachment(NamedTuple):
+class AttachToBroker(NamedTuple):
     """Effect: open the producer or consumer at its broker after `after_s` seconds."""
 
     after_s: float
@@ -115,7 +115,7 @@ class MessageNotEncodable(MagnetarError):
     definite = True
 
 
-ProducerEffect = SendEntry | ReportOutcome | EndFlushes | DetachFromBroker | OpenAttachment | LogWarning | EndWithError
+ProducerEffect = SendEntry | ReportOutcome | EndFlushes | DetachFromBroker | AttachToBroker | LogWarning | EndWithError
 
 
 # ------------------------------------------------------------------------------ the consumer's
@@ -220,7 +220,7 @@ ConsumerEffect = (
     | DropMessagesAfterFailure
     | AnswerRequest
     | DetachFromBroker
-    | OpenAttachment
+    | AttachToBroker
     | EndWithError
 )
 

@@ -50,13 +50,13 @@ from .effects import (
     PRODUCER_FINAL,
     SEALED,
     AttachedProducerOptions,
+    AttachToBroker,
     DetachFromBroker,
     EndFlushes,
     EndWithError,
     ErrorLogThrottle,
     LogWarning,
     MessageAddResult,
-    OpenAttachment,
     PartitionClientState,
     ProducerEffect,
     ReportOutcome,
@@ -207,7 +207,7 @@ class ProducerCore:
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
             self.connections = 1
-            effects.append(OpenAttachment(0.0))
+            effects.append(AttachToBroker(0.0))
         self._take_ready(now, wall_ms, effects)
         if self.delay_due is None and self._batcher.is_open:
             self.delay_due = now + self._options.batch_delay_s
@@ -376,7 +376,7 @@ class ProducerCore:
         if self.state is not PartitionClientState.CLOSING:
             self.state = PartitionClientState.RECONNECTING
             self._entries.on_disconnected()
-            effects.append(OpenAttachment(self._backoff.next_delay_s()))
+            effects.append(AttachToBroker(self._backoff.next_delay_s()))
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> OutgoingBatch | None:

@@ -288,7 +288,7 @@ class PartitionHooks:
         how = REDELIVERED if entries is None else TIMEOUT if self._times_out else NEGATIVE
         self._chain.report_settled(Settlement(self._consumer, how, None, entries))
 
-    def report_all_ended(self, how: str) -> None:
+    def report_all_unsettleable(self, how: str) -> None:
         """Reports that all messages can no longer be settled: MOVED or CLOSED."""
         self._chain.report_settled(Settlement(self._consumer, how))
 

@@ -60,7 +60,7 @@ from .rows import (
 )
 from .sender import Fact, RelaySender
 from .store import Lag, RelayStore
-from .tables import SQLAlchemyOutbox, raise_outbox_errors
+from .tables import SQLAlchemyOutbox, translate_database_errors
 
 ALIVE_MS = 10_000
 """A relay that was active within this time, in ms, counts as running."""
@@ -107,7 +107,7 @@ class OutboxAdmin:
     def create(self) -> None:
         """Creates those tables of the outbox that are missing. Raises OutboxColumnsMissing if a table of that name
         exists but lacks columns."""
-        with raise_outbox_errors():
+        with translate_database_errors():
             for table in (self._outbox.rows, self._outbox.shards, self._outbox.positions):
                 table.create(self._engine, checkfirst=True)
         self._store.check()
@@ -128,13 +128,13 @@ class OutboxAdmin:
             query = query.where(c.state == state)
         if topic is not None:
             query = query.where(c.topic == topic)
-        with raise_outbox_errors(), self._engine.connect() as connection:
+        with translate_database_errors(), self._engine.connect() as connection:
             found = connection.execute(query).all()
         return [OutboxRow._make(each)._replace(state=RowState(each[1]).name.lower()) for each in found]
 
     def read_shards(self) -> list[ShardRecord]:
         table = self._outbox.shards
-        with raise_outbox_errors(), self._engine.connect() as connection:
+        with translate_database_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table).order_by(table.c.shard)).all()
         now = now_ms()
         return [
@@ -157,13 +157,13 @@ class OutboxAdmin:
         wanted = [self._rows.c.state.in_(tuple(int(state) for state in states))]
         if ids is not None:
             wanted.append(self._rows.c.id.in_(ids))
-        with raise_outbox_errors(), self._engine.begin() as connection:
+        with translate_database_errors(), self._engine.begin() as connection:
             return connection.execute(update(self._rows).where(*wanted).values(**values)).rowcount
 
     def drop(self, ids: Sequence[int]) -> int:
         """Deletes those of the rows `ids` that no relay has claimed: their messages are never sent. Returns the number
         of deleted rows."""
-        with raise_outbox_errors(), self._engine.begin() as connection:
+        with translate_database_errors(), self._engine.begin() as connection:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
@@ -177,7 +177,7 @@ class OutboxAdmin:
         if self.rows(state=RowState.CLAIMED, limit=1):
             raise ShardsDiffer("rows are claimed: let the relays run as they did until none is, and stop them then")
         table = self._outbox.shards
-        with raise_outbox_errors(), self._engine.begin() as connection:
+        with translate_database_errors(), self._engine.begin() as connection:
             connection.execute(update(table).values(shards=shards))
 
     def renumber_shard(self, client: Client, name: str, shard: int) -> dict[str, int]:

@@ -36,7 +36,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, RefusedRow, RelayDatabaseTransaction
 from .relay_core import make_destination_name
 from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
-from .tables import SQLAlchemyOutbox, check_outbox_tables, raise_outbox_errors
+from .tables import SQLAlchemyOutbox, check_outbox_tables, translate_database_errors
 
 # --------------------------------------------------------------------------------------------------------- units
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
@@ -184,7 +184,7 @@ class RelayStore:
         """Returns two numbers of the shard: its epoch, and the time in ms since the epoch at which the relay that holds
         it was last active; (0, 0) if no relay ever held it."""
         shards = self._shards
-        with raise_outbox_errors(), self._engine.connect() as connection:
+        with translate_database_errors(), self._engine.connect() as connection:
             found = connection.execute(
                 select(shards.c.epoch, shards.c.seen).where(shards.c.shard == self._shard)
             ).one_or_none()
@@ -196,7 +196,7 @@ class RelayStore:
         number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
-        with raise_outbox_errors(), self._engine.begin() as connection:
+        with translate_database_errors(), self._engine.begin() as connection:
             taken = connection.execute(
                 update(shards).where(shards.c.shard == self._shard)
                 .values(epoch=shards.c.epoch + 1, holder=holder, **noted)
@@ -242,7 +242,7 @@ class RelayStore:
         of each destination (`stored`), and makes claimed rows wait again. Raises RelayFenced if the shard has a newer
         holder."""
         shards, rows = self._shards, self._rows
-        with raise_outbox_errors(), self._engine.begin() as connection:
+        with translate_database_errors(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
             if connection.execute(update(shards).where(*here).values(next_seq=next_seq)).rowcount == 0:
                 raise RelayFenced(f"shard {self._shard} has a newer holder: stop its relay first")
@@ -258,7 +258,7 @@ class RelayStore:
         """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows
         and the next sequence id. Raises RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
-        with raise_outbox_errors(), self._engine.begin() as connection:
+        with translate_database_errors(), self._engine.begin() as connection:
             ours = connection.execute(
                 update(shards).where(shards.c.shard == self._shard, shards.c.epoch == turn.epoch).values(seen=now_ms())
             )
@@ -409,7 +409,7 @@ class RelayStore:
         """Returns the topics for which rows wait or were refused. Reads one index entry for each topic."""
         rows = self._rows
         found: set[str] = set()
-        with raise_outbox_errors(), self._engine.connect() as connection:
+        with translate_database_errors(), self._engine.connect() as connection:
             for state in (RowState.WAITING, RowState.HELD):
                 query = of_state = select(func.min(rows.c.topic)).where(rows.c.state == state)
                 while (topic := connection.scalar(query)) is not None:
@@ -421,7 +421,7 @@ class RelayStore:
         """Returns the lag of the whole outbox: the number of rows by state, and the age of the oldest row. Counts all
         rows, so call it rarely."""
         rows = self._rows
-        with raise_outbox_errors(), self._engine.connect() as connection:
+        with translate_database_errors(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()
             first = [
                 select(rows.c.created).where(rows.c.state == state).order_by(rows.c.id).limit(1)

@@ -175,7 +175,7 @@ WHAT_TO_DO = {
 
 
 @contextmanager
-def raise_outbox_errors() -> Iterator[None]:
+def translate_database_errors() -> Iterator[None]:
     """Context manager: raises an OutboxError in place of an error of SQLAlchemy, and OutboxUnreachable in place of an
     OSError. The original error is its cause."""
     try:
@@ -207,7 +207,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     """Checks the tables of `outbox` in the database. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing
     if one lacks columns."""
-    with raise_outbox_errors():
+    with translate_database_errors():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):
             if not found.has_table(table.name, schema=table.schema):

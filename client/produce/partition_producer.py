@@ -42,13 +42,13 @@ from ..connect.connections import Connections
 from ..core.batcher import Callback, OutgoingBatch, OutgoingMessage
 from ..core.effects import (
     PRODUCER_FINAL,
+    AttachToBroker,
     DetachFromBroker,
     EndFlushes,
     EndWithError,
     LogWarning,
     MessageAddResult,
     MessageNotEncodable,
-    OpenAttachment,
     PartitionClientState,
     ProducerEffect,
     ReportOutcome,
@@ -368,9 +368,9 @@ class PartitionProducer:
         match effect:
             case EndFlushes(waiters):
                 end_waiting_flushes(waiters)
-            case OpenAttachment(after_s) if self.core.state is PartitionClientState.OPENING:
+            case AttachToBroker(after_s) if self.core.state is PartitionClientState.OPENING:
                 self._attachment.open()
-            case OpenAttachment(after_s):
+            case AttachToBroker(after_s):
                 self._attachment.reopen(after_s)
             case DetachFromBroker():
                 self._attachment.close_at_broker()

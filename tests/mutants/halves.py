@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from magnetar.broker.transaction import log
 from magnetar.broker.transaction.coordinator_core import TransactionCoordinatorCore
-from magnetar.broker.transaction.halves_core import HalfMessages, OpenHalfMessage
+from magnetar.broker.transaction.halves_core import HalfMessageCore, OpenHalfMessage
 from magnetar.broker.transaction.halves_core import UndecidedHalfPhase as HalfMessagePhase
 from magnetar.broker.transaction.intents_core import EndHalf, HalfMessageEndVerb
 from magnetar.broker.transaction.log import CoordinatorLog
@@ -37,32 +37,32 @@ def decided_apart(stack: Stack) -> None:
 
 def any_unknown_counts(stack: Stack) -> None:
     """M98b: an answer of UNKNOWN counts whichever question it answers."""
-    honest = HalfMessages._end
+    honest = HalfMessageCore._end
 
-    def end(self: HalfMessages, intent: EndHalf, now: float) -> None:
+    def end(self: HalfMessageCore, intent: EndHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is not None and intent.verb is HalfMessageEndVerb.UNKNOWN:
             intent = replace(intent, check=half.check_number)
         honest(self, intent, now)
 
-    put(stack, HalfMessages, "_end", end)
+    put(stack, HalfMessageCore, "_end", end)
 
 
 def failures_count(stack: Stack) -> None:
     """M98c: a check that failed counts like an answer of UNKNOWN."""
-    honest = HalfMessages._undecided
+    honest = HalfMessageCore._undecided
 
-    def undecided(self: HalfMessages, half: OpenHalfMessage, intent: EndHalf, now: float) -> None:
+    def undecided(self: HalfMessageCore, half: OpenHalfMessage, intent: EndHalf, now: float) -> None:
         honest(self, half, replace(intent, verb=HalfMessageEndVerb.UNKNOWN), now)
 
-    put(stack, HalfMessages, "_undecided", undecided)
+    put(stack, HalfMessageCore, "_undecided", undecided)
 
 
 def dropped_when_unknown(stack: Stack) -> None:
     """M98d: a half whose checks are used up is rolled back, and not parked."""
-    honest = HalfMessages._park
+    honest = HalfMessageCore._park
 
-    def park(self: HalfMessages, half: OpenHalfMessage, why: str, now: float, *, unknown: int = 0) -> None:
+    def park(self: HalfMessageCore, half: OpenHalfMessage, why: str, now: float, *, unknown: int = 0) -> None:
         if not unknown:
             honest(self, half, why, now)
             return
@@ -71,7 +71,7 @@ def dropped_when_unknown(stack: Stack) -> None:
         self._coordinator.decisions.append_decision(HalfMessageRolledBack(half.record.half))
         self._ask(half.half_message_group_key, now)
 
-    put(stack, HalfMessages, "_park", park)
+    put(stack, HalfMessageCore, "_park", park)
 
 
 class _Forgetful(CoordinatorState):

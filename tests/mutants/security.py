@@ -17,7 +17,7 @@ from magnetar.broker.session import consumer
 from magnetar.broker.session.backlogs import EntryRangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TransactionJoins
-from magnetar.broker.transaction.halves_core import HalfMessages
+from magnetar.broker.transaction.halves_core import HalfMessageCore
 from magnetar.broker.transaction.state_core import TransactionTable, ValuesByRoleAndName
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
@@ -203,13 +203,13 @@ def names_of_all(stack: Stack) -> None:
 def anybody_decides(stack: Stack) -> None:
     """M63d: a half is ended by each caller that knows its id."""
     for name in ("_end", "find_half_message_state"):
-        honest = getattr(HalfMessages, name)
+        honest = getattr(HalfMessageCore, name)
 
-        def unchecked(self: HalfMessages, *args: Any, honest: Any = honest) -> Any:
+        def unchecked(self: HalfMessageCore, *args: Any, honest: Any = honest) -> Any:
             with mock.patch.object(TransactionTable, "check_owner", return_value=None):
                 return honest(self, *args)
 
-        put(stack, HalfMessages, name, unchecked)
+        put(stack, HalfMessageCore, name, unchecked)
 
 
 def anybody_settles(stack: Stack) -> None:

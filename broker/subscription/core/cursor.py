@@ -358,7 +358,7 @@ class Cursor:
         for position in [position for position in self.counts if not shape.has_visible_entry(position)]:
             del self.counts[position]
         if self.pending is not None:
-            self.pending = self.pending.drop_acks_outside_log(shape, self.mark, self.is_acked)
+            self.pending = self.pending.select_acks_in_log(shape, self.mark, self.is_acked)
         self._advance()
 
     def on_ledger_trimmed(self, ledger_id: int) -> None:

@@ -155,7 +155,7 @@ class Dispatcher:
         self._shape = shape
         self.restart_after_mark()
 
-    def extend_to_log(self, shape: LogShape) -> None:
+    def switch_log_shape(self, shape: LogShape) -> None:
         """Replaces the shape of the log by `shape`, and goes on from the same read position. Up to the read position
         both logs must have the same entries."""
         self._shape = shape

@@ -170,7 +170,7 @@ class PendingAcks:
         """Returns the sorted keys of the chunks in which pending acknowledgements are stored."""
         return sorted(set().union(*self.keys_of.values()))
 
-    def drop_acks_outside_log(
+    def select_acks_in_log(
         self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]
     ) -> PendingAcks | None:
         """Returns the pending acknowledgements that still apply after a restart: those whose entries are in the log and

@@ -51,7 +51,7 @@ class SubscriptionTypeRow(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         """Returns the name of the type as users write it, such as "Key_Shared"."""
-        return subscription_types.format_title(self.name)
+        return subscription_types.pulsar_type_name(self.name)
 
 
 EXCLUSIVE = SubscriptionTypeRow(0, "EXCLUSIVE", Exclusive)

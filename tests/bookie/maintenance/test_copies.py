@@ -4,10 +4,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance.repair_core import (
-    CopiesOfLedger,
     CopyMissingEntries,
     RecoverLedger,
     RemoveRepairMark,
+    RepairFindings,
     StuckReason,
     WaitForNextAttempt,
     decide_next_repair_step,
@@ -58,7 +58,7 @@ def ledgers(draw: st.DrawFn) -> LedgerRecord:
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> tuple[CopiesOfLedger, dict[tuple[int, str], set[int]]]:
+def looks(draw: st.DrawFn) -> tuple[RepairFindings, dict[tuple[int, str], set[int]]]:
     record = draw(ledgers())
     gone = frozenset(draw(st.sets(st.sampled_from(BOOKIES), max_size=3)))
     holdings = {
@@ -68,13 +68,13 @@ def looks(draw: st.DrawFn) -> tuple[CopiesOfLedger, dict[tuple[int, str], set[in
     held = {key: None if entries is None else intervals(entries) for key, entries in holdings.items()}
     known = {key: entries for key, entries in holdings.items() if entries is not None}
     marked = gone | frozenset(draw(st.sets(st.sampled_from(BOOKIES))))
-    return CopiesOfLedger(record, marked, gone, gone, held, draw(st.sampled_from((0.0, 29.0, 30.0, 99.0)))), known
+    return RepairFindings(record, marked, gone, gone, held, draw(st.sampled_from((0.0, 29.0, 30.0, 99.0)))), known
 
 
 @given(looks())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
-    drawn: tuple[CopiesOfLedger, dict[tuple[int, str], set[int]]]
+    drawn: tuple[RepairFindings, dict[tuple[int, str], set[int]]]
 ) -> None:
     look, known = drawn
     record = look.record
@@ -99,7 +99,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
 @given(looks(), st.booleans())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
-    drawn: tuple[CopiesOfLedger, dict[tuple[int, str], set[int]]], tried: bool
+    drawn: tuple[RepairFindings, dict[tuple[int, str], set[int]]], tried: bool
 ) -> None:
     look, _ = drawn
     record = look.record
@@ -150,14 +150,14 @@ def everything(
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
     record, gone = a_ledger(OPEN), frozenset("d")
     held = everything(record, gone)
-    within = decide_next_repair_step(CopiesOfLedger(record, gone, gone, gone, held, 29.0), False, 30.0)
+    within = decide_next_repair_step(RepairFindings(record, gone, gone, gone, held, 29.0), False, 30.0)
     assert isinstance(within, WaitForNextAttempt)
     assert within.why is StuckReason.OPEN
-    assert decide_next_repair_step(CopiesOfLedger(record, gone, gone, gone, held, 30.0), False, 30.0) == RecoverLedger()
+    assert decide_next_repair_step(RepairFindings(record, gone, gone, gone, held, 30.0), False, 30.0) == RecoverLedger()
     earlier = frozenset("b")
     assert isinstance(
         decide_next_repair_step(
-            CopiesOfLedger(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0
+            RepairFindings(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0
         ),
         CopyMissingEntries,
     )
@@ -173,7 +173,7 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
         report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
         damaged = find_bookies_damaged_in_last_fragment(record, {bookie: report})
         return decide_next_repair_step(
-            CopiesOfLedger(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0
+            RepairFindings(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0
         )
 
     within = after(last.first_entry, 29.0)
@@ -187,29 +187,29 @@ def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
     assert isinstance(
-        decide_next_repair_step(CopiesOfLedger(record, marked, none, none, held, 0.0), False, 30.0), RemoveRepairMark
+        decide_next_repair_step(RepairFindings(record, marked, none, none, held, 0.0), False, 30.0), RemoveRepairMark
     )
     step = decide_next_repair_step(
-        CopiesOfLedger(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0
+        RepairFindings(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0
     )
     assert isinstance(step, WaitForNextAttempt)
     assert step.why is StuckReason.UNREACHABLE
     assert isinstance(
-        decide_next_repair_step(CopiesOfLedger(None, marked, none, none, {}, 0.0), False, 30.0), RemoveRepairMark
+        decide_next_repair_step(RepairFindings(None, marked, none, none, {}, 0.0), False, 30.0), RemoveRepairMark
     )
 
 
 def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it() -> None:
     record, gone = a_ledger(), frozenset("b")
     nobody = {key: intervals(set()) for key in everything(record, gone)}
-    assert why_unreadable(CopiesOfLedger(record, gone, gone, gone, nobody, 0.0), 3) is StuckReason.LOST
-    assert why_unreadable(CopiesOfLedger(record, gone, gone, frozenset(), nobody, 0.0), 3) is StuckReason.UNREACHABLE
+    assert why_unreadable(RepairFindings(record, gone, gone, gone, nobody, 0.0), 3) is StuckReason.LOST
+    assert why_unreadable(RepairFindings(record, gone, gone, frozenset(), nobody, 0.0), 3) is StuckReason.UNREACHABLE
     assert (
-        why_unreadable(CopiesOfLedger(record, gone, gone, gone, {**nobody, (0, "c"): None}, 0.0), 3)
+        why_unreadable(RepairFindings(record, gone, gone, gone, {**nobody, (0, "c"): None}, 0.0), 3)
         is StuckReason.UNREACHABLE
     )
     somebody = {**nobody, (0, "c"): intervals({3})}
-    assert why_unreadable(CopiesOfLedger(record, gone, gone, gone, somebody, 0.0), 3) is StuckReason.UNREACHABLE
+    assert why_unreadable(RepairFindings(record, gone, gone, gone, somebody, 0.0), 3) is StuckReason.UNREACHABLE
 
 
 def test_a_bookie_is_gone_when_the_auditor_said_so_and_it_is_not_back() -> None:

@@ -17,13 +17,13 @@ from magnetar.client.core.consumer import ConsumerCore
 from magnetar.client.core.effects import (
     AnswerRequest,
     AttachedConsumerOptions,
+    AttachToBroker,
     ConsumerEffect,
     DetachFromBroker,
     DropMessagesAfterFailure,
     DropQueuedMessages,
     EndWithError,
     GrantPermits,
-    OpenAttachment,
     PartitionClientState,
     ReportSeekDone,
     RequestRedelivery,
@@ -148,7 +148,7 @@ class Walk:
                     self.taken.clear()
                     self.mine.clear()
                     self.up_to = -1
-                case OpenAttachment(after_s):
+                case AttachToBroker(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     self.connected, self.connect_at = False, self.now + after_s
                 case DetachFromBroker():

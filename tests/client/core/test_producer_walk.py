@@ -14,12 +14,12 @@ import pytest
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
     AttachedProducerOptions,
+    AttachToBroker,
     DetachFromBroker,
     EndFlushes,
     EndWithError,
     LogWarning,
     MessageAddResult,
-    OpenAttachment,
     PartitionClientState,
     ProducerEffect,
     ReportOutcome,
@@ -105,7 +105,7 @@ class Walk:
                     assert error is not None or ledger_id == LEDGER
                 case EndFlushes(waiters):
                     self.reached(waiters)
-                case OpenAttachment(after_s):
+                case AttachToBroker(after_s):
                     assert self.connect_at is None, "one attempt at a time"
                     assert self.connection is None
                     self.connect_at = self.now + after_s
@@ -346,7 +346,7 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
         ReportOutcome,
         ReportOutcome,
         DetachFromBroker,
-        OpenAttachment,
+        AttachToBroker,
     ]
     walk.do(effects)
     assert [type(error) for error in outcomes] == [TimedOut] * 3
