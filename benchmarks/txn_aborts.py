@@ -97,7 +97,7 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
     from magnetar.proto.states import TxnId
 
     outcomes, begin = _outcomes(world, client, log), time.perf_counter()
-    core = outcomes.core = TopicTransactionsCore(log.shape, TxnSnapshot(log.shape.start))
+    core = outcomes.core = TopicTransactionsCore(log.shape, TxnSnapshot(log.shape.start_position))
     for number, index in enumerate(sorted(rng.sample(range(log.shape.end_index), aborts))):
         txn = TxnId(0, number)
         core.register_unresolved_transaction(txn)

@@ -20,8 +20,8 @@ import asyncio, os, signal, sys, time
 from magnetar.runtime import parent as parents
 from magnetar.runtime import schedule_core as schedule
 from magnetar.runtime.parent import ParentProcess, ProcessSpec
-from magnetar.runtime.parent import Frame, Kind, encode_frame
-from magnetar.runtime.process import run
+from magnetar.runtime.parent import LinkFrame, LinkFrameKind, encode_frame
+from magnetar.runtime.process import run_process
 
 async def text(query):
     return query.encode() + b"page" * int(os.environ.get("TIMES", "1"))
@@ -41,17 +41,17 @@ async def serve(child):
         await child.detach()
 
 def sound(child):
-    return run(lambda: serve(child), (signal.SIGTERM,))
+    return run_process(lambda: serve(child), (signal.SIGTERM,))
 
 def broken(child):
     return 5
 
 def deaf(child):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return run(lambda: serve(child), ())
+    return run_process(lambda: serve(child), ())
 
 def stuck(child):
-    child._link.sendall(encode_frame(Frame(Kind.READY, 0, b"{}")))
+    child._link.sendall(encode_frame(LinkFrame(LinkFrameKind.READY, 0, b"{}")))
     time.sleep(1000)
 
 def raises(child):

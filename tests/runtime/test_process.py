@@ -11,7 +11,7 @@ from magnetar.runtime.process import make_system_world
 PROGRAM = """
 import asyncio, sys
 from magnetar.proto.errors import InvalidConfiguration, Unavailable
-from magnetar.runtime.process import freeze_objects, run
+from magnetar.runtime.process import freeze_objects, run_process
 
 async def serve():
     try:
@@ -34,7 +34,7 @@ async def misconfigured():
 async def unavailable():
     raise Unavailable("no metadata at 127.0.0.1:1")
 
-sys.exit(run(globals()[sys.argv[1]]))
+sys.exit(run_process(globals()[sys.argv[1]]))
 """
 
 pytestmark = pytest.mark.processes

@@ -78,6 +78,6 @@ def test_half_a_character_as_a_key_ends_no_process() -> None:
     for of in (names.hash_key, names.compute_key_slot, lambda key: names.choose_partition_of_key(key, 3)):
         with pytest.raises(UnicodeEncodeError):
             of(HIGH)
-    code = "import magnetar; from magnetar.proto.names import key_hash; key_hash('\\ud800')"
+    code = "import magnetar; from magnetar.proto.names import hash_key; hash_key('\\ud800')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert ended.returncode == 1, "not a signal"
