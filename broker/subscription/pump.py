@@ -589,6 +589,8 @@ class SubscriptionDeliveryPump:
             return
         if self._cursor.pending is not None:
             return  # an abort gives back
+        if self._dispatcher.has_entries_for_later():
+            return
         shape = self._log.shape
         if not self._dispatcher.replay_entries and not shape.has_entry(
             shape.position_at_or_after(self._dispatcher.read_position)

@@ -235,6 +235,11 @@ class Dispatcher:
             ready = [each for each in ready if not self.policy.is_held_back_by_failure(each)]
         return ReadForRedelivery(tuple(ready)) if ready else None
 
+    def has_entries_for_later(self) -> bool:
+        """True if an entry waits for its time of delivery, or for its back-off after a failure: it is neither delivered
+        nor among those that can be read now."""
+        return bool(self.held.until) or (self.delaying and self.delays is not None and self.delays.count > 0)
+
     def _choose_new_entries(self) -> PlannedRead | Blocked:
         """Returns a request for the entries at the read position; or the reason why none of them is wanted now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position

@@ -74,6 +74,20 @@ async def sealed(at: Deployment, name: str = "s") -> None:
         await delays._spawn(delays._store(draft))
 
 
+async def test_the_end_of_a_terminated_topic_is_told_after_what_was_delayed(at: Deployment) -> None:
+    consumer = await at.consumer("s", type=SHARED)
+    payloads = await delayed(at, 2, MINUTE, MINUTE)
+    await at.topic.log.terminate()
+    subscription(at).pump.wake()
+    assert await consumer.quiet(), "two messages are to come"
+    await moved_on(at, 61)
+    assert await consumer.receive_payloads(1) == payloads[:1]
+    assert await consumer.quiet(), "one message is to come"
+    await moved_on(at, 61)
+    assert await consumer.receive_payloads(1) == payloads[1:]
+    await consumer.next("end_of_topic")
+
+
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
 async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(type_: int, at: Deployment) -> None:
     at_once = await at.consumer("exclusive")
