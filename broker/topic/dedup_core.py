@@ -18,7 +18,7 @@ Rules
 - A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
   Recovery is a snapshot and `on_publish_confirmed` for each entry after it: the header of an entry has all of it.
 - Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
-  producer at a time publishes, the latest (dedup_core.py): what an earlier one left in flight is waited for.
+  producer at a time publishes, the latest (`ProducerTable`, below): what an earlier one left in flight is waited for.
 - **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
   Those ids are its `gaps`: NEW, until something stored has them. GAP_BYTES_MAX of them are known, the highest ones;
   those below count as left out. No entry in a transaction may span more than SPAN_MAX ids: each is noted.

@@ -14,7 +14,10 @@ from tests.bookie.maintenance.copies import Deployment, with_deployment
 from tests.bookie.maintenance.test_repair import newer
 from tests.bookie.stores import NODE
 
-NAMES = ["bookie-session", "bookie-upkeep", "bookie-gc", "bookie-scrub", "bookie-mend", "bookie-repair"]
+NAMES = [
+    "bookie-session", "bookie-upkeep", "bookie-gc", "bookie-scrub", "bookie-mend", "bookie-repair",
+    "bookie-journal-notes",
+]  # fmt: skip
 """Of a bookie that is not in limbo: that task is over."""
 
 

@@ -27,7 +27,7 @@ from tests.broker.subscription.core.shapes import shape_of
 MINUTE_MS = 60_000
 
 
-def test_each_reason_to_refuse_a_publish() -> None:
+def test_each_reason_that_is_known_before_an_entry_is_parsed() -> None:
     good = {"size": 10, "size_max": 10, "terminated": False, "owned": True, "fenced": False}
     assert why_publish_refused(**good) is None  # type: ignore[arg-type]
     for change, why in (
