@@ -5,8 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test servers test-cores test-searches test-processes beside collected compiled test-compiled test-twin \
-	wheels lint types bench peers proto lock docs clean
+.PHONY: demo test servers test-cores test-processes collected compiled test-compiled wheels lint types bench peers proto lock docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -37,14 +36,14 @@ endef
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
-# The cores wait for the processes: beside each other they starve the workers of Spark, which then do not connect in time.
+# Two halves, one after the other: beside each other they starve the workers of Spark, which then do not connect in time.
 # Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two.
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
-# begin together each make all of it, which takes 15 s of each: `collected` makes it once, before them.
+# begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs 2 test-processes test-searches
 	@$(MAKE) --no-print-directory test-cores
+	@$(MAKE) --no-print-directory test-processes
 
 # Looks for Java, PostgreSQL and Chromium, and installs them where we are root; without them the tests of Spark, of the
 # outbox with PostgreSQL and of the page in a browser are skipped and say so.
@@ -53,32 +52,15 @@ servers: $(STAMP)
 	@$(BIN)/python -m tests.postgres
 	@$(BIN)/python -m tests.chromium
 
-# Tests that need a core and nothing else: no clock, no socket and no other process waits for them. So they may stall, and
-# run beside the tests of processes, which leave a third of two cores: at the lowest priority they take no core of those.
-SEARCHES := $(addprefix tests/,crashes exhaustive fuzz mutants proto simulation bookie/format client/core) \
-	$(addprefix tests/broker/,subscription/core transaction/test_halves_walk.py transaction/test_two_topics.py) \
-	$(addprefix tests/client/outbox/,test_relay_core.py test_together.py) \
-	$(filter-out %/test_recipes.py,$(wildcard tests/test_*.py tests/docs/test_*.py))
-BESIDE := nice -n 19
-ALONE := -m 'not processes and not spark and not interop' --dist worksteal
-test-searches: $(STAMP)
-	$(BESIDE) env $(TESTED) $(ALONE) --numprocesses 2 --timeout 1200 $(SEARCHES)
-
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
 # and which stay together).
 test-cores: servers
-	$(TESTED) $(ALONE) --numprocesses 4 $(SEARCHES:%=--ignore=%)
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
 
 # It reads the files alone that name its marks: each worker reads them all.
 test-processes: servers
 	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --no-loadscope-reorder --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
-
-# For `.ci/run`: what `test-twin` needs, and then the searches; the compiler writes below the folder that some of them read.
-beside: export MAGNETAR_COMPILE_LEVEL := 0
-beside: $(STAMP)
-	@$(BESIDE) $(MAKE) --no-print-directory compiled
-	@$(MAKE) --no-print-directory test-searches
 
 collected: $(STAMP)
 	@$(TESTED) --collect-only -qq >$(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
@@ -123,10 +105,8 @@ TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/j
 # gcc does not optimize what is tested alone; `make compiled`, `make bench` and `make wheels` do.
 test-compiled: export MAGNETAR_COMPILE_LEVEL := 0
 test-compiled: compiled collected
-	@$(MAKE) --no-print-directory test-twin
-
-test-twin: $(STAMP)
-	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) $(ALONE) --numprocesses 4 $(TEST_COMPILED)
+	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
+		-m 'not processes and not spark and not interop' $(TEST_COMPILED)
 
 # Pulsar's official clients against a real server; Maven brings the Java client.
 interop: $(STAMP)
