@@ -82,8 +82,9 @@ class PendingAppend(PendingAdd):
 def encode_header(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: PayloadTailChecksum | None = None
 ) -> bytes:
-    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. If `tail` is given and
-    long, uses its checksum instead of reading these bytes again."""
+    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. `length`: the ledger's
+    payload bytes up to and including this entry. With a `tail` of at least JOINED_BYTES_MIN bytes, the payload must be
+    one frame, and the tail's checksum is used instead of reading its bytes again."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
@@ -218,6 +219,7 @@ class EntryRangeRead:
         self._finished = False
 
     def start(self) -> Effect:
+        """Begins the read. Returns the first effect, a `SendReadToBookie`."""
         effect = self._next_effect()
         assert effect is not None, "a write set is not empty"
         return effect
@@ -289,6 +291,8 @@ class ReadableEntryBound:
         self.apply_record(record)
 
     def apply_record(self, record: LedgerRecord) -> None:
+        """Raises the bound to what a newer record of the ledger proves: its end if it is CLOSED, otherwise the entry
+        before its last fragment."""
         if record.state == CLOSED:
             assert not self.closed or self.last_entry == record.last_entry, "the end of a closed ledger never changes"
             assert self.last_entry <= record.last_entry, "a ledger never ends before a confirmed entry"
@@ -298,5 +302,6 @@ class ReadableEntryBound:
             self.advance_lac(record.fragments[-1].first_entry - 1)
 
     def advance_lac(self, lac: int) -> None:
+        """Raises the bound to `lac`, which a bookie or the writer reports. Does nothing if the ledger is CLOSED."""
         if not self.closed and lac > self.last_entry:
             self.last_entry = lac

@@ -41,9 +41,8 @@ When a writer is poisoned or abandoned during a change, the change may be writte
 it began, so either record is right. Its answer is ignored.
 Guards: tests/ledger/test_ensemble_change.py, tests/ledger/test_writer_core.py, tests/ledger/test_sabotage.py.
 
-Pending adds: the entries in flight to an ensemble, and the only code that decides that one is stored.
-
-Used by the writer (against the committed ensemble) and by recovery's write-back (against its in-memory one).
+**Pending adds** (`PendingAdds`): the entries in flight to an ensemble, and the only code that decides that an entry is
+stored. The writer uses it with the ensemble in the metadata, recovery with the ensemble that it has in memory.
 
 The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
 entry before it is confirmed. So entries are confirmed in order, each once, and LAC is the last of them.
@@ -58,7 +57,8 @@ entry before it is confirmed. So entries are confirmed in order, each once, and 
 
 Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/test_pending.py.
 
-Also in this file, below its heading: which slots of an ensemble store an entry (striping_core).
+Also in this file, each below its heading: which slots of an ensemble store an entry (striping_core); the pending adds
+(pending_core).
 """
 
 from __future__ import annotations
@@ -241,11 +241,12 @@ class PendingAdds(Generic[A]):
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
     def ack(self, fact: AddAcked) -> list[A]:
-        """Counts an ack of one entry. Returns the entries that are confirmed now, in order."""
+        """Counts an ack of one entry, like `count_acks`. Returns the entries that are confirmed now, in order."""
         return self.count_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
     def count_acks(self, fact: AddsAcked) -> list[A]:
-        """Counts an ack of each of several entries. Returns the entries that are confirmed now, in order."""
+        """Counts an ack of each of several entries. Returns the entries that are confirmed now, in order. An ack of a
+        bookie that is not in this slot, or of an entry that is not pending, is ignored."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
             return []
@@ -297,7 +298,8 @@ class PendingAdds(Generic[A]):
         return sends
 
     def mark_failed(self, slot: int, bookie: str) -> bool:
-        """Marks the slot as failed if `bookie` is in it. Returns whether it is."""
+        """Marks the slot as failed if `bookie` is in it. Returns whether the bookie is in it; False: another one has
+        replaced it, and nothing changes."""
         if self.ensemble[slot] != bookie:
             return False
         self.failed.add(slot)
@@ -384,7 +386,8 @@ class AddRefused(NamedTuple):
 
 
 class QuorumTimedOut(NamedTuple):
-    """Fact: `entry` has been the oldest pending entry for too long, without an ack quorum."""
+    """Fact: `entry` has been the oldest pending entry for too long, without an ack quorum. Ignored if the entry was
+    confirmed meanwhile."""
 
     entry: int
 
@@ -500,7 +503,8 @@ class WriterCore(Generic[A]):
 
     def close(self) -> Sequence[Effect[A]]:
         """Begins to close the ledger, after all entries that can still be confirmed. If the writer is POISONED, asks
-        the metadata for the ledger's end again."""
+        the metadata for the ledger's end again. Returns the effects to carry out; none while the writer waits for a
+        fact or is CLOSED."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
         if self.state is WriterState.CHANGING:
@@ -514,6 +518,8 @@ class WriterCore(Generic[A]):
 
     # ------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> Sequence[Effect[A]]:
+        """Applies a fact. Returns the effects to carry out, in order; none if the fact changes nothing for the
+        driver."""
         if isinstance(fact, AddsAcked):
             return self._acked(self.adds.count_acks(fact))
         if isinstance(fact, AddAcked):
