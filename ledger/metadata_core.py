@@ -159,7 +159,7 @@ def decide_ensemble_change(
 
 def decide_recovery_start(current: LedgerRecord | None) -> Transition:
     """Decides the begin of a recovery (OPEN → IN_RECOVERY). `current`: the stored record, None if there is none.
-    Returns `RecordAlreadyStored` if the ledger is IN_RECOVERY (the caller takes part in that recovery) or CLOSED
+    Returns `RecordAlreadyStored` if the ledger is IN_RECOVERY (the caller joins that recovery) or CLOSED
     (nothing is to be recovered), and `LedgerTransitionRefused` with DELETED if there is no record."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
@@ -199,9 +199,10 @@ def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, o
     state. `new` must already have all the copies. `current`: the stored record, None if there is none.
 
     Final means: the ledger is CLOSED, or the fragment is not the last one (M21). Returns `RecordAlreadyStored` if `new`
-    is in the fragment and `old` is not: an earlier attempt, or another worker, has stored the same. Returns
-    `LedgerTransitionRefused` with DELETED if there is no record, with NOT_FINAL if the fragment is not final, and with
-    MOVED_ON if the fragment is gone or has neither or both of the bookies."""
+    is in the fragment and `old` is not: an earlier attempt, or another worker, has stored the same.
+
+    Returns `LedgerTransitionRefused` with DELETED if there is no record, with NOT_FINAL if the fragment is not final.
+    MOVED_ON: the fragment is gone, or has neither or both of the bookies."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)

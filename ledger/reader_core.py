@@ -230,7 +230,8 @@ class EntryRangeRead:
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
-        """Handles a fact. Returns the effect to carry out next; None if the driver must wait for answers."""
+        """Applies a fact. Returns the effect to carry out next; None if the driver must wait for answers. After
+        `FinishRead` or `FailRead` no further fact may be given."""
         assert not self._finished, "a read that is finished gets no more answers"
         if isinstance(fact, SpeculativeReadDue):
             if not self._to_ask:

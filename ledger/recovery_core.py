@@ -9,9 +9,9 @@ fragment is the snapshot. Several recoverers may run at once: all write back, on
 | READING | reads entries from LAC0+1, writes back what it finds | one absent, rest stored → CLOSING; unsure → ABORTED |
 | CLOSING | IN_RECOVERY → CLOSED with end and changed ensembles | stored → DONE; refused → ABORTED |
 
-An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time, and no more than one
-beyond the last entry that a fenced bookie knows of: that one is the first that can be absent. It is read and voted on
-like every other; if it is found, at a bookie that did not answer to the fence, the next one is read.
+An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time. Entries are read up
+to one beyond the last entry that a fenced bookie knows of: that one is the first that can be absent. It is read and
+voted on like every other. If it is found, at a bookie that did not answer to the fence, the next one is read.
 
 **The guarantee**: every entry that a writer ever confirmed is in the closed ledger. It rests on
 1. *LAC0 is a lower bound*: the largest LAC reported, at least the entry before the last fragment (M02, #2615):

@@ -10,9 +10,9 @@
 | POISONED | no | no | `close()` → CLOSING, to learn the end |
 | CLOSED | no | no | – |
 
-FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. Both states of a change lead to
-DRAINING when there is no replacement, to CLOSING when the record is not OPEN any more, and to POISONED when it stays
-unknown whether the change was written.
+FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. CHANGING and SETTLING lead to
+DRAINING when there is no replacement, and to CLOSING when the record is not OPEN any more. They lead to POISONED when
+it stays unknown whether the change was written.
 
 **The guarantee** (ledger protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
 ensemble have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … last_entry] of the closed ledger:
@@ -46,13 +46,13 @@ stored. The writer uses it with the ensemble in the metadata, recovery with the 
 
 The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
 entry before it is confirmed. So entries are confirmed in order, each once, and LAC is the last of them.
-- `take_confirmed` is the only way to confirm an entry. While `frozen` it returns nothing: the end of the ledger is
-  being decided elsewhere (a close or an ensemble change is being written to the metadata), and an entry confirmed now
-  could be beyond it (M10, #4651). Acks are still recorded.
-- `replace_ensemble` installs another ensemble in one step: for *every* pending entry and slot it compares the bookie to
-  which the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459), drops the ack
-  if they differ, and returns what to send again. Nothing is drained before the last entry was compared (M11, #3005,
-  #4097).
+- `take_confirmed` is the only way to confirm an entry. While `frozen` it returns nothing: a close or an ensemble change
+  is being written to the metadata, and an entry confirmed now could be beyond the end (M10, #4651). Acks are still
+  recorded.
+- `replace_ensemble` installs another ensemble in one step. For *every* pending entry and slot it compares the bookie to
+  which the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459). If they
+  differ, it drops the ack and returns what to send again. Nothing is confirmed before the last entry was compared (M11,
+  #3005, #4097).
 - An ack or failure from a bookie that is not (or no longer) in that slot is ignored.
 
 Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/test_pending.py.
