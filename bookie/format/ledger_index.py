@@ -120,11 +120,14 @@ State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboCh
 
 
 def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
+    """Encodes the record of a ledger in the ledger index and returns its 50 bytes. The fields are those of
+    `LedgerState`."""
     body = _BODY.pack(1, ledger, _SET if fenced else 0, key, lac, last)
     return _CRC.pack(crc32c(body)) + body
 
 
 def encode_state(record: State) -> bytes:
+    """Encodes any record of the ledger index and returns its 50 bytes."""
     match record:
         case LedgerState(ledger, fenced, key, lac, last):
             return encode_ledger_record(ledger, fenced, key, lac, last)
