@@ -64,9 +64,10 @@ from .seen import (
 # ------------------------------------------------------------------------------------------------------ schedule
 # The times at which minor and major compaction are due, also for a bookie that is restarted more often than that.
 #
-#     due()                 (minor, major): the interval since the last complete one is over
-#     ran(minor, major)     just now; durable in the note `gc` of the data directory (format/mark.py, magic "MGN-GCOL")
-#     load()                reads the note, before the first pass of a process
+#     find_due_compactions()    (minor, major): the interval since the last complete one is over
+#     record_compaction_run()   just now; durable in the note `gc` of the data directory (format/mark.py, magic
+#                               "MGN-GCOL")
+#     load()                    reads the note, before the first pass of a process
 #
 #     note body = {"minor_ms": time of day, "major_ms": time of day}
 #
@@ -90,8 +91,9 @@ class LastCompactionTimes(msgspec.Struct, frozen=True):
 
 
 class CompactionSchedule:
-    """Decides when a minor and a major compaction of the entry logs are due. Stores the times of the last compactions
-    in a file of the data directory."""
+    """Decides when a minor and a major compaction of the entry logs are due: `minor_s` and `major_s` seconds after the
+    last one. Stores the times of the last compactions in a file of the data directory, so that restarts do not delay
+    them."""
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
@@ -105,6 +107,8 @@ class CompactionSchedule:
         self._times = LastCompactionTimes(world.clock.wall_ms(), world.clock.wall_ms())
 
     async def load(self) -> None:
+        """Reads the times that an earlier process stored. Must be called once, before the first compaction. Without a
+        file, or if it is damaged, the intervals begin now."""
         found = await self._worker.run(self._read)
         if found is None:
             await self._save()
@@ -124,8 +128,8 @@ class CompactionSchedule:
         return now >= self._minor_due, now >= self._major_due
 
     async def record_compaction_run(self, *, minor: bool, major: bool) -> None:
-        """Records, durably, that a minor or a major compaction (or both) has just run. The interval until the next one
-        begins again."""
+        """Records that a minor or a major compaction (or both) has just run. The interval until the next one begins
+        again. The times are durable when this returns, unless the disk has no room for them."""
         if not minor and not major:
             return
         now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
@@ -138,6 +142,7 @@ class CompactionSchedule:
         await self._save()
 
     async def close(self) -> None:
+        """Waits until the times that are being written are on the disk, and ends the worker."""
         await self._worker.close()
 
     def _read(self) -> LastCompactionTimes | None:
@@ -284,7 +289,8 @@ class GarbageCollector:
 
     @property
     def refusal(self) -> GarbageRefusal | None:
-        """Why data of some ledgers is kept: as the last pass found; or the metadata went back, which needs no pass."""
+        """Why data of some ledgers is kept: the reason of the last pass, or WENT_BACK as soon as the metadata went
+        back. None: no reason."""
         if self._refused is not GarbageRefusal.LIMBO and self._has_gone_back():
             return GarbageRefusal.WENT_BACK
         return self._refused
@@ -303,7 +309,11 @@ class GarbageCollector:
 
         `force`: an operator accepts the metadata, and that the ledgers go which it lacks (the module's docstring), also
         in later passes. `roll`: first closes open logs that have few living entries, so that they can be
-        compacted. Raises Busy while another pass runs, and the errors of the metadata; then nothing was deleted."""
+        compacted.
+
+        Raises Busy while another pass runs, ValueError if the metadata is of another cluster or damaged, and the errors
+        of the metadata; then nothing was deleted. Raises NoSpace, OSError or DamagedFile if the compaction failed; then
+        ledgers may be deleted."""
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
         self._running = True
@@ -333,7 +343,7 @@ class GarbageCollector:
 
     async def run_forever(self) -> None:
         """Makes a pass at each interval, until the task is cancelled. The first pass begins one interval after the
-        start, because clients that waited for the bookie are served first."""
+        start, because clients that waited for the bookie are served first. Logs errors; the next pass continues."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
