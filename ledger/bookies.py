@@ -232,7 +232,7 @@ class Bookies:
     # ------------------------------------------------------------------------------ reaching
     async def connect(self) -> None:
         """Connects to up to CONNECTED_MAX registered bookies, so that the first ledgers need not wait for connections.
-        Ignores bookies that do not answer."""
+        Waits until each of them has answered, at most `add_timeout_s`. Ignores bookies that do not answer."""
         some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
         await asyncio.gather(
             *(self.request(each, encode_ping_request(), timeout_s=timeout_s) for each in some), return_exceptions=True
@@ -280,8 +280,8 @@ class Bookies:
         self.record_bookie_fault(bookie, BookieFaultKind.FAILED)
 
     def record_bookie_fault(self, bookie: str, kind: BookieFaultKind) -> None:
-        """Records that the bookie answered a read badly, in the way of `kind`: for a while, reads ask other bookies
-        first (placement_core.py)."""
+        """Records a fault of the bookie in answering a read: for a while, reads ask other bookies first
+        (placement_core.py)."""
         self._trouble.record_bookie_fault(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:

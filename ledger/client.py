@@ -223,8 +223,10 @@ class LedgerClient:
         and quorums that are None are those of the configuration.
 
         `shrink`: what to reduce if fewer bookies are healthy than the ensemble needs (`reduce_striping`). The ack
-        quorum is never reduced, so a confirmed entry always has as many synced copies. Raises InvalidConfiguration,
-        NotEnoughBookies, or the errors of the metadata."""
+        quorum is never reduced, so a confirmed entry always has as many synced copies. `properties`: texts that are
+        stored in the ledger's record, such as the name of its topic.
+
+        Raises InvalidConfiguration, NotEnoughBookies, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
@@ -286,7 +288,7 @@ class LedgerClient:
         self, wanted: Striping, *, shrink: StripingReduction = StripingReduction.NOTHING
     ) -> None:
         """Raises NotEnoughBookies if a ledger with the striping `wanted` could not be created now, because there are
-        too few bookies. `shrink` as in `create`."""
+        too few bookies. `shrink` as in `create`. Stores nothing. Raises the errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         if shrink is not StripingReduction.NOTHING:
             wanted = reduce_striping(wanted, await self._bookies.count_healthy_bookies(wanted.ensemble_size), shrink)

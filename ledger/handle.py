@@ -120,8 +120,8 @@ class AppendListener(Protocol):
 
 
 class LedgerWriter:
-    """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create`. Must be used in the
-    event loop in which it was made."""
+    """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create` or `make_writer`. Must
+    be used in the event loop in which it was made. `listener` is told the outcomes of the entries that were pushed."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig

@@ -94,11 +94,12 @@ class LedgerReader:
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
         """Reads consecutive entries from `first` on and returns them in order: at least one, at most up to `last`
-        (inclusive), and about `bytes_max` payload bytes (None: `read_bytes_max` of the configuration). Returns fewer
-        entries than asked for if one bookie does not have all of them.
+        (inclusive), and about `bytes_max` payload bytes (None: `read_bytes_max` of the configuration). The result ends
+        early where the bookie that answered does not have the next entry.
 
-        Raises InvalidRequest if the range is not within 0 … `last_entry`, and LedgerNotFound if the ledger was deleted.
-        Raises DataLost if the first entry is certainly lost, Unavailable if it cannot be read now."""
+        Raises InvalidRequest if the range is not within 0 … `last_entry`. Raises DataLost if the first entry is
+        certainly lost, Unavailable if it cannot be read now. Raises LedgerNotFound if the ledger was deleted, and the
+        errors of the metadata."""
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 

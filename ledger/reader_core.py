@@ -177,7 +177,10 @@ _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 class EntryRangeRead:
     """The core of one read of the entries `first … last`: decides which bookie to ask next, and when the read ends. The
     result has at least one entry, and about `bytes_max` bytes. The caller must make sure that the reader may read up to
-    `last`."""
+    `last`.
+
+    `damaged` has (bookie, entry) of each answer that was not the entry; `slow` are the bookies that had not answered
+    when another one was asked."""
 
     def __init__(
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
@@ -292,7 +295,7 @@ class ReadableEntryBound:
         self.apply_record(record)
 
     def apply_record(self, record: LedgerRecord) -> None:
-        """Raises the bound to what a newer record of the ledger proves: its end if it is CLOSED, otherwise the entry
+        """Moves the bound up to what a newer record of the ledger proves: its end if it is CLOSED, otherwise the entry
         before its last fragment."""
         if record.state == CLOSED:
             assert not self.closed or self.last_entry == record.last_entry, "the end of a closed ledger never changes"
@@ -303,6 +306,7 @@ class ReadableEntryBound:
             self.advance_lac(record.fragments[-1].first_entry - 1)
 
     def advance_lac(self, lac: int) -> None:
-        """Raises the bound to `lac`, which a bookie or the writer reports. Does nothing if the ledger is CLOSED."""
+        """Moves the bound up to `lac`, which a bookie or the writer reports. Does nothing if the bound is higher, or if
+        the ledger is CLOSED."""
         if not self.closed and lac > self.last_entry:
             self.last_entry = lac

@@ -93,8 +93,8 @@ async def recover_ledger(
     """Recovers a ledger and closes it; does nothing if it is CLOSED already. Returns the result with the closed record.
     With `joined`, leaves the close to the caller, who must commit `RecoveryResult.end`.
 
-    Raises LedgerNotFound, Unavailable or NotEnoughBookies if too few bookies answer, and OutcomeUnknown if the metadata
-    does not answer the close. After the last three the caller may try again."""
+    Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
+    metadata does not answer the close: then the caller may try again. Raises the other errors of the metadata."""
     outcome = await store_record_transition(
         metadata, ledger_id, transitions.decide_recovery_start, timeout_s=config.close_timeout_s
     )
@@ -390,7 +390,8 @@ class LostEntriesSearch:
     # ------------------------------------------------------------------------------ a closed one
     async def find_lost_entries(self) -> LostEntriesReport:
         """Asks the bookies for all entries of the ledger, which must be CLOSED, and returns the lost and the unknown
-        ones. Bookies that do not answer cause no error: the report names them in `silent`."""
+        ones. Bookies that do not answer cause no error: the report names them in `silent`. Raises the metadata's
+        errors."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
         lost: list[Run] = []

@@ -325,8 +325,8 @@ class AddSender:
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_has_room(self, place: _Place) -> None:
-        """Called when a busy bookie has stored an entry: makes the requests that it answered with BUSY be sent again
-        soon."""
+        """Called when a busy bookie has stored an entry: ROOM_S seconds later, the requests that it answered with BUSY
+        are sent again."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True

@@ -498,7 +498,7 @@ class WriterCore(Generic[A]):
 
     @property
     def accepts_appends(self) -> bool:
-        """True if the writer takes new entries: it is OPEN, or CHANGING its ensemble."""
+        """True if the writer accepts new entries: it is OPEN, or CHANGING its ensemble."""
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
@@ -512,8 +512,9 @@ class WriterCore(Generic[A]):
         return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[A]]:
-        """Stops the writer at once: the outcome of the pending entries is UNKNOWN, and the ledger stays OPEN until
-        another client recovers it. Returns the effects; none if the writer is CLOSED or POISONED already."""
+        """Stops the writer at once: the outcome of the pending entries is UNKNOWN. The ledger stays as the metadata has
+        it, mostly OPEN, until another client recovers it. Returns the effects; none if the writer is CLOSED or POISONED
+        already."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
