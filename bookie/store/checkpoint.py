@@ -151,8 +151,8 @@ class Checkpoint:
             self._captured = self._source.position()
 
     def swap_memtable(self) -> None:
-        """Swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed before its
-        table was flushed, keeps that table instead."""
+        """Step: swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed
+        before its table was flushed, keeps that table instead."""
         if self._memtable.flushing is None:
             self._descriptors.end_quarantine_of_flushed_entries(self._memtable.swap_table().ledgers)
             self._source.swapped()

@@ -784,7 +784,8 @@ class TombstoneWriter:
 
     async def write(self, ledgers: list[int]) -> bool:
         """Writes tombstones of these ledgers. Returns True if they are durable. Returns False if the journal had no
-        room for some: these are in memory, and `write_pending_tombstones` makes them durable."""
+        room. Then some tombstones are in memory alone, and `write_pending_tombstones` makes them durable. Others may
+        not be written at all: the caller must call this again."""
         spans = IntegerIntervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)

@@ -275,8 +275,9 @@ class Journal:
         group.size += size
 
     def seal_group(self, *done: Done) -> None:
-        """Ends the present group of records and gives it to be written. When everything enqueued so far is synced,
-        calls each function of `done` once, in order, with True; with False if the disk had no room for the group."""
+        """Ends the present group of records and gives it to be written. Calls each function of `done` once, in order:
+        with True when everything enqueued so far is synced, with False if the disk had no room for the group. They are
+        never called within this call."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, JournalRecordGroup()

@@ -195,8 +195,8 @@ class Memtable:
                     table.refused.setdefault(ledger, IntegerIntervals()).add(entry, entry)
 
     def mark_durable(self, ledger: int, entries: Iterable[int]) -> None:
-        """Removes the mark of `mark_refused_by_journal` from these entries, because they have become durable in another
-        way."""
+        """Removes the mark of `mark_refused_by_journal` from these entries, because they were added again and are
+        durable now."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:

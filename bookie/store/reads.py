@@ -183,7 +183,8 @@ class StoredEntryFinder:
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` of the ledger are durable here; none if the ledger is deleted.
-        Does not read the entries. Waits for the journal if some entries are only in memory."""
+        Does not read the entries. Leaves out entries that are quarantined, or whose index cannot be read. Waits for the
+        journal if some entries are only in memory."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return IntegerIntervals()

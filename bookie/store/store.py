@@ -267,7 +267,7 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """Makes a checkpoint like `checkpoint`, but does not call `on_room` afterwards."""
+        """Makes a checkpoint like `checkpoint`, with the same errors, but does not call `on_room` afterwards."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 
@@ -565,8 +565,8 @@ class Store:
         """Writes all adds, fences and LACs since the last seal to the journal, as one group. Calls `done(True)` when
         they are durable, `done(False)` if the disk had no room for them.
 
-        `done` does not report that an earlier group was refused; `wait_durable` does. The journal calls `_sealed`
-        before `done`."""
+        `done` does not report that an earlier group was refused; `wait_durable` does. When `done` is called, the store
+        has recorded the outcome already."""
         for ledger, lac in self._lacs.items():
             self._journal.enqueue_record(RecordType.LAC, ledger, lac)
         self._lacs.clear()
@@ -680,8 +680,8 @@ class Store:
 
     async def delete_ledgers(self, ledgers: list[int]) -> bool:
         """Writes tombstones, which record that these ledgers are deleted. Returns True if the tombstones are durable:
-        only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room for all of
-        them; a later checkpoint makes them durable."""
+        only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room; then some
+        of the ledgers may have no tombstone, and the caller must call this again."""
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds
