@@ -201,8 +201,8 @@ class BookieRegistration:
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
-        """Deletes the bookie's registration node if the metadata can be reached. Otherwise the node stays until the
-        session expires."""
+        """Deletes the bookie's registration node if the metadata can be reached, and closes the session that
+        `new_session` opened. If the metadata cannot be reached, the node stays until the session expires."""
         try:
             if self._own_session:
                 await self.metadata.close()

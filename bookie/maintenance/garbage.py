@@ -206,7 +206,8 @@ class GracePeriod(NamedTuple):
 
 
 class GarbageProgress(NamedTuple):
-    """The progress of a running garbage collection, for its status."""
+    """The progress of a running pass, for its status: what it does now, and how many entry logs and bytes of how many
+    are done."""
 
     phase: str  # "metadata", "plan", "delete", "compact", "done"
     logs_done: int
@@ -228,7 +229,8 @@ class _Seen(NamedTuple):
 
 
 class GarbageResult(NamedTuple):
-    """The result of a garbage collection."""
+    """The result of a pass: which ledgers and logs were deleted or compacted, and how many bytes that freed. `refused`:
+    why the data of other ledgers is kept; None: no reason."""
 
     suspected: int  # dead for the first time, or not for long enough
     grace_ends_ms: int  # of the last of them, in ms since the epoch: the first pass after it deletes them; 0: none
@@ -242,8 +244,8 @@ class GarbageResult(NamedTuple):
 
 
 class AcceptedMetadataState(NamedTuple):
-    """What an operator accepted with a forced pass: that this state of the metadata is the right one, and that the
-    ledgers go which it lacked then."""
+    """What an operator accepted with a forced pass: that this state of the metadata is the right one, and that the data
+    of the `ledgers` that it lacked then may be deleted."""
 
     state: RecordedMetadataState
     went_back: int  # how often the metadata had gone back by then
@@ -257,10 +259,12 @@ class GarbageCollector:
     """Deletes the data of a bookie's dead ledgers and frees their disk space. Calling `metadata` returns the current
     metadata session. A major compaction that is due runs only if `may_compact_major` returns True.
 
-    `went_back` returns how often the metadata was found to have lost something that this process stored in it; if it
-    has, no data is deleted until an operator accepts the metadata, or a restart. `compare_metadata` looks for such a
-    loss now. While `disk_is_full` returns True, each pass compacts every log from which space can be freed
-    (`CompactionPolicy.full_share`): a bookie with half-dead logs must not stay read-only until the next major
+    `went_back` returns how often the metadata was found to have lost something that this process stored in it. If that
+    happened, no data is deleted until an operator accepts the metadata, or until a restart. `compare_metadata` looks
+    for such a loss now.
+
+    While `disk_is_full` returns True, each pass compacts every log from which space can be freed
+    (`CompactionPolicy.full_share`). Otherwise a bookie with half-dead logs would stay read-only until the next major
     compaction, or for ever."""
 
     def __init__(
@@ -307,9 +311,9 @@ class GarbageCollector:
         """Makes one pass: compares the bookie's ledgers with the metadata, deletes dead ledgers, and compacts entry
         logs if `minor` or `major` is true. Returns what was deleted and compacted.
 
-        `force`: an operator accepts the metadata, and that the ledgers go which it lacks (the module's docstring), also
-        in later passes. `roll`: first closes open logs that have few living entries, so that they can be
-        compacted.
+        `force`: an operator accepts the metadata, and that the data of the ledgers that it lacks is deleted, by this
+        pass or a later one (the module's docstring). `roll`: first closes open logs that have few living entries, so
+        that they can be compacted.
 
         Raises Busy while another pass runs, ValueError if the metadata is of another cluster or damaged, and the errors
         of the metadata; then nothing was deleted. Raises NoSpace, OSError or DamagedFile if the compaction failed; then

@@ -83,8 +83,8 @@ FORGET_PAUSE_S = 30.0
 
 
 class Auditor:
-    """Finds ledgers that lack copies and gives them repair marks. Each bookie has an auditor; only the one that is
-    elected in the cluster does this work."""
+    """Finds ledgers that lack copies and gives them repair marks: records in the metadata that tell repair workers what
+    is missing. Each bookie has an auditor; only the one that is elected in the cluster does this work."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str

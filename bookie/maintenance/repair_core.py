@@ -219,8 +219,8 @@ class CopyGap(NamedTuple):
 
 
 class RemoveRepairMark(NamedTuple):
-    """Step of a repair: remove the repair mark of the ledger, because no copy is missing any more. `why` says so as
-    text."""
+    """Step of a repair: remove the repair mark of the ledger, because the ledger was deleted or no copy is missing any
+    more. `why` says which, as text."""
 
     why: str
 

@@ -375,8 +375,8 @@ class RepairWorker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Repairs marked ledgers until the task is cancelled. Raises an error of the metadata if retrying cannot help,
-        because the session is lost."""
+        """Repairs marked ledgers until the task is cancelled, up to `ledgers_at_once` at a time, while auto-recovery is
+        enabled in the cluster. Raises an error of the metadata if retrying cannot help, because the session is lost."""
         try:
             await run_together(
                 [self._follow(), self._poll_marks(), self._store_progress(), self._work()], "repair-worker"

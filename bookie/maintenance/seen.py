@@ -169,8 +169,8 @@ class RollbackGuard:
         the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it. Raises
         the errors of the metadata.
 
-        If an older copy is accepted, raises the counter of ledger ids in the metadata above every id that this bookie
-        knows. If the disk has no room, the state is recorded in memory alone."""
+        If an older copy is accepted, increases the counter of ledger ids in the metadata above every id that this
+        bookie knows. If the disk has no room, the state is recorded in memory alone."""
         shown = await read_current_metadata_state(metadata, self.here())
         verdict = judge_metadata_age(self.seen, shown)
         if verdict is MetadataAgeVerdict.OLDER and not accepted:
