@@ -5,17 +5,17 @@ A ledger is *dead* when, in this order,
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata still has everything that this process stored in it (`went_back`), or an operator accepted it;
- 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has
-    neither a record nor that is unexplained, one as well as a thousand: the file may be damaged, an older copy, or
-    another one. It is kept, counted (`gc_unexplained`) and told, until an operator accepts that it goes;
+ 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has no
+    record and is not among them is *unexplained*: the metadata may be damaged, an older copy, or another one. Such a
+    ledger is kept, counted (`gc_unexplained`) and logged, until an operator accepts that it is deleted;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when more than DELETED_SHARE_MAX
     of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
  6. its tombstone is durable in the journal.
 With a forced pass (`magnetar bookies gc --now --force`) an operator accepts the present state of the metadata, and that
-the ledgers go which it lacks now (`AcceptedMetadataState`). They go in a later pass, forced or not, by conditions 1, 2,
-5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first pass that finds that
-the metadata was restored or went back since: then an operator is asked again.
+the ledgers that it lacks now are deleted (`AcceptedMetadataState`). A later pass, forced or not, deletes them by
+conditions 1, 2, 5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first
+pass that finds that the metadata was restored or went back since: then an operator is asked again.
 
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
 logs are moved together (store/entrylog/compaction.py). Any error ends the pass and deletes nothing.
@@ -311,8 +311,8 @@ class GarbageCollector:
         """Makes one pass: compares the bookie's ledgers with the metadata, deletes dead ledgers, and compacts entry
         logs if `minor` or `major` is true. Returns what was deleted and compacted.
 
-        `force`: an operator accepts the metadata, and that the data of the ledgers that it lacks is deleted, by this
-        pass or a later one (the module's docstring). `roll`: first closes open logs that have few living entries, so
+        `force`: an operator accepts the metadata, and that later passes delete the data of the ledgers that it lacks
+        (the module's docstring). `roll`: first closes open logs that have few living entries, so
         that they can be compacted.
 
         Raises Busy while another pass runs, ValueError if the metadata is of another cluster or damaged, and the errors

@@ -1,7 +1,8 @@
 """The scrubber: reads every entry of every log at a low rate, and finds damage before a reader needs the entry (§2.6).
 
-A pass takes the logs in the order of their numbers, and of each the extents of its index. It reads every record and
-compares its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds:
+A pass reads the logs in the order of their numbers, and in each log the extents of its index in order. It reads every
+record and compares its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds,
+and what follows:
 
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is

@@ -1,4 +1,6 @@
-"""How a store starts: from what a crash left to a state that may serve (ledger protocol §2.2, §2.7).
+"""How a store starts: from what a crash left to a state in which it may answer requests (ledger protocol §2.2, §2.7).
+
+The start takes these steps:
 
     1  the mark (none: a new store; then nothing but an unused first journal may be there)
     2  the ledger index, to the end that the mark names
@@ -8,13 +10,13 @@
     5  the journal from the mark on (store/replay.py), into the memtable and descriptors; flushed when
        it gets too big
     6  a new journal file, whose header says where the old one ended
-    7  a checkpoint into new files; its mark names the new journal. Only then may the store serve
+    7  a checkpoint into new files; its mark names the new journal. Only then may the store answer requests
 
 Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once.
 
 **Damage never stops a start.** Only a file of another bookie and a newer format stop it. The start takes what is whole.
 What may be missing is a *loss* (store/state_log.py): it is durable before any file is changed, and becomes limbo
-before the store serves:
+before the store answers requests:
 
 | found | then | |
 |---|---|---|

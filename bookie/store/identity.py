@@ -24,10 +24,10 @@ first row that fits counts:
 Order of a start. `claim_directory` locks and judges. Then the store opens: everything that it misses (also a journal
 that ends before the record's position) becomes durable as limbo. Then `record_bookie_start` counts the start, first in
 the cookie, then in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again,
-and the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators
-call
-`delete_bookie`, `change_bookie_directory` and `accept_restored_metadata`. One process per directory: the process keeps
-the lock until it ends. Guarded by tests/bookie/test_identity.py."""
+and the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25).
+
+Commands of operators call `delete_bookie`, `change_bookie_directory` and `accept_restored_metadata`. One process may
+use a directory: it keeps the lock until it ends. Guarded by tests/bookie/test_identity.py."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The memtable: entries that are in the journal, or on their way there, and not yet in an entry log.
 
-Two tables: `active` takes inserts, `flushing` is being written out. A read looks at active, then flushing, then the
-index; `swap_table` and `discard_flushed_table` are single synchronous steps, so that no reader finds a gap: the flushed
-entries are in the index before they leave the memtable (store/checkpoint.py). Both tables are bounded: no add is
-admitted (`is_full`) when active has reached `bytes_max` while the other is flushed, or twice that while the flush waits
-to begin; after the swap there is room again. So the two tables together have at most three times `bytes_max`, and one
-request. Entries are stored as they arrived (a tuple of bytes) and sorted once, at flush (147 + 44 ns an entry instead
-of 1,578 for a sorted map).
+It has two tables: new entries are inserted into `active`, while `flushing` is written to an entry log. A read searches
+`active`, then `flushing`, then the index. `swap_table` and `discard_flushed_table` are single synchronous steps, and
+the flushed entries are in the index before they leave the memtable (store/checkpoint.py). So no reader finds a gap.
+
+Both tables are bounded. No add is admitted (`is_full`) when `active` has reached `bytes_max` while the other table is
+flushed, or twice that while the flush waits to begin; after the swap there is room again. So the two tables together
+have at most three times `bytes_max`, and one request. Entries are stored as they arrived (a tuple of bytes) and sorted
+once, at the flush (147 + 44 ns an entry instead of 1,578 for a sorted map).
 
 An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
 that table. Until then, or until the entry is added again and synced, it does not count as stored: it is in

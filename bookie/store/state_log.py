@@ -1,4 +1,4 @@
-"""The facts that a bookie must never forget: tombstones, quarantine, limbo, drained logs.
+"""The facts that a bookie must never lose: tombstones, quarantine, limbo, drained logs.
 
     tombstones    ids of deleted ledgers, for ever: an add or fence of such a ledger is refused
     quarantined   entries of which the only local copy is damaged: a miss is UNKNOWN until they are mended, that is
