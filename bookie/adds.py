@@ -3,9 +3,9 @@
 Each entry is verified first (checksum, ids, size). The good entries of a request are admitted in one step with their
 journal records (`Store.add_entries`), and answered after their sync with a status for each entry.
 
-**Held adds.** When the store has no room (memtables or journal queue full), requests are held in the order of their
-arrival, and admitted in that order when there is room. Recovery adds have a queue of their own and go first, so that a
-recovery does not wait for adds of clients. Fences and reads are never held.
+**Held adds.** When the store has no room (memtables or journal queue full), requests are held. They are admitted in the
+order of their arrival when there is room. Recovery adds have a queue of their own and go first, so that a recovery does
+not wait for adds of clients. Fences and reads are never held.
 
 | what waits | bound | past it |
 |---|---|---|
@@ -15,12 +15,14 @@ recovery does not wait for adds of clients. Fences and reads are never held.
 | adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
 
-Each request counts with the memory that Python needs for it (`request_memory_bytes`). So the memory for adds is at most
-three memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however
-many clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
-there is no deadlock. On a full disk clients' adds are not held but READ_ONLY; without a free descriptor, when the next
-checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a failed
-bookie. Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py, tests/bookie/test_few_descriptors.py.
+Each request counts with the memory that Python needs for it (`request_memory_bytes`). So there is a bound for the
+memory of all adds, however many clients write, and however small their adds are. It is the sum of three memtables, the
+journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets.
+
+A held add waits for the disk alone, never for another request, so there is no deadlock. On a full disk adds of clients
+are not held: they are answered READ_ONLY. Without a free file descriptor the next checkpoint cannot be made, and adds
+are not held either: they are answered BUSY, so that their sender asks again and does not count the bookie as failed.
+Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py, tests/bookie/test_few_descriptors.py.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ SHARE = 0.5
 
 
 class RequestBudget:
-    """Bounds the memory of the requests that wait for an answer. One bound is for all requests together, another for
-    the requests of each connection."""
+    """Bounds the memory of the requests that wait for an answer: `bytes_max` for all requests together, and the share
+    SHARE of it for those of one connection. `bytes` is what is reserved now."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -82,6 +84,8 @@ class RequestBudget:
         return True
 
     def release(self, connection: Hashable, size: int) -> None:
+        """Gives back what `reserve` reserved for a request of this connection. Must be called once for each successful
+        `reserve`, with the same arguments."""
         self.bytes -= size
         own = self._by_connection[connection] - size
         if own:
@@ -113,9 +117,9 @@ REQUESTS_MAX = 32_768
 class VerifiedAddRequest:
     """A verified ADD or ADD_MANY request, from its arrival until it is answered.
 
-    `statuses` has OK or BAD_REQUEST for each entry of an ADD_MANY; None for an ADD, whose only entry is good. `entries`
-    are the entries that passed the verification, `size` is the sum of their bytes, `lac` is the largest
-    last-add-confirmed among them."""
+    `came` is when it arrived, in seconds of the monotonic clock. `statuses` has OK or BAD_REQUEST for each entry of an
+    ADD_MANY; None for an ADD, whose only entry is good. `entries` are the entries that passed the verification, `size`
+    is the sum of their bytes, `lac` is the largest last-add-confirmed among them."""
 
     __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
 
@@ -194,9 +198,10 @@ class _Queue:
 
 
 class AddRequests:
-    """Handles the ADD and ADD_MANY requests of a bookie: passes them to the store and answers them. The service must
-    call `on_add_request` for each request, and `admit_held_adds` when the store may have room again. Calls
-    `pressure(True)` when the sockets should read slowly, `pressure(False)` when they may read normally."""
+    """Passes the ADD and ADD_MANY requests of a bookie to the store and answers them. The service must call
+    `on_add_request` or `serve_add_without_flags` for each request, `answer_journaled_adds` when the journal has written
+    a group, and `admit_held_adds` when the store may have room again. Calls `pressure(True)` when the sockets should
+    read slowly, `pressure(False)` when they may read normally."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: LoopTurnAdds,
@@ -224,7 +229,7 @@ class AddRequests:
 
     # ------------------------------------------------------------------------------------ requests
     def on_add_request(self, request: Request, head: BookieRequestHead, came: float) -> None:
-        """Handles an ADD or ADD_MANY request: passes the request to the store, holds it in a queue until the store has
+        """Verifies an ADD or ADD_MANY request. Then passes it to the store, holds it in a queue until the store has
         room, or answers it with an error. `came`: when the request arrived, in seconds of the monotonic clock."""
         try:
             batch = self._open(request, head, came)
@@ -246,8 +251,8 @@ class AddRequests:
             self._admit(batch)
 
     def serve_add_without_flags(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """Handles an ADD request without flags. Does the same as `on_add_request`, but faster, because most requests
-        are ADDs without flags."""
+        """Does the same as `on_add_request`, for an ADD request without flags and with the fields of its head. It is
+        faster, because most requests are such ADDs."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, BookieOperation.ADD, ledger, entry, came)
@@ -367,7 +372,7 @@ class AddRequests:
 
     @property
     def held_adds_and_bytes(self) -> tuple[int, int]:
-        """Returns (number of held add requests, their total size in bytes)."""
+        """Returns (number of held add requests, their approximate memory in bytes)."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 

@@ -14,7 +14,7 @@
 | limbo-status | – | how much of its lost data the bookie has restored, and what it cannot restore |
 | accept-loss | – | {"givenUp": {ledger: what it lacks}}: leaves limbo without that data, after one more pass |
 
-The verbs about ledgers and their copies are at the end. No verb delays adds: each runs in a task of its own
+The verbs about ledgers and their copies are below. No verb delays adds: each runs in a task of its own
 (bookie/service.py), and its work runs in the store's workers. A run continues when the client that started it
 disconnects. The topic of a ledger is in its properties in the metadata (metadata/records.py `LedgerRecord`). For the
 ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one answer. A ledger
@@ -26,7 +26,7 @@ Without keys every client that reaches the bookie's port; then a verb of `CHANGE
 moves copies) is Unauthorized from another machine. No verb shows a key or an entry.
 Guarded by tests/bookie/test_admin.py.
 
-Verbs of the peer operation ADMIN about ledgers and their copies, which any bookie answers (bookie/admin.py).
+The verbs about ledgers and their copies, which any bookie answers (`RepairAdmin`).
 
 | verb | options | answer |
 |---|---|---|
@@ -133,13 +133,14 @@ class BookieAdmin:
         }
 
     def add_verbs(self, verbs: Mapping[str, Verb]) -> None:
-        """Adds admin verbs that another object handles: `verbs` has the function that answers each verb, by the verb's
+        """Adds admin verbs that another object answers, by the name of the verb. They replace verbs of the same
         name."""
         self._verbs |= verbs
 
     async def answer_request(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """Answers one admin request: returns the JSON of the verb's result, or of its error. `local` True: the request
-        was sent from this machine. Raises ValueError if the request is not a JSON object with a verb."""
+        """Answers one admin request: returns the JSON of the verb's result, or of the MagnetarError that it raised.
+        `local` True: the request was sent from this machine. Raises ValueError if the request is not a JSON object with
+        a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -369,10 +370,10 @@ FRESH_MS = 15_000
 
 
 class WorkerAges:
-    """Knows how old the progress records of repair workers are, although the clocks of two processes may differ or
-    jump. The time of day of the worker counts when this process reads a record for the first time, and an age below 0
-    is 0. From then on the monotonic clock of this process counts: a record that stays as it was becomes older, and one
-    that has changed is at most as old as the look before."""
+    """Measures how old the progress records of repair workers are, although the clocks of two processes may differ or
+    jump. When this process reads a record for the first time, its age is computed from the worker's time of day, and is
+    at least 0. From then on it is measured by the monotonic clock of this process. The age of a record that has changed
+    is at most the time since the previous call."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -381,7 +382,7 @@ class WorkerAges:
 
     def measure_ages(self, workers: Sequence[RepairWorkerRecord]) -> dict[str, float]:
         """Returns for each worker, by its name, how many ms ago its record was stored. `workers`: all records that
-        there are now."""
+        there are now; what is known of other workers is dropped."""
         now_s, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         seen = dict[str, tuple[RepairWorkerRecord, float]]()
         for each in workers:
@@ -396,8 +397,8 @@ class WorkerAges:
 
 
 class RepairAdmin:
-    """Answers the admin verbs about ledgers, their copies and their repair. Calling `metadata` returns the current
-    metadata session."""
+    """Answers the admin verbs about ledgers, their copies and their repair. `table` has the function that answers each
+    verb, by the verb's name. Calling `metadata` returns the current metadata session."""
 
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata

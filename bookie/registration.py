@@ -1,10 +1,10 @@
 """Registration of a bookie: an ephemeral node `paths.bookie(uuid)` with its endpoint and whether it takes adds.
 
-The bookie writes the node when it begins to serve, when it becomes read-only or writable, when its free disk has
-changed by `FREE_DRIFT`, or at all within `FREE_AGE_S`, and again after its session was lost. It always replaces the
-node of a former process, so that the node belongs to this session. It registers only while its cookie record exists: a
-bookie that was forgotten while it started, or had no session, does not return. A bookie that is not registered still
-serves the brokers that know it.
+The bookie writes the node when it begins to answer requests, when it becomes read-only or writable, and after its
+session was lost. It writes the node again when its free disk space has changed by `FREE_DRIFT`, or at all since
+`FREE_AGE_S`. It always replaces the node of a former process, so that the node belongs to this session. It registers
+only while its cookie record exists: a bookie that an operator deleted while it started, or had no session, does not
+register again. A bookie that is not registered still answers the brokers that know it.
 
 *One process of a uuid.* For the metadata a copy of a directory at the same place is the same bookie: two processes
 would answer for one uuid, and neither has the entries of the other. So a start first asks at the registered endpoint
@@ -13,8 +13,7 @@ answer is replaced. If it still runs, it finds another `process` in the node at 
 (`is_replaced_by_other_process`), and ends at once.
 Guarded by tests/bookie/test_service.py and tests/bookie/test_registration.py.
 
-The disk under a bookie: when the bookie stops taking adds of clients, and when it takes them again.
-
+**The disk of a bookie** decides when the bookie refuses adds of clients, and when it accepts them again.
 `decide_disk_state` decides from three facts: how much of the disk is used, whether a write found no room, and the state
 before:
 
@@ -22,7 +21,7 @@ before:
 |---|---|---|
 | WRITABLE | | nothing |
 | TIGHT | used ≥ `disk_warn_share` | major compaction, which needs room before it gives some |
-| FULL | used ≥ `disk_full_share`, or free < the floor; until both pass `decide_disk_state` | adds of clients |
+| FULL | used ≥ `disk_full_share`, or free < the floor; until both are well within their limits | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
@@ -97,8 +96,8 @@ class BookieRegistration:
         self._sessions_ended = 0
 
     async def check_no_other_process(self, world: World, bookie: UUID) -> None:
-        """Raises Busy if another process serves as the bookie with this uuid now. Must be called before this process
-        changes anything in the data directory."""
+        """Raises Busy if another process serves as the bookie with this uuid now. Asks it at the registered endpoint
+        and waits at most ALIVE_S seconds. Must be called before this process changes anything in the data directory."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
@@ -119,15 +118,17 @@ class BookieRegistration:
         )  # fmt: skip
 
     async def is_replaced_by_other_process(self) -> bool:
-        """Returns whether the bookie's registration node in the metadata is now that of another process."""
+        """Returns whether the bookie's registration node in the metadata is now that of another process. Returns False
+        if this process has not registered the bookie. Raises the errors of the metadata."""
         if self._said is None:
             return False
         found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
         return found is not None and found[0].process not in ("", self._said.process)
 
     async def register(self) -> None:
-        """Writes the ephemeral node that registers the bookie. Raises InvalidConfiguration if an operator has deleted
-        the bookie, or if the metadata is older than the bookie has seen it."""
+        """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
+        an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises Unavailable
+        if the cookie record changes at each attempt, and the errors of the metadata."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -151,16 +152,16 @@ class BookieRegistration:
         return self._said is not None and not self._lost
 
     async def unregister(self) -> None:
-        """Deletes the bookie's registration node. Clients choose the bookie for no new ledger until it registers
-        again."""
+        """Deletes the bookie's registration node, if this process has written one. Clients choose the bookie for no new
+        ledger until it registers again. Raises the errors of the metadata."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
     def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Returns whether the registered record has these values. A change of the free bytes by less than `FREE_DRIFT`
-        does not count until the record is older than `FREE_AGE_S`."""
+        """Returns whether the registered record has these values; False if the bookie is not registered. A change of
+        the free bytes by at most `FREE_DRIFT` does not count until the record is older than `FREE_AGE_S`."""
         said = self._said
         if said is None or said.read_only != read_only:
             return False
@@ -200,8 +201,8 @@ class BookieRegistration:
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
-        """Deletes the bookie's registration node if the metadata can be reached. Otherwise the node stays until the
-        session expires."""
+        """Deletes the bookie's registration node if the metadata can be reached, and closes the session that
+        `new_session` opened. If the metadata cannot be reached, the node stays until the session expires."""
         try:
             if self._own_session:
                 await self.metadata.close()
@@ -237,9 +238,9 @@ stopped before."""
 
 
 class JournalPositionRecorder:
-    """Records in the metadata up to which position the bookie's journal is synced, so that a directory that was rolled
-    back is noticed. Until the first position of this process is stored, answers to clients wait (`defer_answer`). Calls
-    `on_first` when answers need not wait any more."""
+    """Records in the metadata up to which position the bookie's journal is synced, so that a start notices a directory
+    that was rolled back. Until the first position of this process is stored, answers to clients wait (`defer_answer`).
+    Then `on_first` is called, which must make later answers go out at once."""
 
     def __init__(
         self, store: Store, metadata: Callable[[], MetadataStore], mine: BookieIdentity, on_first: Callable[[], None]
@@ -263,12 +264,16 @@ class JournalPositionRecorder:
         self._due.set()
 
     async def compare_position(self) -> None:
-        """Compares the position in the metadata with the one that this process stored, also if nothing has changed."""
+        """Compares the position in the metadata with the one that this process stored, also if nothing has changed.
+        Counts a loss in `went_back`. Raises the errors of the metadata."""
         await self.store_position(changed_only=False)
 
     async def store_position(self, *, changed_only: bool = True) -> None:
         """Stores the present journal position in the metadata if it has changed, then calls the functions that
-        `defer_answer` has queued. Raises the errors of the metadata; then the functions stay queued."""
+        `defer_answer` has queued. Raises the errors of the metadata; then the functions stay queued.
+
+        If the metadata has a smaller position than this process stored, counts that in `went_back`: the metadata was
+        replaced by an older copy."""
         async with self._noting:
             position = self._store.journal_position
             if position != self.noted or not changed_only:
@@ -302,7 +307,7 @@ class JournalPositionRecorder:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def close(self) -> None:
-        """Stores the journal position a last time. Gives up after END_S seconds."""
+        """Stores the journal position a last time. Gives up after END_S seconds, or on an error of the metadata."""
         try:
             async with asyncio.timeout(END_S):
                 await self.store_position()
@@ -333,7 +338,8 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
-    """The limits by which `decide_disk_state` decides: used shares of the disk, and a smallest number of free bytes."""
+    """The limits by which `decide_disk_state` decides: used shares of the disk (0 to 1), and a smallest number of free
+    bytes."""
 
     full_share: float
     low_water_share: float
@@ -354,6 +360,7 @@ class DiskUsage(NamedTuple):
 
     @property
     def used_share(self) -> float:
+        """The share of the disk that is used, from 0.0 to 1.0; 1.0 if `total` is 0."""
         return 1.0 - self.free / self.total if self.total else 1.0
 
 
@@ -371,11 +378,11 @@ def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, n
 
 
 class DiskMonitor:
-    """Checks a bookie's disk periodically and keeps its `state`.
+    """Checks a bookie's disk every `interval_s` seconds and keeps its `state`.
 
-    After each check calls `on_read_only` with whether the bookie is read-only, and writes the bookie's registration if
-    it is out of date. Also calls `note` after each check, so that the caller can compare other facts with the
-    metadata."""
+    Calls `on_read_only` after each check and each change of the state; its argument says whether the bookie is
+    read-only. Writes the bookie's registration if it is out of date. Also calls `note` after each check, so that the
+    caller can compare other facts with the metadata."""
 
     def __init__(
         self, store: Store, registration: BookieRegistration, limits: DiskLimits, interval_s: float,
@@ -395,6 +402,7 @@ class DiskMonitor:
 
     @property
     def is_read_only(self) -> bool:
+        """Returns whether the bookie refuses adds of clients: it is departing, or its disk is FULL or has NO_ROOM."""
         return self.departing or self.state.is_read_only
 
     def set_bookie_departing(self, departing: bool) -> None:
@@ -417,8 +425,9 @@ class DiskMonitor:
         self._asked.set()
 
     async def check_disk(self) -> None:
-        """Checks the disk and sets `state`. First, if there may be room again, repeats the write that found the disk
-        full, and fills the disk reserve."""
+        """Checks the disk and sets `state` and `usage`. First, if there may be room again, repeats the write that found
+        the disk full, and fills the disk reserve. Raises OSError or NoFileDescriptor if the disk cannot be checked
+        now."""
         limits = self._limits
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
@@ -443,8 +452,8 @@ class DiskMonitor:
         return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
-        """Checks the disk, and writes the bookie's registration if it is out of date, at each interval until the task
-        is cancelled."""
+        """Checks the disk, and writes the bookie's registration if it is out of date, at each interval and after
+        `request_check`, until the task is cancelled. Logs errors and goes on."""
         while True:
             try:
                 async with asyncio.timeout(self._interval_s):

@@ -54,7 +54,7 @@ _LOG = logging.getLogger("magnetar.bookie")
 
 
 class BookieConfig(msgspec.Struct, frozen=True):
-    """The settings of a bookie."""
+    """The settings of a bookie. The constructor raises InvalidConfiguration for values that cannot work together."""
 
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
@@ -146,7 +146,8 @@ class Bookie:
         cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Bookie:
         """Starts a bookie and returns it when it serves requests and is registered. Raises a MagnetarError if the
-        bookie may not start with its directory, such as Busy, InvalidConfiguration, NewerFormat or ReadOnly."""
+        bookie may not start with its directory, such as Busy, InvalidConfiguration, NewerFormat or ReadOnly. After an
+        error the directory is not locked any more."""
         bookie = cls(world, config, metadata, new_session)
         await bookie._start()
         return bookie
@@ -304,6 +305,7 @@ class Bookie:
     # ------------------------------------------------------------------------------------ facts
     @property
     def id(self) -> str:
+        """The bookie's uuid as text."""
         return self._identity.text
 
     @property
@@ -317,6 +319,7 @@ class Bookie:
         return self._store
 
     def statistics(self) -> dict[str, int]:
+        """Returns the bookie's counters and present values, by the names under which metrics show them."""
         total, free = self._upkeep.usage
         own = {
             "read_only": int(self._upkeep.is_read_only), "disk_total_bytes": total, "disk_free_bytes": free,

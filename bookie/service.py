@@ -11,7 +11,7 @@ journal's completion answers them together. What is answered when (ledger protoc
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
 Every request but PING and ADMIN carries the ledger's key. Another key is UNAUTHORIZED, also for a read. The first
-request of a ledger here waits until the bookie has asked the metadata for the ledger: service.py.
+request of a ledger here waits until the bookie has asked the metadata for the ledger (see below).
 
 | what waits for the journal's sync | bound, in all; half of it for one connection | past it |
 |---|---|---|
@@ -27,10 +27,9 @@ needs no room.
 However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
 A read-only bookie takes recovery adds and fences as long as there is room.
 
-Ledgers that are new to the bookie: the metadata says whether the id was given out, and with which key.
-
-A ledger's record is in the metadata before its writer or a recoverer sends a request to a bookie. So the first request
-of a ledger waits here until the record was read; the next ones find its descriptor and cost nothing.
+**Ledgers that are new to the bookie** (`RequestsOfUnknownLedgers`): the metadata says whether the id was given out, and
+with which key. A ledger's record is in the metadata before its writer or a recoverer sends a request to a bookie. So
+the first request of a ledger waits here until the record was read; the next ones find its descriptor and cost nothing.
 
 | the record | the request |
 |---|---|
@@ -116,7 +115,7 @@ class RequestsOfUnknownLedgers:
 
     def add_request(self, request: Request, head: BookieRequestHead, came: float) -> None:
         """Holds the request until the record of its ledger has been read. Refuses the request with BUSY if the held
-        requests need too much memory. `came`: the time of its arrival."""
+        requests would need too much memory. `came`: the time of its arrival, in seconds of the monotonic clock."""
         size = request_memory_bytes(request)
         if not self._waiting.reserve(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -211,8 +210,8 @@ READ_BYTES_MIN = 64 << 10
 """A read counts with at least this number of bytes, however few were requested, because its entry may be long."""
 
 class BookieService:
-    """Answers the requests that clients send to a bookie: the socket calls `serve` with them. Owns the requests that
-    wait for an answer; after `close` no request is answered.
+    """Answers the requests that clients send to a bookie. The peer server calls `serve` with the requests of one turn
+    of the event loop. Owns the requests that wait for an answer; after `close` no request is answered.
 
     With `metadata`, a ledger that this bookie does not know may begin only if the metadata has a record of it. Calls
     `slow_down(True)` when the sockets should read slowly, `slow_down(False)` when they may read normally."""
@@ -258,6 +257,7 @@ class BookieService:
 
     @property
     def is_read_only(self) -> bool:
+        """Whether adds of clients are refused with READ_ONLY. The owner of the service sets it."""
         return self.adds.read_only
 
     @is_read_only.setter
@@ -266,6 +266,8 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ a turn
     def serve(self, requests: Sequence[Request]) -> None:
+        """Takes all requests that arrived in one turn of the event loop. Answers each of them at once or later, exactly
+        once; none after `close`. Writes their records to the journal in groups of about SEAL_BYTES."""
         if self._closed:
             return
         self.requests += len(requests)
@@ -333,7 +335,8 @@ class BookieService:
         self.on_store_has_room()
 
     def on_store_has_room(self) -> None:
-        """Called when the store may have room again: passes held add requests to the store."""
+        """Called when the store may have room again: passes held add requests to the store, in the order of their
+        arrival."""
         if not self._closed:
             self.adds.admit_held_adds()
             self._seal()

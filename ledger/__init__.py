@@ -2,12 +2,19 @@
 
 The pages: docs/design/ledgers.md, docs/design/protocol.md.
 
-Decisions are in the modules `*_core` (pure): `pending` decides which bookies store an entry and when it is confirmed,
-placement_core.py which bookies a ledger gets, `writer`, `reader`, `recovery`, and `metadata` which transitions of the
-record are allowed. The drivers carry them out: `handle` the writer, `reader`, `recovery`, `bookies` the table of
-registered bookies and the connections, `client` the entry point to all of it.
+Decisions are in the modules `*_core`, which are pure:
 
-The names are imported when they are first read: a command that asks a bookie needs its format alone.
+    writer_core.py      which bookies store an entry, when it is confirmed, where the ledger ends
+    placement_core.py   which bookies a ledger gets
+    reader_core.py      which bookie a read asks next
+    recovery_core.py    where a ledger ends whose writer is gone
+    metadata_core.py    which transitions of the record are allowed
+
+The drivers carry the decisions out: handle.py and sender.py those of the writer, reader.py and recovery.py the others.
+bookies.py has the table of registered bookies and the connections, client.py the entry point to all of it.
+
+Each name of this package is imported when it is first read, because a command that asks a bookie needs only
+peer_format.py.
 """
 
 from __future__ import annotations

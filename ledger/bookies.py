@@ -73,7 +73,7 @@ disk is dead, and the bookie finds that itself."""
 
 
 def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
-    """Returns the entries that are in `ranges` and not in `others`, as ascending ranges."""
+    """Returns the entries that are in `ranges` and not in `others`, as ascending ranges that do not overlap."""
     gaps = union_ranges(others, ())
     left: list[tuple[int, int]] = []
     at = 0
@@ -107,8 +107,11 @@ async def store_damage_report(
     metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()
 ) -> Ranges:
     """Changes the damage report of a ledger's copy at a bookie, in the metadata: adds the ranges `now`, and removes the
-    ranges `before`, which the caller added earlier. Ranges that other processes added stay. Returns the ranges that are
-    stored afterwards, at most RANGES_MAX."""
+    ranges `before`, which the caller added earlier. Ranges that other processes added stay. Deletes the report when no
+    range is left.
+
+    Returns the ranges that are stored afterwards, at most RANGES_MAX. Raises DamagedRecord if the stored report cannot
+    be decoded, and the metadata's errors."""
     path = paths.damaged_copies_of_bookie(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -142,7 +145,7 @@ class DamageReports:
 
     def add(self, ledger: int, bookie: str, entry: int) -> None:
         """Queues a report that the bookie sent damaged or wrong bytes for this entry. Does nothing if that was reported
-        before."""
+        before, or after `close`. If the queue is full, only counts the report in `dropped`."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
         if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:
@@ -169,6 +172,7 @@ class DamageReports:
         await self._tasks.drain()
 
     async def close(self) -> None:
+        """Cancels the report that is being stored, and drops those that wait."""
         self._closed = True
         await self._tasks.close()
 
@@ -186,8 +190,8 @@ class Bookies:
     """The bookies of the cluster as one `LedgerClient` knows them: follows their registrations, connects to them,
     chooses among them, and records which of them failed lately.
 
-    A bookie is named by its uuid as text. All methods must be called from one event loop. `close` ends the watch of the
-    registrations and closes the connections."""
+    A bookie is named by its uuid as text. All methods must be called from one event loop. Before bookies are chosen or
+    asked, `wait_bookies_listed` must have returned once: it starts the watch of the registrations."""
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
         self._world = world
@@ -228,7 +232,7 @@ class Bookies:
     # ------------------------------------------------------------------------------ reaching
     async def connect(self) -> None:
         """Connects to up to CONNECTED_MAX registered bookies, so that the first ledgers need not wait for connections.
-        Ignores bookies that do not answer."""
+        Waits until each of them has answered, at most `add_timeout_s`. Ignores bookies that do not answer."""
         some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
         await asyncio.gather(
             *(self.request(each, encode_ping_request(), timeout_s=timeout_s) for each in some), return_exceptions=True
@@ -270,13 +274,14 @@ class Bookies:
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def record_failure(self, bookie: str) -> None:
-        """Records that the bookie failed: for a while, other bookies are preferred for ensembles and for reads."""
+        """Records that the bookie failed: it is in quarantine for at least `quarantine_s`, and other bookies are
+        preferred for ensembles and for reads."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
         self.record_bookie_fault(bookie, BookieFaultKind.FAILED)
 
     def record_bookie_fault(self, bookie: str, kind: BookieFaultKind) -> None:
-        """Records that the bookie answered a read badly, in the way of `kind`: for a while, reads ask other bookies
-        first (placement_core.py)."""
+        """Records a fault of the bookie in answering a read: for a while, reads ask other bookies first
+        (placement_core.py)."""
         self._trouble.record_bookie_fault(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
@@ -301,8 +306,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_healthy_bookies(self, wanted: int) -> int:
-        """Returns the number of writable bookies that have not failed lately. If there are fewer than `wanted`, lists
-        the bookies again before."""
+        """Returns the number of writable bookies that have not failed within the last `quarantine_s` seconds. If there
+        are fewer than `wanted`, first lists the bookies again. Raises the metadata's errors."""
         if self._well() < wanted:
             await self.refresh_bookie_list()
         return self._well()
@@ -315,7 +320,7 @@ class Bookies:
 
     async def choose_bookies_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses bookies like `choose_bookies`. If there are too few, lists the bookies again and chooses once more,
-        because the watch may lag."""
+        because the watch may lag. Raises NotEnoughBookies, and the metadata's errors."""
         try:
             return self.choose_bookies(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -442,7 +447,7 @@ class Bookies:
 
     async def refresh_bookie_list(self) -> None:
         """Lists the registered bookies again now, because the watch may lag. Callers at the same time share one
-        listing."""
+        listing. Raises the metadata's errors."""
         listings = self._listings
         async with self._looking:
             if self._listings == listings:
@@ -491,7 +496,7 @@ class Bookies:
         self._available[bookie] = self._last[bookie] = record
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns the counters of each bookie's connection and of its faults, by bookie."""
+        """Returns the counters of each bookie's connection, and of its faults in answering reads, by bookie."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self.peers.items()
@@ -501,6 +506,8 @@ class Bookies:
         return self._trouble.counts.get(bookie, {}).items()
 
     async def close(self) -> None:
+        """Ends the watch of the registrations, drops damage reports that are not stored, and closes the connections.
+        Requests on their way fail. May be called again."""
         self._closed = True
         await self._background.close()
         await self.damage.close()
@@ -542,7 +549,8 @@ def _ends_the_session(error: Exception) -> bool:
 # Settings of the ledger library. Behaviour first, performance second; each with what it bounds and what it costs.
 
 class LedgerConfig(msgspec.Struct, frozen=True):
-    """The settings of one `LedgerClient`. Raises InvalidConfiguration for values that cannot work together."""
+    """The settings of one `LedgerClient`. The constructor raises InvalidConfiguration for values that cannot work
+    together."""
     # ---- behaviour
     ensemble_size: int = 3  # bookies over which a ledger is striped, unless `create` gives another
     write_quorum: int = 3  # copies of each entry; each costs its bytes on disk and network

@@ -108,7 +108,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
     """Returns the operations that record the deletion of these ledgers, like `record_deletions`. The caller must commit
     them, alone or with other operations. The commit raises BadVersion if another process has changed the same records
-    meanwhile."""
+    since this call."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)
@@ -120,8 +120,10 @@ async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int])
 
 async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
     """Commits the operations `owner`, which delete the record that lists `ledgers`, and records in the same commit that
-    these ledgers are deleted. So their deletion can be completed after a crash. Raises the errors of the commit;
-    BadVersion if an operation of `owner` conflicts."""
+    these ledgers are deleted. So their deletion can be completed after a crash.
+
+    Raises BadVersion at once if an operation of `owner` conflicts, or if the records of deletions conflicted
+    ATTEMPTS_MAX times. Raises the other errors of the commit."""
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
         try:
@@ -135,7 +137,8 @@ async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], 
 
 async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
     """Deletes these ledgers: records their deletion, like `record_deletions`, then deletes their records in the
-    metadata. May be repeated, also for ledgers that have no record any more."""
+    metadata. May be repeated, also for ledgers that have no record any more. After an error of the metadata the outcome
+    is unknown."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):
@@ -187,8 +190,8 @@ class LedgerIdTaken(AlreadyExists):
 class LedgerClient:
     """Creates, opens, recovers and deletes ledgers (see the module's docstring).
 
-    `world` provides the clock, random numbers and the network. The caller must close `metadata`. `close` closes
-    everything that this client opened."""
+    `world` provides the clock, random numbers and the network. The caller must close `metadata`. `close` abandons the
+    writers that this client made and closes its connections."""
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
         self._world = world
@@ -205,8 +208,9 @@ class LedgerClient:
         self._looked_at = 0  # number of open writers when the ended ones were dropped last
 
     async def connect(self) -> None:
-        """Lists the bookies and connects to them, so that the first ledger need not wait for that. Raises the errors of
-        the metadata."""
+        """Lists the bookies and connects to some of them (`Bookies.connect`), so that the first ledger need not wait
+        for that. Waits until each of these bookies has answered or failed, at most `add_timeout_s`. Raises the errors
+        of the metadata."""
         await self._bookies.wait_bookies_listed()
         await self._bookies.connect()
 
@@ -219,8 +223,10 @@ class LedgerClient:
         and quorums that are None are those of the configuration.
 
         `shrink`: what to reduce if fewer bookies are healthy than the ensemble needs (`reduce_striping`). The ack
-        quorum is never reduced, so a confirmed entry always has as many synced copies. Raises InvalidConfiguration,
-        NotEnoughBookies, or the errors of the metadata."""
+        quorum is never reduced, so a confirmed entry always has as many synced copies. `properties`: texts that are
+        stored in the ledger's record, such as the name of its topic.
+
+        Raises InvalidConfiguration, NotEnoughBookies, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
@@ -282,7 +288,7 @@ class LedgerClient:
         self, wanted: Striping, *, shrink: StripingReduction = StripingReduction.NOTHING
     ) -> None:
         """Raises NotEnoughBookies if a ledger with the striping `wanted` could not be created now, because there are
-        too few bookies. `shrink` as in `create`."""
+        too few bookies. `shrink` as in `create`. Stores nothing. Raises the errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         if shrink is not StripingReduction.NOTHING:
             wanted = reduce_striping(wanted, await self._bookies.count_healthy_bookies(wanted.ensemble_size), shrink)
@@ -308,7 +314,7 @@ class LedgerClient:
         """Opens a ledger for reading and returns a reader. The reader reads up to the end of a CLOSED ledger; otherwise
         up to the largest last-add-confirmed (LAC) that a bookie reports. Fences nothing.
 
-        Raises LedgerNotFound, Unavailable."""
+        Raises LedgerNotFound, Unavailable if no bookie of an open ledger answers, and the errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         reader = LedgerReader(await self.read_record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh()
@@ -319,7 +325,9 @@ class LedgerClient:
         return self._bookies
 
     def make_reader(self, record: LedgerRecord) -> LedgerReader:
-        """Returns a reader of the entries that are certainly stored by the ledger's record alone. Sends no request."""
+        """Returns a reader of the ledger with this record. Sends no request. The reader reads what the record alone
+        proves to be stored: all entries of a CLOSED ledger, otherwise those before the last fragment. Its `refresh`
+        asks the bookies for more."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
     def make_local_reader(self, writer: LedgerWriter) -> LedgerReader:
@@ -335,14 +343,15 @@ class LedgerClient:
         """Recovers a ledger: fences its writer, wherever that runs, and closes the ledger with every confirmed entry in
         it. Returns a reader.
 
-        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then the ledger stays
-        IN_RECOVERY, and the caller may try again."""
+        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
+        metadata does not answer the close: then the ledger may stay IN_RECOVERY, and the caller may try again."""
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_until_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
-        """Recovers a ledger like `recover`, but does not close it. Returns (reader, change of the metadata that closes
-        the ledger; None: it is closed already). The caller must commit the change; only then the reader is valid. The
-        errors of the change are those of `RecoveryResult` in ledger/recovery.py."""
+        """Recovers a ledger like `recover`, with the same errors, but does not close it. Returns (reader, change of the
+        metadata that closes the ledger). The change is None if the ledger is closed already. The caller must commit the
+        change; only then the reader is valid. The commit raises the errors that `RecoveryResult` in ledger/recovery.py
+        names."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, NodeUpdate | None]:
@@ -356,6 +365,7 @@ class LedgerClient:
         return LostEntriesSearch(record, self._bookies, self._metadata, self._config, force=force)
 
     async def read_record(self, ledger_id: int) -> LedgerRecord:
+        """Reads the stored record of a ledger and returns it. Raises LedgerNotFound, and the errors of the metadata."""
         return await records.read_record(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
@@ -374,7 +384,8 @@ class LedgerClient:
         return self._bookies.statistics()
 
     async def close(self) -> None:
-        """Abandons all open writers (their ledgers stay OPEN until a recovery) and closes the connections."""
+        """Abandons all open writers and closes the connections. The ledgers of these writers stay OPEN until a
+        recovery."""
         for writer in self._writers.values():
             await writer.abandon()
         await self._bookies.close()

@@ -105,7 +105,8 @@ class LedgerEnd(NamedTuple):
 
 class AppendListener(Protocol):
     """The interface of an object that is told the outcomes of the entries that were appended with `LedgerWriter.push`.
-    Its methods must not raise errors."""
+    The appender of a topic's log (broker/log/appender.py) implements it. `LedgerWriter` calls its methods in the event
+    loop; they must not raise errors."""
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Called when all entries up to `last_entry` are confirmed. The calls come in the order of the entries; entries
@@ -119,8 +120,8 @@ class AppendListener(Protocol):
 
 
 class LedgerWriter:
-    """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create`. Must be used in the
-    event loop in which it was made."""
+    """Appends entries to an OPEN ledger; a ledger has one writer. Made by `LedgerClient.create` or `make_writer`. Must
+    be used in the event loop in which it was made. `listener` is told the outcomes of the entries that were pushed."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -161,6 +162,7 @@ class LedgerWriter:
 
     @property
     def last_confirmed(self) -> int:
+        """The id of the last entry that is confirmed, with every entry before it; -1: none."""
         return self.adds.lac
 
     @property
@@ -198,8 +200,8 @@ class LedgerWriter:
 
     @property
     def is_short_of_bookies(self) -> bool:
-        """Returns whether a bookie of the ensemble failed and could not be replaced. New entries then get fewer
-        copies."""
+        """Returns whether a bookie of the ensemble has failed and is not replaced, or not yet. New entries are then
+        sent to fewer bookies."""
         return bool(self.adds.failed)
 
     @property
@@ -218,8 +220,10 @@ class LedgerWriter:
         return future
 
     def push(self, payload: PendingAppend) -> None:
-        """Appends an entry like `append`, but tells the outcome to the `listener`. Raises MessageTooLarge,
-        LedgerClosed, or BackPressure if the bounds of this ledger or the memory bound of all ledgers leave no room."""
+        """Appends an entry like `append`, but returns no future: the `listener`, which must be set, is told the
+        outcome. Raises MessageTooLarge, LedgerClosed, or BackPressure; then nothing was appended. BackPressure: the
+        bounds of this ledger or the memory bound of all ledgers leave no room. The memory bound does not apply to
+        `append`."""
         assert self.listener is not None or isinstance(payload, PendingAppendWithFuture), (
             "the listener is told the outcome"
         )
@@ -246,7 +250,8 @@ class LedgerWriter:
             self._watch()
 
     def late_bookie_answers(self) -> Sequence[LateBookieAnswer]:
-        """Returns the latest answers of bookies that took longer than `late_s` seconds."""
+        """Returns the latest answers of bookies that took longer than the setting `late_s`, at most 64; none if
+        `late_s` is 0."""
         return self._sender.late or ()
 
     async def wait_room(self) -> None:
@@ -269,8 +274,8 @@ class LedgerWriter:
             self._room = None
 
     def add_ensemble_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
-        """Registers a function. It is called with the ledger's new record after each change of the ensemble, before any
-        entry is confirmed by the new ensemble."""
+        """Registers the function `tell`, which must not raise. It is called with the ledger's new record after each
+        change of the ensemble, before any entry is confirmed by the new ensemble."""
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
@@ -288,8 +293,8 @@ class LedgerWriter:
         return LedgerEnd(self._core.end.last_entry, self._core.end.length)
 
     async def abandon(self) -> None:
-        """Stops the writer at once. Pending entries fail with OutcomeUnknown. The ledger stays OPEN until another
-        client recovers it."""
+        """Stops the writer at once and sends nothing more. Pending entries fail with OutcomeUnknown. The ledger stays
+        OPEN until another client recovers it. Does nothing if the writer has ended."""
         running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
         for task in running:
             task.cancel()

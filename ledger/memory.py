@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOOK_BYTES = 64 << 10
-"""The number of bytes that a waiting ledger is expected to append. So many ledgers are woken at once as there is room
-for."""
+"""The number of bytes that a waiting ledger is expected to append. When memory is released, one waiting ledger is
+called for each LOOK_BYTES that are free."""
 
 
 class AppendMemory:
-    """Counts the memory of the entries that a `LedgerClient` is appending to all its ledgers, in bytes. It refuses
-    nothing: who appends asks `has_room` first, and within one turn of the event loop the limit may be exceeded."""
+    """Counts the memory of the entries that a `LedgerClient` is appending to all its ledgers. `held` is their size and
+    `limit` the bound, in bytes. This object refuses nothing: the caller must check `has_room` before it appends. Within
+    one turn of the event loop `held` may exceed `limit`."""
 
     __slots__ = ("held", "limit", "waiting")
 
@@ -32,16 +33,20 @@ class AppendMemory:
 
     @property
     def has_room(self) -> bool:
+        """True while `held` is below `limit`."""
         return self.held < self.limit
 
     def add_waiter(self, look: Callable[[], None]) -> None:
-        """Registers the function `look`. It is called once, when there is room for an append again."""
+        """Registers the function `look`, which must not raise. It is called once, when there is room for an append
+        again. Does nothing if `look` is registered already."""
         self.waiting.setdefault(look)
 
     def remove_waiter(self, look: Callable[[], None]) -> None:
+        """Removes a function that `add_waiter` registered. Does nothing if it is not registered."""
         self.waiting.pop(look, None)
 
     def release(self, size: int) -> None:
+        """Subtracts `size` bytes from `held`, and calls waiting functions if there is room now."""
         self.held -= size
         if self.waiting:
             self.notify_waiters()

@@ -1,9 +1,9 @@
 """The ledger's record: its fragments, and the transitions that are allowed (ledger protocol §1.2).
 
-    none --create--> OPEN --decide_close_by_writer--> CLOSED
-                     |  ^                        ^
-                     |  +--decide_ensemble_change       |
-                     +--decide_recovery_start--> IN_RECOVERY --close_recovered_ledger--+
+    none --decide_creation--> OPEN ------------------decide_close_by_writer------------------> CLOSED
+                              |  ^                                                              ^
+                              |  +--decide_ensemble_change                                      |
+                              +--decide_recovery_start--> IN_RECOVERY --close_recovered_ledger--+
 
     any --replace_bookie_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
 
@@ -89,8 +89,8 @@ def make_striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Str
 
 
 def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """Returns (fragment that contains the entry, last entry that this fragment may contain). The last entry is -1 for
-    the last fragment."""
+    """Returns (fragment that contains the entry, last entry that this fragment may contain). The second value is -1 if
+    the fragment is the last one of the record, which bounds no entry."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
@@ -108,10 +108,11 @@ def decide_creation(current: LedgerRecord | None, mine: LedgerRecord) -> Transit
 
 def decide_close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
     """Decides the close by the ledger's writer (OPEN → CLOSED), at its LAC (last add confirmed), never at its LAP (last
-    add pushed) (M18). `current`: the stored record, None if there is none.
+    add pushed) (M18). `current`: the stored record, None if there is none. `length`: the payload bytes up to
+    `last_entry`.
 
-    Returns `RecordAlreadyStored` if a recoverer has closed the ledger: its end is the valid one, even if it differs.
-    Returns `LedgerTransitionRefused(FENCED)` if a recovery is running."""
+    Returns `RecordAlreadyStored` if the ledger is CLOSED already: its stored end is the valid one, even if it differs.
+    Returns `LedgerTransitionRefused` with FENCED if a recovery is running, with DELETED if there is no record."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -132,7 +133,10 @@ def decide_ensemble_change(
     A slot changes only while the failed bookie is still in it. So if an earlier attempt was stored, the result is
     `RecordAlreadyStored`, and the stored ensemble is the one to use. `others` must be the same in every attempt, so
     that an attempt that is still on its way cannot store anything else. The new fragment replaces one that begins at
-    the same entry."""
+    the same entry.
+
+    Returns `LedgerTransitionRefused` with DELETED if there is no record, ENDED if the ledger is CLOSED, FENCED if a
+    recovery is running."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state != OPEN:
@@ -155,8 +159,8 @@ def decide_ensemble_change(
 
 def decide_recovery_start(current: LedgerRecord | None) -> Transition:
     """Decides the begin of a recovery (OPEN → IN_RECOVERY). `current`: the stored record, None if there is none.
-    Returns `RecordAlreadyStored` if the ledger is IN_RECOVERY (the caller takes part in that recovery) or CLOSED
-    (nothing is to be recovered)."""
+    Returns `RecordAlreadyStored` if the ledger is IN_RECOVERY (the caller joins that recovery) or CLOSED
+    (nothing is to be recovered), and `LedgerTransitionRefused` with DELETED if there is no record."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -173,7 +177,8 @@ def close_recovered_ledger(
 
     `snapshot`: the fragments as they were when the recovery began; the stored record must still have the same last
     fragment (§1.2). Returns `RecordAlreadyStored` if another recoverer has closed the ledger: its end is the valid
-    one."""
+    one. Returns `LedgerTransitionRefused` with DELETED if there is no record, with FRAGMENTS_CHANGED if the ledger is
+    not IN_RECOVERY or its last fragment is another one."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     if current.state == CLOSED:
@@ -194,7 +199,10 @@ def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, o
     state. `new` must already have all the copies. `current`: the stored record, None if there is none.
 
     Final means: the ledger is CLOSED, or the fragment is not the last one (M21). Returns `RecordAlreadyStored` if `new`
-    is in the fragment and `old` is not: an earlier attempt, or another worker, has stored the same."""
+    is in the fragment and `old` is not: an earlier attempt, or another worker, has stored the same.
+
+    Returns `LedgerTransitionRefused` with DELETED if there is no record, with NOT_FINAL if the fragment is not final.
+    MOVED_ON: the fragment is gone, or has neither or both of the bookies."""
     if current is None:
         return LedgerTransitionRefused(LedgerTransitionRefusal.DELETED)
     at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
@@ -219,7 +227,8 @@ def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, o
 
 
 def check_ledger_record(record: LedgerRecord) -> None:
-    """Checks the invariants of a ledger's record (docs/design/invariants.md, invariant 2)."""
+    """Raises AssertionError if the record breaks an invariant of ledger records (docs/design/invariants.md, invariant
+    2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"
     assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"

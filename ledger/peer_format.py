@@ -13,12 +13,12 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 | op | frames of the request | answer |
 |---|---|---|
 | ADD | one stored entry, in one or more frames (joined they are it) | OK after the journal's sync |
-| ADD_MANY | `count` stored entries (peer_format.py) | OK and a status for each, after the journal's sync |
+| ADD_MANY | `count` stored entries (see below) | OK and a status for each, after the journal's sync |
 | READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
 |      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
 | READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none); |
 | WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
-| HELD | – | OK and one frame: which of the entries `entry … entry + count - 1` are held (peer_format.py) |
+| HELD | – | OK and one frame: which of the entries `entry … entry + count - 1` are held (see below) |
 | PING | – | OK |
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
@@ -32,7 +32,7 @@ compared in constant time by every operation except PING and ADMIN (whose key is
 another key, or an id that the metadata does not know (bookie/service.py).
 A decoder raises ValueError unless the size is exact.
 
-The body of ADD_MANY: many stored entries of one ledger in one peer request (head: peer_format.py), and its answer.
+The body of ADD_MANY: many stored entries of one ledger in one peer request, and its answer.
 
 All integers are big-endian. `count` of the head is the number of entries, 1 to ADDS_MAX; `entry` is the first one's id.
 
@@ -182,8 +182,8 @@ class BookieAnswerHead(NamedTuple):
 def encode_add_request(
     ledger: int, entry: int, key: bytes, flags: BookieRequestFlags = BookieRequestFlags.NONE
 ) -> bytes:
-    """Encodes the head of an ADD request and returns its bytes. Does the same as `BookieRequestHead(Op.ADD,
-    …).encode()` in a fifth of the time."""
+    """Encodes the head of an ADD request and returns its bytes. Does the same as `BookieRequestHead.encode` in a fifth
+    of the time."""
     return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
@@ -191,8 +191,8 @@ pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(BookieRequestFlags.NONE))
 """Called with (ledger, entry, 0, 0, key): returns the same as `encode_add_request` without flags, with one call
 less."""
 pack_added = partial(_ANSWER.pack, VERSION, _ADD, int(Status.OK))
-"""Called with (ledger, entry, -1, 0): returns the same as `BookieAnswerHead(Op.ADD, Status.OK, …).encode()`, with fewer
-calls."""
+"""Called with (ledger, entry, -1, 0): returns the encoded head of the answer OK to an ADD, with fewer calls than
+`BookieAnswerHead.encode`."""
 
 
 def encode_add_many_request(
@@ -209,7 +209,7 @@ def encode_admin_request() -> bytes:
 
 
 def encode_ping_request() -> bytes:
-    """Returns the head of a request that does nothing at the bookie but is answered."""
+    """Encodes the head of a PING request, which does nothing at the bookie but is answered, and returns its bytes."""
     return BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
@@ -258,7 +258,7 @@ def compute_checksum_with_entry(before: bytes, header: bytes, payload_bytes: int
 
 
 # --------------------------------------------------------------------------------------------------- held_format
-# The body of the answer to HELD: which entries of a ledger a bookie holds (head: peer_format.py).
+# The body of the answer to HELD: which entries of a ledger a bookie holds.
 #
 # All integers are big-endian. The request asks about the entries `entry … entry + count - 1` of its head, at most
 # ENTRIES_MAX of them. The answer has status OK and one frame:
@@ -324,8 +324,9 @@ Entry = tuple[int, Stored, int]
 
 
 class VerifiedAdds(NamedTuple):
-    """The result of `verify_adds`. `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are the
-    entries with status OK, in order."""
+    """The result of `verify_adds`. `statuses[i]` is OK or BAD_REQUEST for entry i of the request. `entries` are the
+    entries with status OK, in order; `size` is the sum of their bytes with headers, and `lac` the largest
+    last-add-confirmed among them (-1: none)."""
 
     statuses: bytearray
     entries: list[Entry]
@@ -359,8 +360,9 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 
 def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
-    """Decodes an ADD_MANY request and verifies every entry. Returns the status of each entry, and the good entries.
-    Raises ValueError if the frames do not match the head. Copies a payload at most once."""
+    """Decodes an ADD_MANY request and verifies every entry. Returns the status of each entry, and the good entries. An
+    entry of more than `entry_bytes_max` bytes, with its header, gets BAD_REQUEST. Raises ValueError if the frames do
+    not match the head."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
@@ -408,7 +410,8 @@ def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_m
 
 def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
     """Decodes and verifies an ADD request, whose joined frames are the stored entry. Returns (entry, last-add-confirmed
-    in its header); None if anything is invalid."""
+    in its header). Returns None if the ids, the checksum or the size is wrong; the size with the header is at most
+    `entry_bytes_max`."""
     size = 0
     for frame in frames:
         size += len(frame)
@@ -437,8 +440,8 @@ def encode_add_statuses(ledger: int, entry: int, statuses: bytes | bytearray) ->
 
 
 def decode_add_statuses(answer: BookieAnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """Decodes the answer to an ADD_MANY request with `count` entries. Returns the status of each entry. Raises
-    ValueError if this is no valid answer to that request."""
+    """Decodes the answer to an ADD_MANY request with `count` entries. Returns the status of each entry: the status in
+    the head for all of them, unless that is OK. Raises ValueError if this is no valid answer to that request."""
     if answer.op is not BookieOperation.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

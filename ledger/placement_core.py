@@ -228,8 +228,8 @@ class _Trouble(msgspec.Struct):
 
 
 class BookieQuarantine:
-    """Records which bookies failed lately, and for how long new ensembles should avoid each of them. `now` is in
-    seconds of a clock that does not go back."""
+    """Records which bookies failed lately, and for how long new ensembles should avoid each of them. A quarantine takes
+    `base_s` to `max_s` seconds. `now` is in seconds of a clock that does not go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
         self._base_s = base_s
@@ -237,6 +237,8 @@ class BookieQuarantine:
         self._troubles: dict[str, _Trouble] = {}
 
     def record_failure(self, bookie: str, now: float) -> None:
+        """Records a failure of the bookie at the time `now`. The failure begins a quarantine, or restarts the running
+        one. A quarantine that begins soon after the last one is twice as long (see the module's docstring)."""
         trouble = self._troubles.get(bookie)
         if trouble is None or now >= trouble.failed_at + trouble.length_s + self._max_s:
             self._troubles[bookie] = _Trouble(now, self._base_s)
@@ -316,8 +318,8 @@ WEIGHTS = {BookieFaultKind.FAILED: 1.0, BookieFaultKind.SLOW: 0.5, BookieFaultKi
 
 
 class BookieHealth:
-    """Records the recent faults of bookies as one weight for each bookie, which halves at intervals. `now` is in
-    seconds of a clock that does not go back."""
+    """Records the recent faults of bookies as one weight for each bookie, which halves every `half_life_s` seconds.
+    `counts` has the number of all faults, by bookie and kind. `now` is in seconds of a clock that does not go back."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -325,6 +327,8 @@ class BookieHealth:
         self.counts: dict[str, dict[BookieFaultKind, int]] = {}
 
     def record_bookie_fault(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
+        """Counts a fault of the bookie at the time `now`, and adds the weight of its kind to the bookie's weight, which
+        is at most WEIGHT_MAX."""
         self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
         counts = self.counts.setdefault(bookie, dict.fromkeys(BookieFaultKind, 0))
         counts[kind] += 1

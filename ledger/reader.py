@@ -53,7 +53,7 @@ class LedgerEntry(NamedTuple):
 
 
 class LedgerReader:
-    """Reads the entries of one ledger. Made by `LedgerClient.open` or `recover`. Has no connections of its own and need
+    """Reads the entries of one ledger. A `LedgerClient` makes readers. A reader has no connections of its own and need
     not be closed."""
 
     def __init__(
@@ -76,6 +76,7 @@ class LedgerReader:
 
     @property
     def record(self) -> LedgerRecord:
+        """The ledger's record as this reader last read it or got it by `apply_record`."""
         return self._record
 
     @property
@@ -92,17 +93,19 @@ class LedgerReader:
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """Reads consecutive entries from `first` on and returns them in order: at least one, at most up to `last`, and
-        about `bytes_max` bytes. Returns fewer at the end of a run of entries that one bookie has.
+        """Reads consecutive entries from `first` on and returns them in order: at least one, at most up to `last`
+        (inclusive), and about `bytes_max` payload bytes (None: `read_bytes_max` of the configuration). The result ends
+        early where the bookie that answered does not have the next entry.
 
-        Raises InvalidRequest if the range is not within 0 … last_entry, DataLost if every replica is certain not to
-        have the first entry, Unavailable if it cannot be read now."""
+        Raises InvalidRequest if the range is not within 0 … `last_entry`. Raises DataLost if the first entry is
+        certainly lost, Unavailable if it cannot be read now. Raises LedgerNotFound if the ledger was deleted, and the
+        errors of the metadata."""
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
     async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
-        """Reads entries like `read`, and returns them with the fields of their stored headers, so that the caller can
-        store the same entries at other bookies."""
+        """Reads entries like `read`, with the same errors, and returns them with the fields of their stored headers, so
+        that the caller can store the same entries at other bookies."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
@@ -135,7 +138,8 @@ class LedgerReader:
         """Reads the ledger's record again. If the ledger is not CLOSED, also asks its bookies for the largest
         last-add-confirmed (LAC). Returns the new `last_entry`. Never fences the ledger.
 
-        Raises Unavailable if the ledger is not closed and no bookie of its last fragment answers."""
+        Raises LedgerNotFound if the ledger was deleted, Unavailable if the ledger is not closed and no bookie of its
+        last fragment answers, and the errors of the metadata."""
         if not self.is_closed:
             await self._learn_record()
         if not self.is_closed:

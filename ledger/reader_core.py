@@ -82,8 +82,9 @@ class PendingAppend(PendingAdd):
 def encode_header(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: PayloadTailChecksum | None = None
 ) -> bytes:
-    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. If `tail` is given and
-    long, uses its checksum instead of reading these bytes again."""
+    """Encodes the header (36 bytes) of a stored entry with the payload `frames`, and returns it. `length`: the ledger's
+    payload bytes up to and including this entry. With a `tail` of at least JOINED_BYTES_MIN bytes, the payload must be
+    one frame, and the tail's checksum is used instead of reading its bytes again."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
@@ -176,7 +177,10 @@ _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 class EntryRangeRead:
     """The core of one read of the entries `first … last`: decides which bookie to ask next, and when the read ends. The
     result has at least one entry, and about `bytes_max` bytes. The caller must make sure that the reader may read up to
-    `last`."""
+    `last`.
+
+    `damaged` has (bookie, entry) of each answer that was not the entry; `slow` are the bookies that had not answered
+    when another one was asked."""
 
     def __init__(
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
@@ -218,6 +222,7 @@ class EntryRangeRead:
         self._finished = False
 
     def start(self) -> Effect:
+        """Begins the read. Returns the first effect, a `SendReadToBookie`."""
         effect = self._next_effect()
         assert effect is not None, "a write set is not empty"
         return effect
@@ -228,7 +233,8 @@ class EntryRangeRead:
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
-        """Handles a fact. Returns the effect to carry out next; None if the driver must wait for answers."""
+        """Applies a fact. Returns the effect to carry out next; None if the driver must wait for answers. After
+        `FinishRead` or `FailRead` no further fact may be given."""
         assert not self._finished, "a read that is finished gets no more answers"
         if isinstance(fact, SpeculativeReadDue):
             if not self._to_ask:
@@ -289,6 +295,8 @@ class ReadableEntryBound:
         self.apply_record(record)
 
     def apply_record(self, record: LedgerRecord) -> None:
+        """Moves the bound up to what a newer record of the ledger proves: its end if it is CLOSED, otherwise the entry
+        before its last fragment."""
         if record.state == CLOSED:
             assert not self.closed or self.last_entry == record.last_entry, "the end of a closed ledger never changes"
             assert self.last_entry <= record.last_entry, "a ledger never ends before a confirmed entry"
@@ -298,5 +306,7 @@ class ReadableEntryBound:
             self.advance_lac(record.fragments[-1].first_entry - 1)
 
     def advance_lac(self, lac: int) -> None:
+        """Moves the bound up to `lac`, which a bookie or the writer reports. Does nothing if the bound is higher, or if
+        the ledger is CLOSED."""
         if not self.closed and lac > self.last_entry:
             self.last_entry = lac

@@ -90,11 +90,11 @@ class RecoveryResult(NamedTuple):
 async def recover_ledger(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
 ) -> RecoveryResult:
-    """Recovers a ledger and closes it; does nothing if it is CLOSED already. Returns its closed record. With `joined`,
-    leaves the close to the caller, who must commit `RecoveryResult.end`.
+    """Recovers a ledger and closes it; does nothing if it is CLOSED already. Returns the result with the closed record.
+    With `joined`, leaves the close to the caller, who must commit `RecoveryResult.end`.
 
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
-    metadata does not answer the close: then the caller may try again."""
+    metadata does not answer the close: then the caller may try again. Raises the other errors of the metadata."""
     outcome = await store_record_transition(
         metadata, ledger_id, transitions.decide_recovery_start, timeout_s=config.close_timeout_s
     )
@@ -295,7 +295,8 @@ Decide = Callable[[LedgerRecord | None], Transition]
 
 
 async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
-    """Reads the record of a ledger in the metadata and returns it. Raises LedgerNotFound."""
+    """Reads the record of a ledger in the metadata and returns it. Raises LedgerNotFound, and the errors of the
+    metadata."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     if found is None:
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
@@ -333,8 +334,9 @@ Run = tuple[int, int]
 
 
 class LostEntriesReport(NamedTuple):
-    """The entries of a closed ledger that no bookie is known to have: the entries in `lost` are certainly lost, those
-    in `unknown` may still exist. `silent` are the bookies that did not answer, or whose answer was not certain."""
+    """The entries of a closed ledger that no bookie is known to have. The entries in `lost` are certainly lost, those
+    in `unknown` may still exist; both are runs (first, last) in ascending order. `silent` are the bookies that did not
+    answer, or whose answer was not certain."""
 
     lost: list[Run]
     unknown: list[Run]
@@ -343,7 +345,8 @@ class LostEntriesReport(NamedTuple):
 
 class LostEntriesSearch:
     """Searches for the entries of one ledger that are certainly lost: every bookie that should have them lacks them, or
-    was deleted by an operator (`magnetar bookies forget`). `force`: treats bookies that do not answer as deleted."""
+    was deleted by an operator (`magnetar bookies forget`). `force`: treats bookies that do not answer as deleted;
+    `forced` then has the bookies that were treated so."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *,
@@ -387,7 +390,8 @@ class LostEntriesSearch:
     # ------------------------------------------------------------------------------ a closed one
     async def find_lost_entries(self) -> LostEntriesReport:
         """Asks the bookies for all entries of the ledger, which must be CLOSED, and returns the lost and the unknown
-        ones. Bookies that do not answer cause no error: the report names them in `silent`."""
+        ones. Bookies that do not answer cause no error: the report names them in `silent`. Raises the metadata's
+        errors."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
         lost: list[Run] = []
@@ -459,16 +463,20 @@ class LostEntriesSearch:
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
     async def is_beyond_recovery(self) -> bool:
-        """Returns whether the ledger can never be recovered, because operators have deleted too many bookies of its
-        last fragment to fence it."""
+        """Returns whether the ledger is not CLOSED and can never be recovered, because operators have deleted too many
+        bookies of its last fragment to fence it. Raises the metadata's errors."""
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
         return self.record.state != CLOSED and not get_striping_of_record(self.record).is_fence_complete(gone)
 
     async def close_ledger(self) -> LedgerRecord:
-        """Closes a ledger that is IN_RECOVERY and cannot be recovered (see the module's docstring). Returns its record.
-        Raises LedgerNotFound, and Unavailable if a bookie that does not answer may have more entries."""
+        """Closes a ledger that is IN_RECOVERY and cannot be recovered. Fences it at the bookies of its last fragment
+        and ends it after the last entry that one of them knows; the record's length becomes 0. Returns the ledger's
+        record, also if another process has closed the ledger.
+
+        Raises Unavailable if a bookie that does not answer may have more entries. Raises LedgerNotFound if the record
+        is missing or does not allow the close."""
         await self._learn()
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1

@@ -9,9 +9,9 @@ fragment is the snapshot. Several recoverers may run at once: all write back, on
 | READING | reads entries from LAC0+1, writes back what it finds | one absent, rest stored → CLOSING; unsure → ABORTED |
 | CLOSING | IN_RECOVERY → CLOSED with end and changed ensembles | stored → DONE; refused → ABORTED |
 
-An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time, and no more than one
-beyond the last entry that a fenced bookie knows of: that one is the first that can be absent. It is read and voted on
-like every other; if it is found, at a bookie that did not answer to the fence, the next one is read.
+An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time. Entries are read up
+to one beyond the last entry that a fenced bookie knows of: that one is the first that can be absent. It is read and
+voted on like every other. If it is found, at a bookie that did not answer to the fence, the next one is read.
 
 **The guarantee**: every entry that a writer ever confirmed is in the closed ledger. It rests on
 1. *LAC0 is a lower bound*: the largest LAC reported, at least the entry before the last fragment (M02, #2615):
@@ -71,7 +71,8 @@ class EntryVerdict(enum.Enum):
 
 
 class EntryVotes:
-    """The votes of the bookies of one write set on whether an entry exists. `of`: the slots of the write set."""
+    """The votes of the bookies of one write set on whether an entry exists. `of`: the slots of the write set.
+    `answered` and `missing` are the slots that have answered, and that certainly lack the entry; `found` is a copy."""
 
     __slots__ = ("answered", "found", "missing", "of")
 
@@ -233,7 +234,7 @@ Effect = SendFence | SendRead | SendAdd[
 
 class LedgerRecovery:
     """The core of one attempt to recover a ledger. Calling `choose` returns a bookie in place of one that fails while
-    entries are written back. At most `batch` entries are read or written back at a time."""
+    entries are written back, or None if there is none. At most `batch` entries are read or written back at a time."""
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
@@ -262,11 +263,14 @@ class LedgerRecovery:
 
     # ------------------------------------------------------------------------------ facts
     def start(self) -> Sequence[Effect]:
+        """Begins the attempt. Returns the effects that fence the ledger at each bookie of its last fragment."""
         assert self.state is RecoveryState.NEW, "an attempt starts once"
         self.state = RecoveryState.FENCING
         return [SendFence(slot, bookie) for slot, bookie in enumerate(self._last.bookies)]
 
     def receive(self, fact: Fact) -> Sequence[Effect]:
+        """Applies a fact. Returns the effects to carry out, in order. A fact that comes too late for the state of the
+        attempt has no effects."""
         if self.state in (RecoveryState.DONE, RecoveryState.ABORTED):
             return ()
         if isinstance(fact, LedgerFencedAtBookie | FenceFailed):

@@ -193,7 +193,8 @@ class AddSender:
         self._closed = False
 
     def send(self, add: PendingAppend, lac: int) -> None:
-        """Queues a new entry for each bookie in `add.sent`. `lac` is the last-add-confirmed for the entry's header."""
+        """Queues a new entry for each bookie in `add.sent`. All that is queued is sent at the end of this turn of the
+        event loop. `lac` is the last-add-confirmed for the entry's header."""
         waiting = self._waiting
         add.header = encode_header(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it is sent to those that replace them
@@ -209,15 +210,16 @@ class AddSender:
                 waiting[place] = [add]
 
     def send_to_replacement(self, effect: SendAdd[PendingAppend]) -> None:
-        """Queues an entry for the bookie that has replaced a failed one."""
+        """Queues an entry, with the header that it has already, for the bookie that has replaced a failed one. The
+        entry is sent at the end of this turn of the event loop."""
         add, slot, bookie, _ = effect
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """Stops sending, because the ledger has ended. No entry is sent after this, because the same entries may be
-        appended to another ledger."""
+        """Stops sending, because the ledger has ended. Entries that wait are not sent any more, so they may be appended
+        to another ledger. Requests that a bookie has got are still answered."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -262,8 +264,8 @@ class AddSender:
 
     # ------------------------------------------------------------------------------ answers
     def apply_entry_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
-        """Handles an answer with a status for each entry: reports the stored entries first, then the failed ones, and
-        sends those with BUSY again later."""
+        """Applies an answer with a status for each entry: reports the stored entries first, then the refused and the
+        failed ones. Entries with BUSY are sent again later."""
         place, adds = sent.place, sent.adds
         by_status: dict[Status, list[PendingAppend]] = {}
         for add, status in zip(adds, statuses, strict=True):
@@ -284,11 +286,16 @@ class AddSender:
             self.retry_adds_later(place, busy, sent.tries, sent.sent_s)
 
     def on_adds_failed(self, place: _Place, adds: Sequence[PendingAppend], why: object) -> None:
+        """Called when the bookie in `place` has not stored these entries: passes the failure and an AddFailed for each
+        entry on. `why` is the error or the name of the status."""
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
     def retry_adds_later(self, place: _Place, adds: list[PendingAppend], tries: int, sent_s: float) -> None:
+        """Sends entries that a bookie had no room for again, after `retry_s`. Reports them as failed instead if the
+        sender is closed, or if `tries` repetitions took about `add_timeout_s`. Drops entries of a bookie that was
+        replaced."""
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -318,8 +325,8 @@ class AddSender:
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_has_room(self, place: _Place) -> None:
-        """Called when a busy bookie has stored an entry: makes the requests that it answered with BUSY be sent again
-        soon."""
+        """Called when a busy bookie has stored an entry: ROOM_S seconds later, the requests that it answered with BUSY
+        are sent again."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True

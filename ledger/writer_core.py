@@ -10,9 +10,9 @@
 | POISONED | no | no | `close()` → CLOSING, to learn the end |
 | CLOSED | no | no | – |
 
-FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. Both states of a change lead to
-DRAINING when there is no replacement, to CLOSING when the record is not OPEN any more, and to POISONED when it stays
-unknown whether the change was written.
+FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. CHANGING and SETTLING lead to
+DRAINING when there is no replacement, and to CLOSING when the record is not OPEN any more. They lead to POISONED when
+it stays unknown whether the change was written.
 
 **The guarantee** (ledger protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
 ensemble have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … last_entry] of the closed ledger:
@@ -41,24 +41,24 @@ When a writer is poisoned or abandoned during a change, the change may be writte
 it began, so either record is right. Its answer is ignored.
 Guards: tests/ledger/test_ensemble_change.py, tests/ledger/test_writer_core.py, tests/ledger/test_sabotage.py.
 
-Pending adds: the entries in flight to an ensemble, and the only code that decides that one is stored.
-
-Used by the writer (against the committed ensemble) and by recovery's write-back (against its in-memory one).
+**Pending adds** (`PendingAdds`): the entries in flight to an ensemble, and the only code that decides that an entry is
+stored. The writer uses it with the ensemble in the metadata, recovery with the ensemble that it has in memory.
 
 The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
 entry before it is confirmed. So entries are confirmed in order, each once, and LAC is the last of them.
-- `take_confirmed` is the only way to confirm an entry. While `frozen` it returns nothing: the end of the ledger is
-  being decided elsewhere (a close or an ensemble change is being written to the metadata), and an entry confirmed now
-  could be beyond it (M10, #4651). Acks are still recorded.
-- `replace_ensemble` installs another ensemble in one step: for *every* pending entry and slot it compares the bookie to
-  which the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459), drops the ack
-  if they differ, and returns what to send again. Nothing is drained before the last entry was compared (M11, #3005,
-  #4097).
+- `take_confirmed` is the only way to confirm an entry. While `frozen` it returns nothing: a close or an ensemble change
+  is being written to the metadata, and an entry confirmed now could be beyond the end (M10, #4651). Acks are still
+  recorded.
+- `replace_ensemble` installs another ensemble in one step. For *every* pending entry and slot it compares the bookie to
+  which the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459). If they
+  differ, it drops the ack and returns what to send again. Nothing is confirmed before the last entry was compared (M11,
+  #3005, #4097).
 - An ack or failure from a bookie that is not (or no longer) in that slot is ignored.
 
 Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/test_pending.py.
 
-Also in this file, below its heading: which slots of an ensemble store an entry (striping_core).
+Also in this file, each below its heading: which slots of an ensemble store an entry (striping_core); the pending adds
+(pending_core).
 """
 
 from __future__ import annotations
@@ -241,11 +241,12 @@ class PendingAdds(Generic[A]):
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
     def ack(self, fact: AddAcked) -> list[A]:
-        """Counts an ack of one entry. Returns the entries that are confirmed now, in order."""
+        """Counts an ack of one entry, like `count_acks`. Returns the entries that are confirmed now, in order."""
         return self.count_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
     def count_acks(self, fact: AddsAcked) -> list[A]:
-        """Counts an ack of each of several entries. Returns the entries that are confirmed now, in order."""
+        """Counts an ack of each of several entries. Returns the entries that are confirmed now, in order. An ack of a
+        bookie that is not in this slot, or of an entry that is not pending, is ignored."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
             return []
@@ -297,7 +298,8 @@ class PendingAdds(Generic[A]):
         return sends
 
     def mark_failed(self, slot: int, bookie: str) -> bool:
-        """Marks the slot as failed if `bookie` is in it. Returns whether it is."""
+        """Marks the slot as failed if `bookie` is in it. Returns whether the bookie is in it; False: another one has
+        replaced it, and nothing changes."""
         if self.ensemble[slot] != bookie:
             return False
         self.failed.add(slot)
@@ -384,7 +386,8 @@ class AddRefused(NamedTuple):
 
 
 class QuorumTimedOut(NamedTuple):
-    """Fact: `entry` has been the oldest pending entry for too long, without an ack quorum."""
+    """Fact: `entry` has been the oldest pending entry for too long, without an ack quorum. Ignored if the entry was
+    confirmed meanwhile."""
 
     entry: int
 
@@ -495,12 +498,13 @@ class WriterCore(Generic[A]):
 
     @property
     def accepts_appends(self) -> bool:
-        """True if the writer takes new entries: it is OPEN, or CHANGING its ensemble."""
+        """True if the writer accepts new entries: it is OPEN, or CHANGING its ensemble."""
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
         """Begins to close the ledger, after all entries that can still be confirmed. If the writer is POISONED, asks
-        the metadata for the ledger's end again."""
+        the metadata for the ledger's end again. Returns the effects to carry out; none while the writer waits for a
+        fact or is CLOSED."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
         if self.state is WriterState.CHANGING:
@@ -508,12 +512,15 @@ class WriterCore(Generic[A]):
         return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[A]]:
-        """Stops the writer at once: the outcome of the pending entries is UNKNOWN, and the ledger stays OPEN until
-        another client recovers it. Returns the effects; none if the writer is CLOSED or POISONED already."""
+        """Stops the writer at once: the outcome of the pending entries is UNKNOWN. The ledger stays as the metadata has
+        it, mostly OPEN, until another client recovers it. Returns the effects; none if the writer is CLOSED or POISONED
+        already."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> Sequence[Effect[A]]:
+        """Applies a fact. Returns the effects to carry out, in order; none if the fact changes nothing for the
+        driver."""
         if isinstance(fact, AddsAcked):
             return self._acked(self.adds.count_acks(fact))
         if isinstance(fact, AddAcked):

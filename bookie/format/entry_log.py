@@ -46,9 +46,9 @@ def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iter
     """Encodes the entry log's records of these stored entries. Returns the sizes of the records in bytes, and an
     iterator over the buffers of each record.
 
-    `stored` has each entry as one or more buffers, the entry's header in the first buffer; the caller must have
-    verified all entries. The records are encoded column by column: a flush has a million entries, and a call for each
-    entry would cost four times as much. The checksums are computed while the iterator is read."""
+    `stored` has at least one entry. Each entry is one or more buffers, with the entry's header in the first buffer; the
+    caller must have verified all entries. The records are encoded column by column: a flush has a million entries, and
+    a call for each entry would cost four times as much. The checksums are computed while the iterator is read."""
     columns = list(zip_longest(*stored, fillvalue=b""))
     lengths = list(map(len, columns[0]))
     for column in columns[1:]:
@@ -75,7 +75,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
 
 def decode_record_if_intact(data: bytes, start: int, end: int) -> bytes | None:
     """Decodes the entry log's record data[start:end] and returns the stored entry in it. Returns None if the record is
-    damaged."""
+    damaged, or if `data` ends before it."""
     stored = data[start + RECORD_HEADER_BYTES : end]
     if end - start < RECORD_HEADER_BYTES or end > len(data):
         return None

@@ -63,6 +63,7 @@ class Extent(NamedTuple):
 
     @property
     def table_bytes(self) -> int:
+        """The size of the extent's table in the index file, in bytes."""
         return 4 * (2 * self.entries + 1)
 
 
@@ -85,6 +86,7 @@ class IndexGroupHeader(NamedTuple):
 
     @property
     def extent_heads_bytes(self) -> int:
+        """The size of all extent heads of the group, in bytes."""
         return self.extents * HEAD_BYTES
 
 
@@ -97,10 +99,13 @@ def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], s
 
 
 def encode_extent_heads(extents: Sequence[Extent]) -> bytes:
+    """Encodes the heads of these extents, one after the other, and returns their bytes."""
     return b"".join([_HEAD.pack(*extent) for extent in extents])
 
 
 def encode_index_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
+    """Encodes a group of an index file and returns its bytes. `extents` must ascend by ledger; `tables` are their
+    encoded tables, in the same order."""
     assert all(a.ledger <= b.ledger for a, b in pairwise(extents)), "the extents of a group must ascend by ledger"
     heads = encode_extent_heads(extents)
     head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
@@ -163,6 +168,8 @@ class ExtentHeadColumns(NamedTuple):
 
 
 def decode_head_columns(heads: bytes) -> ExtentHeadColumns:
+    """Decodes whole extent heads into columns. Verifies nothing: the caller must have verified the checksum of these
+    bytes."""
     words = array("I", heads)
     if sys.byteorder == "little":
         words.byteswap()
@@ -186,7 +193,7 @@ def decode_table_if_intact(extent: Extent, data: bytes) -> ExtentTable | None:
 
 
 def make_single_entry_table(extent: Extent) -> ExtentTable:
-    """Returns the table of an extent that contains only one entry."""
+    """Returns the table of an extent that contains only one entry. It follows from the head of the extent."""
     assert extent.entries == 1
     return ExtentTable(array("I", (0,)), array("I", (0, extent.length)))
 

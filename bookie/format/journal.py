@@ -113,6 +113,7 @@ def continue_crc32c(crc: int, data: bytes) -> int:
 
 
 def encode_file_header(header: FileHeader) -> bytes:
+    """Encodes a file header with the present version of the file's format, and returns its 64 bytes."""
     head = _HEADER.pack(header.magic, _FORMATS[header.magic].version, 0, header.uuid, header.number, header.a, header.b)
     return head + _CRC.pack(crc32c(head)) + bytes(8)
 
@@ -184,6 +185,7 @@ class BlockRecords(NamedTuple):
     payloads: list[bytes]
 
     def rows(self) -> Iterator[JournalRecord]:
+        """Yields the records one after the other, each as an object."""
         return map(JournalRecord, map(_TYPES.__getitem__, self.types), self.ledgers, self.entries, self.payloads)
 
 
@@ -203,6 +205,7 @@ class BlockHeader(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
+        """The size of the block in the file, in bytes: its header, its records and the padding."""
         return round_up_to_alignment(BLOCK_HEADER_BYTES + self.length)
 
 
@@ -212,7 +215,7 @@ _sum = checksum.crc32c
 
 
 def round_up_to_alignment(size: int) -> int:
-    """Returns `size` rounded up to a multiple of the alignment of journal blocks."""
+    """Returns `size`, in bytes, rounded up to a multiple of ALIGNMENT, at which journal blocks begin."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 

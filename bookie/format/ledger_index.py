@@ -61,7 +61,7 @@ class LedgerIndexRecordKind(enum.IntEnum):
 
 class LedgerState(NamedTuple):
     """The record of a ledger in the ledger index: whether the ledger is fenced, its master key (20 bytes), its largest
-    known last-add-confirmed (LAC), and the largest entry id stored here (-1: none)."""
+    known last-add-confirmed (LAC; -1: none), and the largest entry id stored here (-1: none)."""
 
     ledger: int
     fenced: bool
@@ -103,7 +103,7 @@ class QuarantineEnded(NamedTuple):
 class LimboChange(NamedTuple):
     """The durable record that limbo (the state of a bookie that may have lost data) begins or ends. `entered` True:
     limbo begins, because entries of ledgers up to `upto` may be lost. `entered` False: limbo ends, because all lost
-    entries were restored or given up."""
+    entries were restored or given up. In both cases the ledgers up to `upto` stay fenced here for ever."""
 
     upto: int
     entered: bool
@@ -120,11 +120,14 @@ State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboCh
 
 
 def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
+    """Encodes the record of a ledger in the ledger index and returns its 50 bytes. The fields are those of
+    `LedgerState`."""
     body = _BODY.pack(1, ledger, _SET if fenced else 0, key, lac, last)
     return _CRC.pack(crc32c(body)) + body
 
 
 def encode_state(record: State) -> bytes:
+    """Encodes any record of the ledger index and returns its 50 bytes."""
     match record:
         case LedgerState(ledger, fenced, key, lac, last):
             return encode_ledger_record(ledger, fenced, key, lac, last)

@@ -54,8 +54,9 @@ class CheckpointMark(NamedTuple):
     """The commit point of a bookie's store: how many bytes of the journal, of the entry logs, of their indexes and of
     the ledger index are committed.
 
-    `log` and the ends after it belong to the hot log, which gets new entries; the cold log gets the entries that
-    compaction moves. Log number 0: no such log is open."""
+    Everything in the journal before `offset` of its file `journal` is committed. `log` and the ends after it belong to
+    the hot log, which gets new entries; the cold log gets the entries that compaction moves. Log number 0: no such log
+    is open. `last_log` is the highest number of a log that counts."""
 
     journal: int
     offset: int
@@ -71,17 +72,22 @@ class CheckpointMark(NamedTuple):
 
     @property
     def hot_open_log(self) -> OpenLogEnds:
+        """The hot log and its committed ends; number 0: no hot log is open."""
         return OpenLogEnds(self.log, self.log_end, self.index_end)
 
     @property
     def cold_open_log(self) -> OpenLogEnds:
+        """The cold log and its committed ends; number 0: no cold log is open."""
         return OpenLogEnds(self.cold_log, self.cold_end, self.cold_index_end)
 
     @property
     def open_log_numbers(self) -> tuple[int, int]:
+        """(number of the hot log, number of the cold log); 0: no such log is open."""
         return self.log, self.cold_log
 
     def with_open_logs(self, hot: OpenLogEnds, cold: OpenLogEnds, last: int) -> CheckpointMark:
+        """Returns a copy of the mark with these two open logs, and with `last` as the highest number of a log that
+        counts."""
         return self._replace(
             log=hot.number, log_end=hot.log_end, index_end=hot.index_end,
             cold_log=cold.number, cold_end=cold.log_end, cold_index_end=cold.index_end, last_log=last,
@@ -95,6 +101,8 @@ class CheckpointMark(NamedTuple):
 
 
 def encode_checkpoint_mark(mark: CheckpointMark, uuid: bytes, count: int) -> bytes:
+    """Encodes the content of a mark file and returns it. `uuid` is the bookie's, 16 bytes; `count` is how many marks
+    the store has written, this one included."""
     body = _BODY.pack(*mark)
     return encode_file_header(FileHeader(MAGIC, uuid, count)) + body + _CRC.pack(crc32c(body))
 
@@ -131,6 +139,8 @@ N = TypeVar("N")
 
 
 def encode_checked_json(magic: bytes, note: object) -> bytes:
+    """Encodes the content of a small file: the object `note` as JSON, with a magic of 8 bytes and a checksum. Returns
+    the bytes, which `decode_checked_json` decodes."""
     body = msgspec.json.encode(note)
     data = _HEAD.pack(magic, NOTE.version, len(body)) + body
     return data + _CRC.pack(crc32c(data))

@@ -86,6 +86,7 @@ Found = OpenedJournalFile | JournalBlock | TornTail | FileDamage | RemovedFile
 
 
 def list_journal_numbers(snapshot: StoreSnapshot) -> list[int]:
+    """Returns the numbers of all journal files in the directory, in ascending order."""
     return list_file_numbers(snapshot, JOURNAL, (SUFFIX,))
 
 
@@ -115,7 +116,8 @@ def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
 def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterator[Found]:
     """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
     after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not
-    finished, and a RemovedFile if the bookie has removed the file."""
+    finished, and a RemovedFile if the bookie has removed the file. Raises InvalidRequest if the file has a newer
+    format than this Magnetar knows."""
     path = snapshot.path(JOURNAL, journal_file_name(number))
     file = open_file(snapshot, path)
     if file is None:

@@ -7,11 +7,10 @@ message that were made to look like a record can be taken for one there, because
 An open log ends where the mark says, a closed one where the last record of its index ends, and one without an index
 where only zeros follow. Bytes after the end belong to a checkpoint that has not ended, and are not read.
 
-The places of each entry of a ledger: in entry logs by their indexes, and in the journal from the mark on.
-
-An entry may be in several places (replayed after a crash, moved by a compaction that has not ended, still in the
-journal). Each copy counts, and each is read and checked here. The extents of one ledger are in memory, its entries are
-not.
+**The copies of each entry of a ledger** (`EntryCopy`) are found in entry logs by their indexes, and in the journal from
+the mark on. An entry may be in several places (replayed after a crash, moved by a compaction that has not ended, still
+in the journal). Each copy counts, and each is read and checked here. The extents of one ledger are in memory, its
+entries are not.
 
 Also in this file, below its heading: the index files of logs (indexes).
 """
@@ -207,8 +206,8 @@ class _Walk:
 
 
 class EntryCopy(NamedTuple):
-    """A copy of an entry in a log or a journal, and the location of the copy. `damage` says what is wrong with the
-    copy; None: the copy is good."""
+    """A copy of an entry in a log or a journal: where the copy is, and its size in bytes with the record's header (in a
+    journal: without it). `damage` says what is wrong with the copy; None: the copy is good."""
 
     entry: int
     kind: str  # "log" or "journal"
@@ -282,7 +281,8 @@ def find_journal_copies(
     snapshot: StoreSnapshot, ledger: int, entry: int | None = None
 ) -> Iterator[EntryCopy | FileDamage | RemovedFile]:
     """Yields the copies of a ledger's entries in the journal after the checkpoint mark: entries that no finished
-    checkpoint has written to a log. With `entry`, yields only the copies of that entry."""
+    checkpoint has written to a log. With `entry`, yields only the copies of that entry. Yields a FileDamage or a
+    RemovedFile where the journal cannot be read."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, FileDamage | RemovedFile):
             yield found
@@ -294,7 +294,8 @@ def find_journal_copies(
 
 
 def read_journal_record_types(snapshot: StoreSnapshot, ledger: int) -> Iterator[str]:
-    """Yields the name of the type of each journal record after the checkpoint mark that concerns the ledger."""
+    """Yields the name of the type of each journal record after the checkpoint mark that concerns the ledger. Skips
+    damaged parts of the journal."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, journals.JournalBlock):
             for record in found.records:
@@ -355,6 +356,8 @@ class LedgerIndexOverview(NamedTuple):
 
 
 def read_ledger_index_overview(snapshot: StoreSnapshot) -> LedgerIndexOverview:
+    """Reads the whole ledger index once and returns its overview. Damage in it, or a missing file, is in the overview's
+    `damages`. Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
     facts, ledgers, damages = StateLog(), BitMap64(), list[FileDamage]()
     opened = _open(snapshot)
     if isinstance(opened, FileDamage):
@@ -382,7 +385,7 @@ def walk_ledger_records(
     snapshot: StoreSnapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
     """Yields the latest record of each ledger of `seen` with `start` ≤ id < `stop`, in ascending order of ledger ids.
-    `stop` None: no upper limit."""
+    `stop` None: no upper limit. Yields nothing if the ledger index is missing, and skips damaged records."""
     opened = _open(snapshot)
     if isinstance(opened, FileDamage):
         return
@@ -468,7 +471,8 @@ def index_file_path(snapshot: StoreSnapshot, log: int) -> str:
 
 class IndexFile:
     """An open index file of an entry log. `walk_groups` yields the groups of the file, `walk_extents` yields the
-    extents of one group, `read_table` reads the table of one extent."""
+    extents of one group, `read_table` reads the table of one extent. The caller must close `file`. `end` is the
+    committed end in bytes; 0: no finished checkpoint includes the log."""
 
     def __init__(self, snapshot: StoreSnapshot, log: int, file: ReadableFile) -> None:
         self.snapshot = snapshot
@@ -480,6 +484,8 @@ class IndexFile:
             self.end = 0
 
     def walk_groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[IndexGroup | FileDamage]:
+        """Yields the groups up to the committed end, in the order of the file; only those that end after the offset
+        `start`. Yields a FileDamage for each damaged part, and goes on at the next undamaged group."""
         header = read_header_or_damage(self.snapshot, self.file, MAGIC, self.log) if self.end else None
         if isinstance(header, FileDamage):
             yield header
@@ -552,6 +558,8 @@ class IndexFile:
 
 
 def open_index_file(snapshot: StoreSnapshot, log: int) -> IndexFile | FileDamage | RemovedFile:
+    """Opens the index file of an entry log and returns it. If the file is missing, returns a FileDamage if the log
+    itself is there and committed, otherwise a RemovedFile."""
     path = index_file_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is not None:

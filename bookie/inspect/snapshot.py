@@ -3,9 +3,9 @@
     found = snapshot_directory(files, directory)   cookie, mark and the ends that they name, as they are now
     found.damages                             what of these could not be read
 
-The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators. They yield what they find, in the order of the
-bytes, yield a `FileDamage` in the place of what is not whole, and continue after it. Memory is bounded by a window
-of the file and one record, whatever the store's size.
+The readers in journals.py and logs.py are generators. They yield what they find, in the order of the bytes, yield a
+`FileDamage` in the place of what is not whole, and continue after it. Memory is bounded by a window of the file and one
+record, whatever the store's size.
 
 **Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names does not change
 any more: logs and indexes up to their ends, the ledger index up to its end. A bookie may be writing after those ends;
@@ -59,7 +59,8 @@ PAGE_BYTES = 4096
 
 
 class ReadableFile(Protocol):
-    """The interface of a file that is open for reading during an inspection."""
+    """The interface of a file that is open for reading during an inspection. `open_file` returns one, and the caller
+    must close it. `pread` returns fewer bytes at the end of the file, and zeros for pages that the disk cannot read."""
 
     @property
     def path(self) -> str: ...
@@ -88,6 +89,7 @@ class StoreSnapshot(NamedTuple):
     reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/state_log.py)
 
     def path(self, *names: str) -> str:
+        """Returns the path of a file in the data directory. `names` are the names of its folders and of the file."""
         return join_path(self.directory, *names)
 
     def committed_ends_of_log(self, log: int) -> tuple[int, int] | None:
@@ -102,8 +104,8 @@ class StoreSnapshot(NamedTuple):
 
 
 def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
-    """Returns (committed end of the log file, committed end of the index file), in bytes, of each entry log that is
-    being written according to `mark`, by the number of the log."""
+    """Returns the committed ends of each entry log that is being written according to `mark`, by the number of the log:
+    (end of the log file, end of the index file), in bytes."""
     return {
         each.number: (each.log_end, each.index_end) for each in (mark.hot_open_log, mark.cold_open_log) if each.number
     }
@@ -111,7 +113,8 @@ def committed_ends_of_open_logs(mark: CheckpointMark) -> dict[int, tuple[int, in
 
 def snapshot_directory(files: Files, directory: str) -> StoreSnapshot:
     """Reads the cookie and the checkpoint mark of a bookie's data directory and returns a snapshot of the directory.
-    Raises NotFound if the directory does not belong to a bookie."""
+    Damage is in the snapshot's `damages`. Raises NotFound if the directory does not belong to a bookie, InvalidRequest
+    if a file has a newer format than this Magnetar knows."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)

@@ -1,13 +1,12 @@
-"""A store in short: each log with its live share and the ledgers that hold it, the journals, the ledger index.
+"""The summary of a store: each entry log with its live share and its largest ledgers, the journals, the ledger index.
 
 Live bytes are those of extents whose ledger has no tombstone, in a log that is not drained. Garbage collection decides
 by the same number (bookie/maintenance/garbage.py); it is stored nowhere. The ledgers of a log are summed up by merging
 its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
 
-A store as one HTML page: its logs as bars with the ledgers inside, its journals with the mark, its ledgers.
-
-The page needs nothing else: no script, no font, no picture from elsewhere. Its colours follow the reader's light or
-dark setting; what colour says is said by words and hatching as well. It is well-formed XML, every text is escaped.
+**The store as one HTML page** (`render_html`): its logs as bars with the ledgers inside, its journals with the mark,
+its ledgers. The page needs nothing else: no script, no font, no picture from elsewhere. Its colours follow the reader's
+light or dark setting; words and hatching say the same as the colours. It is well-formed XML, every text is escaped.
 
 A log's bar is as long as its file is large, compared with the largest. Inside, from the left: the ledgers that hold it,
 largest first; all smaller living ones; dead bytes, hatched; what is no record (headers, room allocated ahead).
@@ -59,6 +58,7 @@ class EntryLogSummary(NamedTuple):
 
     @property
     def live_share(self) -> float:
+        """Returns the live bytes divided by the bytes of all records; 0.0 if the log has no records."""
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
 
@@ -90,16 +90,18 @@ class StoreSummary(NamedTuple):
 
     @property
     def live_bytes(self) -> int:
+        """The live bytes of all entry logs."""
         return sum(log.live_bytes for log in self.logs)
 
     @property
     def log_bytes(self) -> int:
+        """The total size of the log files, in bytes."""
         return sum(log.bytes for log in self.logs)
 
 
 def summarize_entry_log(snapshot: StoreSnapshot, log: int, facts: StateLog) -> EntryLogSummary | RemovedFile:
     """Returns the summary of an entry log, or RemovedFile if the bookie has removed the log. Reads only the log's
-    index. `facts` says which ledgers are deleted."""
+    index. `facts` says which ledgers are deleted and which logs are drained."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[FileDamage] = []
     if size is None:
@@ -200,8 +202,9 @@ def summarize_journal(snapshot: StoreSnapshot, number: int) -> JournalSummary | 
 
 
 def summarize_store(snapshot: StoreSnapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
-    """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Calls `advance`
-    with the number of files that are done."""
+    """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Leaves out files
+    that the bookie removes meanwhile. Calls `advance` after each log and journal, with the number of those that are
+    done."""
     seen = ledgers.read_ledger_index_overview(snapshot)
     of_logs: list[EntryLogSummary | RemovedFile] = []
     for number in logs.list_entry_log_numbers(snapshot):
@@ -293,6 +296,8 @@ class BarPiece(NamedTuple):
 
 
 def render_html(snapshot: StoreSnapshot, summary: StoreSummary) -> str:
+    """Returns the summary of a store as one HTML page, which the module's docstring describes. `snapshot` must be the
+    one of which the summary was made."""
     cookie = snapshot.cookie
     name = "unknown bookie" if cookie is None else f"bookie {cookie.bookie}"
     return "\n".join([

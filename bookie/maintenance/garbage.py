@@ -5,17 +5,17 @@ A ledger is *dead* when, in this order,
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata still has everything that this process stored in it (`went_back`), or an operator accepted it;
- 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has
-    neither a record nor that is unexplained, one as well as a thousand: the file may be damaged, an older copy, or
-    another one. It is kept, counted (`gc_unexplained`) and told, until an operator accepts that it goes;
+ 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has no
+    record and is not among them is *unexplained*: the metadata may be damaged, an older copy, or another one. Such a
+    ledger is kept, counted (`gc_unexplained`) and logged, until an operator accepts that it is deleted;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when more than DELETED_SHARE_MAX
     of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
  6. its tombstone is durable in the journal.
 With a forced pass (`magnetar bookies gc --now --force`) an operator accepts the present state of the metadata, and that
-the ledgers go which it lacks now (`AcceptedMetadataState`). They go in a later pass, forced or not, by conditions 1, 2,
-5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first pass that finds that
-the metadata was restored or went back since: then an operator is asked again.
+the ledgers that it lacks now are deleted (`AcceptedMetadataState`). A later pass, forced or not, deletes them by
+conditions 1, 2, 5 (with `grace_s`) and 6. The acceptance is in memory. It ends with the process, and with the first
+pass that finds that the metadata was restored or went back since: then an operator is asked again.
 
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
 logs are moved together (store/entrylog/compaction.py). Any error ends the pass and deletes nothing.
@@ -64,9 +64,10 @@ from .seen import (
 # ------------------------------------------------------------------------------------------------------ schedule
 # The times at which minor and major compaction are due, also for a bookie that is restarted more often than that.
 #
-#     due()                 (minor, major): the interval since the last complete one is over
-#     ran(minor, major)     just now; durable in the note `gc` of the data directory (format/mark.py, magic "MGN-GCOL")
-#     load()                reads the note, before the first pass of a process
+#     find_due_compactions()    (minor, major): the interval since the last complete one is over
+#     record_compaction_run()   just now; durable in the note `gc` of the data directory (format/mark.py, magic
+#                               "MGN-GCOL")
+#     load()                    reads the note, before the first pass of a process
 #
 #     note body = {"minor_ms": time of day, "major_ms": time of day}
 #
@@ -90,8 +91,9 @@ class LastCompactionTimes(msgspec.Struct, frozen=True):
 
 
 class CompactionSchedule:
-    """Decides when a minor and a major compaction of the entry logs are due. Stores the times of the last compactions
-    in a file of the data directory."""
+    """Decides when a minor and a major compaction of the entry logs are due: `minor_s` and `major_s` seconds after the
+    last one. Stores the times of the last compactions in a file of the data directory, so that restarts do not delay
+    them."""
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
@@ -105,6 +107,8 @@ class CompactionSchedule:
         self._times = LastCompactionTimes(world.clock.wall_ms(), world.clock.wall_ms())
 
     async def load(self) -> None:
+        """Reads the times that an earlier process stored. Must be called once, before the first compaction. Without a
+        file, or if it is damaged, the intervals begin now."""
         found = await self._worker.run(self._read)
         if found is None:
             await self._save()
@@ -124,8 +128,8 @@ class CompactionSchedule:
         return now >= self._minor_due, now >= self._major_due
 
     async def record_compaction_run(self, *, minor: bool, major: bool) -> None:
-        """Records, durably, that a minor or a major compaction (or both) has just run. The interval until the next one
-        begins again."""
+        """Records that a minor or a major compaction (or both) has just run. The interval until the next one begins
+        again. The times are durable when this returns, unless the disk has no room for them."""
         if not minor and not major:
             return
         now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
@@ -138,6 +142,7 @@ class CompactionSchedule:
         await self._save()
 
     async def close(self) -> None:
+        """Waits until the times that are being written are on the disk, and ends the worker."""
         await self._worker.close()
 
     def _read(self) -> LastCompactionTimes | None:
@@ -201,7 +206,8 @@ class GracePeriod(NamedTuple):
 
 
 class GarbageProgress(NamedTuple):
-    """The progress of a running garbage collection, for its status."""
+    """The progress of a running pass, for its status: what it does now, and how many entry logs and bytes of how many
+    are done."""
 
     phase: str  # "metadata", "plan", "delete", "compact", "done"
     logs_done: int
@@ -223,7 +229,8 @@ class _Seen(NamedTuple):
 
 
 class GarbageResult(NamedTuple):
-    """The result of a garbage collection."""
+    """The result of a pass: which ledgers and logs were deleted or compacted, and how many bytes that freed. `refused`:
+    why the data of other ledgers is kept; None: no reason."""
 
     suspected: int  # dead for the first time, or not for long enough
     grace_ends_ms: int  # of the last of them, in ms since the epoch: the first pass after it deletes them; 0: none
@@ -237,8 +244,8 @@ class GarbageResult(NamedTuple):
 
 
 class AcceptedMetadataState(NamedTuple):
-    """What an operator accepted with a forced pass: that this state of the metadata is the right one, and that the
-    ledgers go which it lacked then."""
+    """What an operator accepted with a forced pass: that this state of the metadata is the right one, and that the data
+    of the `ledgers` that it lacked then may be deleted."""
 
     state: RecordedMetadataState
     went_back: int  # how often the metadata had gone back by then
@@ -252,10 +259,12 @@ class GarbageCollector:
     """Deletes the data of a bookie's dead ledgers and frees their disk space. Calling `metadata` returns the current
     metadata session. A major compaction that is due runs only if `may_compact_major` returns True.
 
-    `went_back` returns how often the metadata was found to have lost something that this process stored in it; if it
-    has, no data is deleted until an operator accepts the metadata, or a restart. `compare_metadata` looks for such a
-    loss now. While `disk_is_full` returns True, each pass compacts every log from which space can be freed
-    (`CompactionPolicy.full_share`): a bookie with half-dead logs must not stay read-only until the next major
+    `went_back` returns how often the metadata was found to have lost something that this process stored in it. If that
+    happened, no data is deleted until an operator accepts the metadata, or until a restart. `compare_metadata` looks
+    for such a loss now.
+
+    While `disk_is_full` returns True, each pass compacts every log from which space can be freed
+    (`CompactionPolicy.full_share`). Otherwise a bookie with half-dead logs would stay read-only until the next major
     compaction, or for ever."""
 
     def __init__(
@@ -284,7 +293,8 @@ class GarbageCollector:
 
     @property
     def refusal(self) -> GarbageRefusal | None:
-        """Why data of some ledgers is kept: as the last pass found; or the metadata went back, which needs no pass."""
+        """Why data of some ledgers is kept: the reason of the last pass, or WENT_BACK as soon as the metadata went
+        back. None: no reason."""
         if self._refused is not GarbageRefusal.LIMBO and self._has_gone_back():
             return GarbageRefusal.WENT_BACK
         return self._refused
@@ -301,9 +311,13 @@ class GarbageCollector:
         """Makes one pass: compares the bookie's ledgers with the metadata, deletes dead ledgers, and compacts entry
         logs if `minor` or `major` is true. Returns what was deleted and compacted.
 
-        `force`: an operator accepts the metadata, and that the ledgers go which it lacks (the module's docstring), also
-        in later passes. `roll`: first closes open logs that have few living entries, so that they can be
-        compacted. Raises Busy while another pass runs, and the errors of the metadata; then nothing was deleted."""
+        `force`: an operator accepts the metadata, and that later passes delete the data of the ledgers that it lacks
+        (the module's docstring). `roll`: first closes open logs that have few living entries, so
+        that they can be compacted.
+
+        Raises Busy while another pass runs, ValueError if the metadata is of another cluster or damaged, and the errors
+        of the metadata; then nothing was deleted. Raises NoSpace, OSError or DamagedFile if the compaction failed; then
+        ledgers may be deleted."""
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
         self._running = True
@@ -333,7 +347,7 @@ class GarbageCollector:
 
     async def run_forever(self) -> None:
         """Makes a pass at each interval, until the task is cancelled. The first pass begins one interval after the
-        start, because clients that waited for the bookie are served first."""
+        start, because clients that waited for the bookie are served first. Logs errors; the next pass continues."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:

@@ -48,6 +48,7 @@ DROP_S = 2.0
 
 # ------------------------------------------------------------------------------------------ reading
 async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
+    """Returns the ledger's record in the metadata; None if the ledger has none."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     return None if found is None else found[0]
 
@@ -165,7 +166,7 @@ async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int)
 async def claim_ephemeral_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Creates the ephemeral node `path` with this record, so that this process owns the node. Returns True if this
     process owns the node afterwards, False if another process owns it. If the outcome of the creation is unknown, reads
-    the node and compares its token.
+    the node and compares its token. Raises the errors of the metadata that no retry can help.
 
     All owners of one metadata session use the same token (repair.py), so a process recognizes its own node even if it
     missed the answer."""
@@ -191,7 +192,7 @@ async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | R
 
 async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
     """Deletes the node at `path` if this process owns it, that is, if it has the token of `record`. If the metadata
-    does not answer, the node stays until the session ends."""
+    does not answer within DROP_S seconds, the node stays until the session ends."""
     try:
         async with asyncio.timeout(DROP_S):
             found = await get_readable_record(store, path, type(record))

@@ -3,8 +3,8 @@
     repair = AutoRepair(world, metadata, client, config, name="…")
     await repair.run()      until cancelled; raises SessionExpired when the metadata session is lost
 
-All waiting is asyncio's and all time the world's, so it runs in the simulator. What is lost with the process is lost
-gladly: the election and the locks are ephemeral, everything else is in the marks.
+All waiting is asyncio's and all time the world's, so it runs in the simulator. A process that ends loses nothing that
+another one needs: the election and the locks are ephemeral nodes, everything else is in the marks.
 
 Also in this file, below its heading: the auditor (auditor).
 """
@@ -83,8 +83,8 @@ FORGET_PAUSE_S = 30.0
 
 
 class Auditor:
-    """Finds ledgers that lack copies and gives them repair marks. Each bookie has an auditor; only the one that is
-    elected in the cluster does this work."""
+    """Finds ledgers that lack copies and gives them repair marks: records in the metadata that tell repair workers what
+    is missing. Each bookie has an auditor; only the one that is elected in the cluster does this work."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -124,7 +124,8 @@ class Auditor:
 
     async def run(self) -> None:
         """Takes part in the election of the auditor, and does the auditor's work while this process is elected, until
-        the task is cancelled. Raises an error of the metadata if retrying cannot help, because the session is lost."""
+        the task is cancelled. Then deletes its election node. Raises an error of the metadata if retrying cannot help,
+        because the session is lost."""
         try:
             while True:
                 try:
@@ -425,6 +426,7 @@ COUNTERS = (
 
 
 def make_repair_owner_token(world: World) -> str:
+    """Returns a new random token, by which the owner of an ephemeral node recognizes the node."""
     return world.rng.randbytes(16).hex()
 
 
@@ -447,6 +449,8 @@ class AutoRepair:
         self.worker = RepairWorker(world, metadata, client, config, self.name, token)
 
     async def run(self) -> None:
+        """Runs the auditor and the worker until the task is cancelled. If one of them fails, stops the other and raises
+        the error: an error of the metadata if the session is lost."""
         await self._client.bookies.wait_bookies_listed()
         await run_together([self.auditor.run(), self.worker.run()], "repair")
 
@@ -499,5 +503,7 @@ class RepairSupervisor:
         return {name: value + now.get(name, 0) for name, value in self._past.items()}
 
     def statistics(self) -> dict[str, int]:
+        """Returns the numbers of `AutoRepair.statistics`. Those in COUNTERS are totals over all `AutoRepair` objects of
+        this process; those in GAUGES are 0 while none runs."""
         now = {} if self._repair is None else self._repair.statistics()
         return {**self._counted(), **{name: now.get(name, 0) for name in GAUGES}}

@@ -12,12 +12,12 @@ then is it repaired (M21). The copy at slot i of a final fragment consists of th
 
 | step | when |
 |---|---|
-| Unmark | the ledger was deleted |
-| Fill | a final fragment has a gap, tried or not; the worker tries each gap once and then waits |
-| Recover | the last fragment is not final and misses a bookie, is damaged, or was left in recovery, for the grace |
-| Wait | the same, within the grace: its writer may change the ensemble itself, or close |
-| Wait | a bookie that is marked is undecided |
-| Unmark | every copy that was marked is whole; the auditor's check finds what unmarked bookies lack |
+| `RemoveRepairMark` | the ledger was deleted |
+| `CopyMissingEntries` | a final fragment has a gap, tried or not; the worker tries each gap once and then waits |
+| `RecoverLedger` | the last fragment, not final, misses a bookie, is damaged, or was left in recovery, for the grace |
+| `WaitForNextAttempt` | the same, within the grace: its writer may change the ensemble itself, or close |
+| `WaitForNextAttempt` | a bookie that is marked is undecided |
+| `RemoveRepairMark` | every copy that was marked is whole; the auditor's check finds what unmarked bookies lack |
 
 Recovering fences the writer and gives the ledger its end; then all fragments are final.
 A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
@@ -64,7 +64,9 @@ from ..store.memtable import IntegerIntervals
 
 
 class RepairReason(enum.Enum):
-    """The reason why a ledger's copies on a bookie must be repaired."""
+    """The reason why a ledger's copies on a bookie must be repaired. LOST: the bookie was not registered for longer
+    than the grace period. DEPARTING: an operator empties it. INCOMPLETE: it lacks entries that it should have. DAMAGED:
+    it reports damaged entries. RETURNED: it was lost or departing when the ledger was marked, and is not any more."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -164,7 +166,8 @@ def make_repair_mark_after_failure(
 
 
 def compute_back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
-    """Returns how many seconds a ledger waits for its next repair attempt after `attempts` failed attempts."""
+    """Returns how many seconds a ledger waits for its next repair attempt after `attempts` failed attempts: 0 after
+    none, then `retry_min_s`, and twice as long after each further failure, up to `retry_max_s`."""
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
@@ -216,8 +219,8 @@ class CopyGap(NamedTuple):
 
 
 class RemoveRepairMark(NamedTuple):
-    """Step of a repair: remove the repair mark of the ledger, because no copy is missing any more. `why` says so as
-    text."""
+    """Step of a repair: remove the repair mark of the ledger, because the ledger was deleted or no copy is missing any
+    more. `why` says which, as text."""
 
     why: str
 
@@ -233,7 +236,8 @@ class RecoverLedger(NamedTuple):
 
 
 class WaitForNextAttempt(NamedTuple):
-    """Step of a repair: leave the repair mark, and try again after `seconds`."""
+    """Step of a repair: leave the repair mark, and try again later. `text` says what is wrong. `seconds`: the time to
+    the next attempt; 0: as after any failed attempt."""
 
     why: StuckReason
     text: str
@@ -248,6 +252,8 @@ has; None: the bookie did not answer."""
 
 
 def list_final_fragments(record: LedgerRecord) -> list[FinalFragment]:
+    """Returns the final fragments of the ledger, in order: all fragments of a CLOSED ledger, otherwise all but the last
+    one."""
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]]
     fragments: Sequence[Fragment] = record.fragments
     if record.state == CLOSED:
@@ -294,7 +300,8 @@ def list_copies_to_check(record: LedgerRecord, gone: Collection[str]) -> list[tu
 
 def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
     """Returns all missing or incomplete copies of the ledger's final fragments; those of the fragments with the fewest
-    complete copies come first. `held`: which entries each bookie answered to have."""
+    complete copies come first. `held` must have the answer about each copy that `list_copies_to_check` returns. A
+    bookie that did not answer makes no gap."""
     striping = get_striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(list_final_fragments(record)):
@@ -322,8 +329,9 @@ def find_lost_or_departing_bookies(
 
 
 class RepairFindings(msgspec.Struct, frozen=True):
-    """What a worker has found out about the copies of a ledger: the input of `decide_next_repair_step`. `unsettled_s`:
-    for how many seconds the ledger's last fragment has been in its present state."""
+    """The facts that a worker has about the copies of a ledger: the input of `decide_next_repair_step`. `record` None:
+    the ledger was deleted. `unsettled_s`: for how many seconds the ledger's last fragment has been in its present
+    state."""
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to
@@ -416,8 +424,8 @@ class CopyRateLimit:
         self._bucket = TokenBucket(bytes_per_s, 0.0, burst=bytes_per_s * BURST_S)
 
     def reserve(self, now: float, size: int) -> float:
-        """Takes `size` bytes from the token bucket at the time `now`. Returns how many seconds the caller must wait
-        before it copies more."""
+        """Takes `size` bytes from the token bucket at the time `now` (monotonic, in seconds). Returns how many seconds
+        the caller must wait before it copies more; 0.0: it need not wait."""
         if not self.bytes_per_s:
             return 0.0
         self._bucket.spend_tokens(size, now)

@@ -2,7 +2,8 @@
 comes next).
 
     follow    the watch on the marks, and a look at all of them now and then, say which ledgers are due
-    try       lock (ephemeral: a worker that dies gives it back) → look → step, until Unmark or Wait → unlock
+    try       lock (ephemeral: a worker that dies gives it back) → look → step, until RemoveRepairMark or
+              WaitForNextAttempt → unlock
 
 The lock spares work, nothing more: two workers at one ledger do no harm, since adds are idempotent and the record is
 changed by compare-and-set on its content. A mark is deleted only in the version that the worker read.
@@ -89,7 +90,8 @@ each of four ledgers."""
 
 
 class RepairConfig(msgspec.Struct, frozen=True):
-    """The settings of auto-recovery, the repair of ledgers that lack copies."""
+    """The settings of auto-recovery, the repair of ledgers that lack copies. The constructor raises
+    InvalidConfiguration for values that cannot work."""
 
     # ---- behaviour
     enabled: bool = True  # takes part: as auditor when elected, and as worker
@@ -124,9 +126,10 @@ class RepairConfig(msgspec.Struct, frozen=True):
 # -------------------------------------------------------------------------------------------------------- copier
 # Copies entries of a ledger to a bookie: many at a time, at a bounded rate, with RECOVERY (M20).
 #
-#     copier.held(record, bookie, first, last)    which entries the bookie holds (ledger/peer_format.py); None: no
-#     answer
-#     copier.copy(reader, target, runs, ...)      the entries of `runs` are synced at `target` when this returns
+#     copier.find_stored_entries(record, bookie, first, last)   which entries the bookie holds (ledger/peer_format.py);
+#                                                               None: no answer
+#     copier.copy_runs_of_entries(reader, target, runs, …)      the entries of `runs` are synced at `target` when this
+#                                                               returns
 #
 # Every entry is read from any bookie that has it, its checksum and ids compared (ledger/reader.py), and added as it is,
 # also to a ledger that is fenced there or unknown. So an entry that the target has damaged is mended by it.
@@ -165,7 +168,7 @@ class CopyFailed(Exception):
 
 class EntryCopier:
     """Copies entries of ledgers to other bookies, for one repair worker. All copies together share one rate limit.
-    `counters` are totals since the start of the worker."""
+    `counters` are totals since this object was made."""
 
     def __init__(self, bookies: Bookies, clock: Clock, config: RepairConfig) -> None:
         self._bookies = bookies
@@ -202,9 +205,11 @@ class EntryCopier:
     async def copy_runs_of_entries(
         self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]
     ) -> None:
-        """Reads the `runs` of entries with `reader` and stores copies of them at the bookie `target`. After each part
-        that the bookie has stored, calls `copied` with its size in bytes. Raises CopyFailed, or an error of the
-        metadata."""
+        """Reads the `runs` of entries with `reader` and stores copies of them at the bookie `target`. When this
+        returns, all of them are durable there. Calls `copied` after each part that the bookie has stored, with the size
+        of the part in bytes.
+
+        Raises CopyFailed if an entry cannot be read or stored; then some entries may be stored."""
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:
@@ -341,7 +346,8 @@ class _Unsettled(NamedTuple):
 
 class RepairWorker:
     """Repairs ledgers for auto-recovery: locks a ledger that has a repair mark, restores its missing copies, and
-    removes the mark."""
+    removes the mark. `progress` has (bytes copied, bytes in all, approximately) of each ledger that is being
+    repaired."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -369,8 +375,8 @@ class RepairWorker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Repairs marked ledgers until the task is cancelled. Raises an error of the metadata if retrying cannot help,
-        because the session is lost."""
+        """Repairs marked ledgers until the task is cancelled, up to `ledgers_at_once` at a time, while auto-recovery is
+        enabled in the cluster. Raises an error of the metadata if retrying cannot help, because the session is lost."""
         try:
             await run_together(
                 [self._follow(), self._poll_marks(), self._store_progress(), self._work()], "repair-worker"

@@ -1,4 +1,6 @@
-"""Making a bookie's copy of a ledger whole again, from the other bookies (ledger protocol §2.7, steps 3 and 4).
+"""How a bookie makes its copy of a ledger whole again, from the other bookies (ledger protocol §2.7, steps 3 and 4).
+
+`LedgerCopyRestorer.restore_ledger` takes these steps:
 
     1  closes the ledger, by recovery if necessary: only a CLOSED ledger has an end
     2  has its key: a descriptor that was lost is made again from the ledger's record
@@ -12,15 +14,15 @@
 is placed here, is whole. Nothing is ever removed. The bookie also asks itself over the network, and answers UNKNOWN: so
 no vote of its own can end a ledger early. Guarded by tests/bookie/maintenance/test_limbo.py.
 
-Limbo: a bookie that lost data serves what it has, answers UNKNOWN for what it lacks, and restores it (§2.7).
-
-A start enters limbo (store/boot.py): `limbo_upto` is the largest ledger id that was ever given out, durable before the
-bookie serves. Ledgers up to `limbo_upto` are fenced here for ever, because a fence may be among the lost data. A miss
-of theirs is UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later ledgers are
-not concerned: the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed here.
+**Limbo**: a bookie that lost data answers reads of what it has, answers UNKNOWN for what it lacks, and restores that
+(§2.7). A start enters limbo (store/boot.py): `limbo_upto` is the largest ledger id that was ever given out, durable
+before the bookie serves. Ledgers up to `limbo_upto` are fenced here for ever, because a fence may be among the lost
+data. A miss of theirs is UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later
+ledgers are not concerned: the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed
+here.
 
 `LimboRestorer.run` leaves limbo. It makes passes. A pass restores every ledger up to `limbo_upto`
-(bookie/maintenance/restore.py), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
+(`LedgerCopyRestorer`), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
 checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
 pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
 operator restores the directory, or gives the entries up: `accept_data_loss` leaves limbo and names each ledger
@@ -58,8 +60,7 @@ _BUSY_PAUSE_S = 0.05
 
 class LedgerCopyRestorer:
     """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore_ledger` may run at the
-    same time.
-    `counters` are totals since this object was made."""
+    same time. `counters` are totals since this object was made."""
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
         self._store = store
@@ -201,7 +202,7 @@ REASONS_LOGGED_MAX = 10
 
 async def read_largest_allocated_ledger(metadata: MetadataStore) -> int:
     """Returns the largest ledger id that was given out so far; -1 if there is none. All ids of a block that a client
-    has reserved count, whether they are used or not."""
+    has reserved count, whether they are used or not. Raises the errors of the metadata."""
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
@@ -209,7 +210,8 @@ async def read_largest_allocated_ledger(metadata: MetadataStore) -> int:
 
 class LimboRestorer:
     """Restores the data that a bookie has lost, and then ends its limbo (the state of a bookie that may have lost
-    data). Calls `left` once when limbo has ended. Calling `metadata` returns the current metadata session."""
+    data). Calls `left` when limbo has ended. `blocked` has the ledgers that the last pass could not restore, each with
+    the reason. Calling `metadata` returns the current metadata session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
@@ -236,8 +238,9 @@ class LimboRestorer:
         return self._store.descriptors.limbo_upto
 
     async def run(self) -> None:
-        """Restores lost data, pass by pass, until limbo has ended and the bookie's registration says so. Returns at
-        once if the bookie was not in limbo at its start."""
+        """Restores lost data, pass by pass, until limbo has ended and `left` has succeeded. Returns at once if the
+        bookie was not in limbo at its start. After an error, and after a pass that could not restore all, pauses for
+        `pause_s` seconds and makes the next pass."""
         while self._entered:
             try:
                 async with self._one_pass:
@@ -254,7 +257,8 @@ class LimboRestorer:
         """Ends limbo although data is missing, because an operator accepts the loss. Tries to restore the data once
         more before. Returns, for each ledger that is still incomplete, a text that says what is missing.
 
-        Raises InvalidRequest if the bookie is not in limbo."""
+        Raises InvalidRequest if the bookie is not in limbo. Raises NoSpace if the end of limbo cannot be stored, and
+        the errors of the metadata."""
         async with self._one_pass:
             if self.limbo_upto < 0:
                 raise InvalidRequest("the bookie is not in limbo")

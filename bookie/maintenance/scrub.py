@@ -1,7 +1,8 @@
 """The scrubber: reads every entry of every log at a low rate, and finds damage before a reader needs the entry (§2.6).
 
-A pass takes the logs in the order of their numbers, and of each the extents of its index. It reads every record and
-compares its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds:
+A pass reads the logs in the order of their numbers, and in each log the extents of its index in order. It reads every
+record and compares its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds,
+and what follows:
 
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
@@ -78,8 +79,8 @@ class ScrubPosition(msgspec.Struct):
 
 
 class Scrubber:
-    """Reads all entries in the entry logs periodically, to find damage before a reader does. Calls `mend` with the id
-    of each ledger in which it finds damage."""
+    """Reads all entries in the entry logs periodically, to find damage before a reader does. One pass takes about
+    `pass_s` seconds. Calls `mend`, which repairs a ledger, with the id of each ledger in which it finds damage."""
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
@@ -103,7 +104,7 @@ class Scrubber:
 
     async def run(self) -> None:
         """Makes one scrub pass after the other, each within `pass_s` seconds, until the task is cancelled. Returns at
-        once if `pass_s` is 0."""
+        once if `pass_s` is 0. The first pass begins BEGIN_S seconds after the call."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(BEGIN_S)
@@ -120,10 +121,14 @@ class Scrubber:
             self._place = ScrubPosition(self._place.number + 1, last_pass_s=self._place.last_pass_s)
 
     async def close(self) -> None:
+        """Waits until the read under way has ended, and ends the worker. The task of `run` must have ended."""
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """Makes one scrub pass: checks all records from the saved position to the end of the last entry log."""
+        """Makes one scrub pass: checks all records from the saved position to the end of the last entry log.
+        Quarantines the entries that have no good copy in any log, and ends the quarantine of entries that are good.
+        Waits between reads, so that the pass keeps to its rate. Raises OSError or NoSpace; then the next call
+        continues."""
         place = self._place
         if not place.began_ms:
             place.began_ms, self._began_s = self._world.clock.wall_ms(), self._world.clock.monotonic()
@@ -268,6 +273,7 @@ class Scrubber:
             await self._worker.run(disk.replace_file, self._world.files, self._directory, SCRUB, data)
 
     def describe(self) -> dict[str, object]:
+        """Returns how far the present pass is and what it has found, as the admin verb `scrub-status` shows it."""
         place = self._place
         percent = 100.0 if not self._total_bytes else min(100.0, round(100 * place.bytes / self._total_bytes, 1))
         return {
@@ -297,7 +303,8 @@ class QuarantineReports:
         self._look_at = 0.0
 
     async def store_reports(self, metadata: MetadataStore) -> None:
-        """Stores in the metadata which entries are quarantined, if that has changed since the last call."""
+        """Stores in the metadata which entries are quarantined, if that has changed since the last call. Raises the
+        errors of the metadata; then the next call stores what is missing."""
         if self._clock.monotonic() >= self._look_at:
             await self._read_stored(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
@@ -389,7 +396,8 @@ class EntryRepairer:
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs quarantined entries until the task is cancelled. Tries again after a pause while some are left."""
+        """Repairs quarantined entries until the task is cancelled. While some are left, tries again after PAUSE_S
+        seconds, then after twice as long each time, up to PAUSE_MAX_S."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -419,7 +427,8 @@ class EntryRepairer:
 
     async def repair_ledger(self, ledger: int) -> bool:
         """Restores this bookie's copy of a ledger from other bookies, unless the ledger is open. Returns whether the
-        copy is complete afterwards."""
+        copy is complete afterwards; False also for an open ledger. Errors of other bookies and of the metadata cause
+        False."""
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:

@@ -128,8 +128,9 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 def make_recorded_metadata_state(
     seen: RecordedMetadataState, shown: CurrentMetadataState, *, restored: bool
 ) -> RecordedMetadataState:
-    """Returns the state that the bookie must record after it has seen the present state (`shown`) of the metadata.
-    `seen` is the state recorded before; `restored`: whether an older copy was accepted."""
+    """Returns the state that the bookie must record after it has read the present state (`shown`) of the metadata.
+    `seen` is the state recorded before. `restored`: whether an older copy was accepted; then the recorded revision may
+    decrease."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return RecordedMetadataState(
@@ -142,8 +143,9 @@ def make_recorded_metadata_state(
 
 
 class RollbackGuard:
-    """Notices when the metadata was replaced by an older copy: records its state on the bookie's disk, and compares
-    later states with the record. Calling `here` returns the largest ledger id in the bookie's store."""
+    """Finds out whether the metadata was replaced by an older copy: records its state on the bookie's disk, and
+    compares later states with the record. `seen` is the recorded state. Calling `here`, which the owner sets, returns
+    the largest ledger id in the bookie's store."""
 
     def __init__(self, world: World, directory: str) -> None:
         self._world = world
@@ -155,8 +157,8 @@ class RollbackGuard:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Reads the recorded state from the data directory, if there is one. Raises DamagedFile or NewerFormat if it
-        cannot be read: then the bookie cannot judge the metadata."""
+        """Reads the recorded state from the data directory; without one, `seen` stays as new. Raises DamagedFile or
+        NewerFormat if it cannot be read: then the bookie cannot judge the metadata."""
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
@@ -164,7 +166,11 @@ class RollbackGuard:
 
     async def check_metadata_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares the metadata with the recorded state, then records its present state. Raises InvalidConfiguration if
-        the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it."""
+        the metadata is older, unless it was restored on purpose or `accepted` says that an operator accepts it. Raises
+        the errors of the metadata.
+
+        If an older copy is accepted, increases the counter of ledger ids in the metadata above every id that this
+        bookie knows. If the disk has no room, the state is recorded in memory alone."""
         shown = await read_current_metadata_state(metadata, self.here())
         verdict = judge_metadata_age(self.seen, shown)
         if verdict is MetadataAgeVerdict.OLDER and not accepted:
@@ -209,15 +215,16 @@ class RollbackGuard:
         self._kept, self._saved_at = seen, now
 
     async def close(self) -> None:
+        """Waits until the state that is being written is on the disk, and ends the worker."""
         await self._worker.close()
 
 
 async def read_current_metadata_state(metadata: MetadataStore, here: int = -1) -> CurrentMetadataState:
-    """Reads the present state of the metadata, the revision first. `here`: the largest ledger id in the bookie's store;
-    -1: it is not compared.
+    """Reads the present state of the metadata and returns it. `here`: the largest ledger id in the bookie's store; -1:
+    it is not compared. Raises the errors of the metadata.
 
-    The metadata service may restart in between: the revision of the new incarnation together with the token of the old
-    one would look like an older copy from then on."""
+    The revision is read first, because the metadata service may restart in between. A revision of the new incarnation,
+    recorded with the token of the old one, would make the metadata count as an older copy from then on."""
     revision = await metadata.revision()
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)

@@ -1,4 +1,6 @@
-"""How a store starts: from what a crash left to a state that may serve (ledger protocol §2.2, §2.7).
+"""How a store starts: from what a crash left to a state in which it may answer requests (ledger protocol §2.2, §2.7).
+
+The start takes these steps:
 
     1  the mark (none: a new store; then nothing but an unused first journal may be there)
     2  the ledger index, to the end that the mark names
@@ -8,13 +10,13 @@
     5  the journal from the mark on (store/replay.py), into the memtable and descriptors; flushed when
        it gets too big
     6  a new journal file, whose header says where the old one ended
-    7  a checkpoint into new files; its mark names the new journal. Only then may the store serve
+    7  a checkpoint into new files; its mark names the new journal. Only then may the store answer requests
 
 Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once.
 
 **Damage never stops a start.** Only a file of another bookie and a newer format stop it. The start takes what is whole.
 What may be missing is a *loss* (store/state_log.py): it is durable before any file is changed, and becomes limbo
-before the store serves:
+before the store answers requests:
 
 | found | then | |
 |---|---|---|
@@ -70,7 +72,8 @@ _ADD = int(RecordType.ADD)
 
 
 class LoadedStoreFiles(NamedTuple):
-    """What steps 1 to 4 of the start of a store found in its files."""
+    """What steps 1 to 4 of the start of a store found in its files: the mark, the ledger index and its content, and the
+    groups of all index files."""
 
     mark: CheckpointMark
     marks_written: int
@@ -136,11 +139,11 @@ async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: DirectoryFacts, end: JournalPosition, descriptors: LedgerDescriptors
 ) -> None:
     """Puts the bookie into limbo (the state of a bookie that may have lost data) if this start found that data was
-    lost. The limbo is durable with the next checkpoint. Must be called after the replay of the journal, which ended at
-    the position `end`.
+    lost. The losses are durable when this returns; the limbo is durable with the next checkpoint. Must be called after
+    the replay of the journal, which ended at the position `end`.
 
     If no ledger id was given out so far, nothing can be lost, and the bookie does not enter limbo: its first start
-    crashed."""
+    crashed. Raises the errors of the metadata, which says what ids were given out."""
     for reason in known.losses:
         losses.add_data_loss(reason)
     if end < known.journal:
@@ -155,7 +158,8 @@ async def enter_limbo(
 
 
 class JournalReplay:
-    """Step 5 of the start of a store: reads the journal and inserts the entries in it into the memtable."""
+    """Step 5 of the start of a store: reads the journal and inserts the entries in it into the memtable. `records` is
+    the number of records that were replayed; `torn_bytes` are the bytes of the torn tail, which were ignored."""
 
     def __init__(
         self, memtable: Memtable, descriptors: LedgerDescriptors, checkpoint: Checkpoint, losses: DataLossLog
@@ -170,7 +174,7 @@ class JournalReplay:
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
         """Replays the journal after the checkpoint mark into the memtable. Returns the position at which the journal
-        ends.
+        ends. Damage becomes a data loss and does not stop the replay. Raises ForeignFile, NewerFormat or NoSpace.
 
         Three things run at the same time: `worker` reads blocks, the event loop applies them, and `writer` flushes the
         entries that were applied before. Doing these one after the other would take twice as long."""

@@ -2,9 +2,9 @@
 
 `STEPS` is the order. What a crash after each step leaves:
 
-    capture_mark       nothing. The position of the last synced block, taken BEFORE the swap: all entries up to it are
+    capture_position   nothing. The position of the last synced block, taken BEFORE the swap: all entries up to it are
                        in the tables already, because inserts precede enqueueing
-    swap               nothing; new adds go to the other table
+    swap_memtable      nothing; new adds go to the other table
     write_entries      bytes after the log's marked end: cut at the next start
     write_index        the same for the index file; synced after its log
     write_ledgers      the same for keys, fences, LACs and facts; also when there are no entries (#4843)
@@ -56,9 +56,9 @@ one slice for each turn a flush writes 150 to 250 MB/s, even if the disk is fast
 
 
 class CheckpointJournalPort(NamedTuple):
-    """The functions that a checkpoint calls: `position` returns the position up to which the journal is synced;
-    `release` recycles the journals before a position, and must run in a worker; `swapped` is called when the memtable
-    has room again."""
+    """The functions of the journal and of the store's owner that a checkpoint calls. `position` returns the position up
+    to which the journal is synced. `release` recycles the journals before a position, and must run in a worker.
+    `swapped` is called when the memtable has room again."""
 
     position: Callable[[], JournalPosition]
     release: Callable[[JournalPosition], None] = lambda position: None
@@ -67,7 +67,8 @@ class CheckpointJournalPort(NamedTuple):
 
 class Checkpoint:
     """Makes the checkpoints of a store, which move entries from the memtable to an entry log. Also commits the results
-    of compactions. Does one of these at a time."""
+    of compactions. Does one of these at a time. `mark` is the durable checkpoint mark. The methods that are steps are
+    called in the order of STEPS only."""
 
     def __init__(
         self,
@@ -113,8 +114,9 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: CheckpointJournalPort) -> None:
-        """Makes one checkpoint by `STEPS`. Raises NoSpace if the disk is full; the next call then repeats what is
-        missing. `source` has the functions of the journal."""
+        """Makes one checkpoint by `STEPS`, when no other checkpoint or commit runs. Goes to its end even if the caller
+        is cancelled. Raises NoSpace if the disk is full; the next call then repeats what is missing. `source` has the
+        functions of the journal."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -144,18 +146,20 @@ class Checkpoint:
         self.seconds.observe_value(self._clock.monotonic() - began)
 
     def capture_position(self) -> None:
+        """Step: remembers up to which position the journal is synced. Keeps the position of a run that failed."""
         if self._captured is None:
             self._captured = self._source.position()
 
     def swap_memtable(self) -> None:
-        """Swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed before its
-        table was flushed, keeps that table instead."""
+        """Step: swaps the two tables of the memtable, so that the full one can be flushed. If the last run failed
+        before its table was flushed, keeps that table instead."""
         if self._memtable.flushing is None:
             self._descriptors.end_quarantine_of_flushed_entries(self._memtable.swap_table().ledgers)
             self._source.swapped()
         self._descriptors.begin_checkpoint()
 
     async def write_entries(self) -> None:
+        """Step: writes and syncs the entries of the flushing table to the hot log. Raises NoSpace."""
         table = self._memtable.flushing
         assert table is not None
         self._flush = None
@@ -181,6 +185,7 @@ class Checkpoint:
         return SLICES_LAGGING if filled > flush.flushed_share else 1
 
     async def write_index(self) -> None:
+        """Step: writes and syncs the index group of these entries, and sets the ends of the logs for the next mark."""
         self._written = None
         if self._flush is not None:
             self._written = await self._worker.run(self._flush.write_index)
@@ -188,11 +193,13 @@ class Checkpoint:
         self._next = self.mark.with_open_logs(hot, self._cold.committed_ends_of_open_log, self._numbers.last)
 
     async def write_ledgers(self) -> None:
+        """Step: writes and syncs the changed descriptors and facts to the ledger index."""
         unwritten = self._descriptors.pending_changes()
         self._settled, generation, end = await self._worker.run(self._ledgers.write, unwritten)
         self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
 
     async def write_mark(self) -> None:
+        """Step: makes the new mark durable. This commits the checkpoint."""
         assert self._captured is not None
         await self._replace_mark(self._next._replace(journal=self._captured.journal, offset=self._captured.offset))
 
@@ -203,6 +210,7 @@ class Checkpoint:
         self.mark, self._count = new, self._count + 1
 
     def publish(self) -> None:
+        """Step: makes readers find the written entries in the index, and removes the flushed table from memory."""
         table = self._memtable.flushing
         assert table is not None
         if self._written is not None:
@@ -218,6 +226,7 @@ class Checkpoint:
         self.counters["checkpoints"] += 1
 
     async def release_journals(self) -> None:
+        """Step: releases the journals before the mark, and frees the memory of the flushed table in small steps."""
         await self._worker.run(self._settle, JournalPosition(*self.mark.position))
         for values in self._release:
             await self._free(values)
@@ -246,7 +255,7 @@ class Checkpoint:
     # ------------------------------------------------------------------------------------ the mark's other author
     async def run_between_checkpoints(self, function: Callable[[], None]) -> None:
         """Runs `function`, which opens or closes an entry log, in a worker, at a moment when neither a checkpoint nor a
-        commit runs."""
+        commit runs. Waits until it has ended, and raises its errors."""
 
         async def run() -> None:
             await self._worker.run(function)

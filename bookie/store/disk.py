@@ -42,8 +42,7 @@ def raise_unless_no_descriptor(error: OSError) -> None:
 
 
 class NoSpace(Exception):
-    """Raised when the disk has no room for a write. Any part of the data may be on the disk; the caller must not rely
-    on it."""
+    """Raised when the disk has no room for a write. Any part of the data may be on the disk, and none of it counts."""
 
 
 class NoFileDescriptor(NoSpace):
@@ -51,8 +50,8 @@ class NoFileDescriptor(NoSpace):
 
 
 def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn:
-    """Handles an error of the disk: raises NoFileDescriptor if no file descriptor is free, NoSpace if the disk is full.
-    Any other error ends the process. `doing` says what failed, as text."""
+    """Raises the error that follows from an error of the disk: NoFileDescriptor if no file descriptor is free, NoSpace
+    if the disk is full. Any other error ends the process. `doing` says what failed, as text."""
     if error.errno in NONE_FREE:
         raise NoFileDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
@@ -62,8 +61,8 @@ def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn
 
 
 def write_buffers(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other, from `offset` of the file on. Returns their total size in bytes. Handles
-    errors by `raise_no_space_or_exit`."""
+    """Writes the buffers one after the other, from `offset` of the file on. Returns their total size in bytes. Raises
+    NoSpace; any other error ends the process."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -73,8 +72,8 @@ def write_buffers(files: Files, file: File, buffers: Sequence[Buffer], offset: i
 
 
 def open_file(files: Files, path: str, *, direct: bool = False) -> File:
-    """Opens an existing file for writing and returns it. `direct`: bypasses the page cache. Handles errors by
-    `raise_no_space_or_exit`."""
+    """Opens an existing file for writing and returns it. `direct`: bypasses the page cache. Raises NoFileDescriptor or
+    NoSpace; any other error ends the process."""
     try:
         return files.open(path, direct=direct)
     except OSError as error:
@@ -83,7 +82,8 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
 
 def open_for_direct_writes(files: Files, path: str, block: bytes) -> File | None:
     """Opens a file for direct writes, which bypass the page cache, and writes `block` at its start. Returns the file;
-    None if the file system does not support direct writes."""
+    None if the file system does not support direct writes. Raises NoFileDescriptor or NoSpace; any other error ends the
+    process."""
     try:
         file = files.open(path, direct=True)
         try:
@@ -100,7 +100,7 @@ def open_for_direct_writes(files: Files, path: str, block: bytes) -> File | None
 
 def open_for_uncached_reads(files: Files, path: str) -> File:
     """Opens a file that will be read only once and returns it. Reads bypass the page cache if the file system supports
-    that."""
+    that. Raises OSError."""
     try:
         file = files.open(path, write=False, direct=True)
         try:
@@ -116,6 +116,7 @@ def open_for_uncached_reads(files: Files, path: str) -> File:
 
 
 def allocate_space(files: Files, file: File, size: int) -> None:
+    """Allocates disk space for the first `size` bytes of the file. Raises NoSpace; any other error ends the process."""
     try:
         file.allocate(size)
     except OSError as error:
@@ -123,6 +124,7 @@ def allocate_space(files: Files, file: File, size: int) -> None:
 
 
 def sync_file(files: Files, file: File) -> None:
+    """Syncs the data of the file to the disk. Any error ends the process."""
     try:
         file.fdatasync()
     except OSError as error:
@@ -139,6 +141,8 @@ def start_write_back(files: Files, file: File) -> None:
 
 
 def sync_directory(files: Files, path: str) -> None:
+    """Syncs a directory, so that the names of its files are durable. Raises NoFileDescriptor if it cannot be opened;
+    any other error ends the process."""
     try:
         files.sync_directory(path)
     except OSError as error:
@@ -171,13 +175,14 @@ def list_removable_files(files: Files, path: str) -> list[str]:
 
 def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
     """Replaces the content of the file `name` by `data`, durably, all or nothing: writes and syncs a temporary file,
-    renames it, and syncs the directory. Creates the file if it is missing."""
+    renames it, and syncs the directory. Creates the file if it is missing. Raises NoSpace; any other failed write or
+    sync ends the process."""
     replace_file_in_slices(files, directory, name, [data])
 
 
 def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces the content of a file like `replace_file`, but writes and syncs the data slice by slice. Returns the
-    size of the file in bytes."""
+    """Replaces the content of a file like `replace_file`, with the same errors, but writes and syncs the data slice by
+    slice. Returns the size of the file in bytes."""
     temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)
@@ -207,7 +212,7 @@ async def run_or_end_process(files: Files, what: str, work: Coroutine[Any, Any, 
 
 
 def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
-    """Returns the content of the file; with `size_max`, only its first `size_max` bytes."""
+    """Returns the content of the file; with `size_max`, only its first `size_max` bytes. Raises OSError."""
     file = files.open(path, write=False)
     try:
         return file.pread(file.size() if size_max is None else size_max, 0)
@@ -216,6 +221,7 @@ def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
 
 
 def read_file_size(files: Files, path: str) -> int:
+    """Returns the size of the file in bytes. Raises OSError."""
     file = files.open(path, write=False)
     try:
         return file.size()

@@ -1,10 +1,10 @@
 """Group commit, decided: which block the journal writes next and where, and whose waiters a synced block answers.
 
-    append(group, size, records)    intent: the records of a group wait for their block
-    close()                         intent: `is_ended` is true after everything that waits
-    receive(fact)   → effects       BlockSynced, NoRoomForBlock, SegmentBegun, NoRoomForSegment, DiskRoomFound,
-                                    JournalFailed
-    advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
+    append_group(group, size, records)   intent: the records of a group wait for their block
+    close()                              intent: `is_ended` is true after everything that waits
+    receive(fact)   → effects            BlockSynced, NoRoomForBlock, SegmentBegun, NoRoomForSegment, DiskRoomFound,
+                                         JournalFailed
+    next_effects(spare)   → effects      what to do next; an empty list: nothing before the next fact or group
 
 Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
 `ReportNoRoomForBlock` answer the groups of a block. bookie/store/journal.py carries them out; it owns threads, files,
@@ -113,6 +113,7 @@ class WriteBlock(NamedTuple, Generic[G]):
 
     @property
     def end_offset(self) -> int:
+        """The offset in the journal file at which the block ends, with its padding."""
         return self.offset + self.size
 
 
@@ -174,7 +175,8 @@ class _Waiting(NamedTuple, Generic[G]):
 
 class GroupCommit(Generic[G]):
     """The core of the journal's group commit: decides which waiting records are written together in one block, and when
-    their callers are answered. The module's docstring states the rules."""
+    their callers are answered. The module's docstring states the rules. `synced_upto` is the offset in the segment up
+    to which everything is synced; `queued_bytes` are the bytes of records that wait or are on their way."""
 
     def __init__(self, *, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
@@ -198,6 +200,8 @@ class GroupCommit(Generic[G]):
         self.queued_bytes += size
 
     def close(self) -> None:
+        """Ends the journal: `is_ended` becomes true when all groups are answered. No group may be appended after
+        this."""
         self._closing = True
 
     # ------------------------------------------------------------------------------------ state
@@ -230,7 +234,7 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
-        """Handles a fact. Returns the effects that answer callers because of it, in order."""
+        """Applies a fact. Returns the effects that answer callers because of it, in order; often none."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)

@@ -85,7 +85,8 @@ class DiskReserve:
         return disk.read_file_size(self._files, self._path) if self._files.exists(self._path) else 0
 
     def release(self) -> bool:
-        """Deletes the reserve file, which frees its disk space. Returns whether there was a file to delete."""
+        """Deletes the reserve file, which frees its disk space. Sets `held` to False. Returns whether there was a file
+        to delete."""
         self.held = False
         if not self._files.exists(self._path):
             return False
@@ -131,9 +132,9 @@ JOURNAL = "journal"
 
 
 class DiskHeadroom:
-    """Handles a full disk for a bookie's store: frees the disk reserve for writes that must succeed, repeats the writes
-    that found no room, and fills the reserve again later. Calls `checkpoint` to make a checkpoint, and `on_no_space`
-    when a write found the disk full; the bookie then refuses adds of clients."""
+    """Gets room on a full disk for a bookie's store: frees the disk reserve for writes that must succeed, repeats the
+    writes that found no room, and fills the reserve again later. Calls `checkpoint` to make a checkpoint. Calls
+    `on_no_space` when a write found the disk full; the bookie must then refuse adds of clients."""
 
     def __init__(
         self, files: Files, directory: str, worker: Worker, reserve: DiskReserve, journal: Journal,
@@ -160,6 +161,7 @@ class DiskHeadroom:
 
     @property
     def is_reserve_held(self) -> bool:
+        """Returns whether the disk reserve was complete when it was measured or filled last, or none is wanted."""
         return self._reserve.held
 
     async def ensure_room(self, used_share_max: float) -> bool:

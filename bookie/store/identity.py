@@ -24,10 +24,10 @@ first row that fits counts:
 Order of a start. `claim_directory` locks and judges. Then the store opens: everything that it misses (also a journal
 that ends before the record's position) becomes durable as limbo. Then `record_bookie_start` counts the start, first in
 the cookie, then in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again,
-and the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators
-call
-`delete_bookie`, `change_bookie_directory` and `accept_restored_metadata`. One process per directory: the process keeps
-the lock until it ends. Guarded by tests/bookie/test_identity.py."""
+and the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25).
+
+Commands of operators call `delete_bookie`, `change_bookie_directory` and `accept_restored_metadata`. One process may
+use a directory: it keeps the lock until it ends. Guarded by tests/bookie/test_identity.py."""
 
 from __future__ import annotations
 
@@ -116,8 +116,9 @@ REFUSALS = {
 
 class DirectoryAtStart(NamedTuple):
     """The facts by which `judge_directory` decides: the directory's cookie (None: missing), the bookie's cookie record
-    in the metadata (None: missing), whether the directory has a store, and its place. `others` are the other bookies
-    whose cookie records name this place."""
+    in the metadata (None: missing), whether the directory has a store, and its place. `aliases` are other names that
+    its place may have in the metadata. `others` are the other bookies whose cookie records name this place. `instance`
+    is the id of the metadata's cluster."""
 
     cookie: Cookie | None
     record: CookieRecord | None
@@ -130,7 +131,8 @@ class DirectoryAtStart(NamedTuple):
 
 class BookieIdentity(msgspec.Struct, frozen=True):
     """The identity of a bookie whose data directory this process has locked. `known` is the bookie's cookie record as
-    it was before this start, `version` its version."""
+    it was before this start, `version` its version. `losses` are the reasons why data is known to be missing. The owner
+    must close `lock` when it has ended."""
 
     uuid: bytes
     instance: str
@@ -142,6 +144,7 @@ class BookieIdentity(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The bookie's uuid as text."""
         return str(uuids.UUID(bytes=self.uuid))
 
     @property
@@ -193,6 +196,7 @@ def lock_directory(files: Files, directory: str) -> File:
 
 
 def make_unusable_directory_error(directory: str, error: OSError) -> InvalidConfiguration:
+    """Returns the error for an operator that the process cannot use the data directory, because of `error`."""
     return InvalidConfiguration(
         f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}). The process needs to "
         "own it, to write into it, and nothing else may have its name",
@@ -208,7 +212,8 @@ async def claim_directory(
     still name it by one of `aliases`.
 
     Raises Busy if another process has locked the directory. Raises InvalidConfiguration if the bookie may not start;
-    the text says what to do."""
+    the text says what to do. Raises DamagedFile or NewerFormat if the cookie cannot be read, NoSpace if there is no
+    room for a new one, and the errors of the metadata. After an error the directory is not locked."""
     lock = lock_directory(world.files, directory)
     try:
         return await _claim(world, metadata, directory, lock, (place, *aliases))
@@ -283,9 +288,11 @@ async def store_journal_position(
     metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
 ) -> bool:
     """Stores in the bookie's cookie record that the journal is synced up to `end`. The stored position never decreases.
+    Raises the errors of the metadata.
 
-    `told` is the position that this process stored before. Returns False if the record has a smaller position: then the
-    metadata was replaced by an older copy, or by another one."""
+    `told` is the position that this process stored before. Returns True if the record has at least that position.
+    Returns False if it has a smaller one, or is missing: then the metadata was replaced by an older copy, or by another
+    one."""
     kept = True
 
     def later(record: CookieRecord | None) -> CookieRecord | None:

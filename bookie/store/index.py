@@ -65,6 +65,7 @@ class LruCache(Generic[K, V]):
         return key in self._values
 
     def get(self, key: K) -> V | None:
+        """Returns the value of the key; None if there is none. The value counts as used now."""
         found = self._values.get(key)
         if found is None:
             return None
@@ -73,7 +74,7 @@ class LruCache(Generic[K, V]):
 
     def put(self, key: K, value: V, size: int) -> None:
         """Adds a value of `size` bytes, or replaces the value of this key. Evicts other values if the cache exceeds its
-        bound."""
+        bound. A value that is larger than the bound is not kept."""
         values = self._values
         old = values.pop(key, None)
         if old is not None:
@@ -84,6 +85,7 @@ class LruCache(Generic[K, V]):
             self.size_bytes -= values.popitem(last=False)[1][1]
 
     def pop(self, key: K) -> None:
+        """Removes the value of the key, if there is one."""
         old = self._values.pop(key, None)
         if old is not None:
             self.size_bytes -= old[1]
@@ -121,6 +123,7 @@ class IndexPage(NamedTuple):
 
     @property
     def size(self) -> int:
+        """The size of the page in bytes."""
         return self.heads * HEAD_BYTES
 
 
@@ -141,6 +144,7 @@ class IndexPages:
         return len(self.ledgers)
 
     def extend(self, other: IndexPages) -> None:
+        """Adds the pages of `other` after these pages."""
         self.ledgers += other.ledgers
         self.offsets += other.offsets
         self.tables += other.tables
@@ -148,6 +152,7 @@ class IndexPages:
         self.heads += other.heads
 
     def page(self, at: int) -> IndexPage:
+        """Returns the page number `at`, counted from 0."""
         return IndexPage(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
 
 
@@ -237,10 +242,12 @@ class LedgerExtents:
 
     @property
     def last(self) -> int:
+        """Returns the largest last entry id of the extents; -1 if there is no extent."""
         return self._reach[-1] if self._reach else -1
 
     @property
     def size_bytes(self) -> int:
+        """The approximate memory of this object, in bytes."""
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
     def places(self, entry: int) -> list[ExtentLocation]:
@@ -268,6 +275,8 @@ class MissingIndexPages(NamedTuple):
     known: LedgerExtents | None
 
     def complete(self, found: list[ExtentLocation]) -> LedgerExtents:
+        """Returns all extents of the ledger in the log: those that are known, and those `found` in the missing
+        pages."""
         return LedgerExtents(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
 
 
@@ -301,7 +310,7 @@ class _Log:
 
 class EntryLogIndex:
     """The index of a bookie's entry logs: says which logs and extents may contain an entry. Reads no files. `bytes_max`
-    bounds the memory of its cache of extents and tables."""
+    bounds the memory of its cache of extents and tables. `generation` grows with each change of the logs."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
@@ -312,6 +321,7 @@ class EntryLogIndex:
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: LoadedIndexGroup) -> None:
+        """Adds an index group, like `add_group`."""
         self.add_group(group, ())
 
     def add_group(self, group: LoadedIndexGroup | None, drop: Collection[int]) -> None:
@@ -329,6 +339,7 @@ class EntryLogIndex:
 
     # ------------------------------------------------------------------------------------ which logs
     def logs(self) -> list[int]:
+        """Returns the numbers of all logs that have entries, in ascending order."""
         return list(self._logs)
 
     def logs_of_ledger(self, ledger: int) -> list[int]:
@@ -446,7 +457,8 @@ def find_record_number(place: ExtentLocation, table: ExtentTable, entry: int) ->
 
 def find_run_end(table: ExtentTable, first: int, count: int, bytes_max: int) -> int:
     """Finds the end of a run of consecutive entries in an extent. The run begins with record number `first` and has at
-    most `count` entries and about `bytes_max` bytes. Returns the number of the record after the run.
+    least one entry, at most `count` entries, and about `bytes_max` bytes. Returns the number of the record after the
+    run.
 
     The end is found by bisection: entries ascend, so deltas[i] - i grows at each gap and never shrinks."""
     deltas, offsets = table.deltas, table.offsets

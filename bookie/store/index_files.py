@@ -6,25 +6,23 @@ as the next generation, when there is room. Neither counts before the mark names
 removes the old generation. `load` reads exactly what the mark names: it returns the whole records and reports what is
 missing, and the next `write` rewrites the file, with or without room.
 
-The keys of ledgers: which request opens a ledger, and with which key a ledger may begin here.
+**The keys of ledgers** (`LedgerKeys`): which request may read or change a ledger, and with which key a ledger may begin
+here. A ledger has one key for ever: that of the first add, fence or LAC that was admitted. Its KEY record is in the
+same group of the journal. So a start never finds an entry, a fence or an LAC of a ledger without its key.
 
-A ledger has one key for ever, that of the first intent that was admitted. Its KEY record is in the same group of the
-journal as that intent, so a start never finds an entry, a fence or an LAC of a ledger without its key.
+    record_key_of_metadata(ledger, key)   the metadata has a record of the ledger with this key
+    judge_add_key(ledger, key)            whether an add or a fence with this key is admitted
+    ensure_descriptor(ledger, key)        the descriptor, after OK; enqueues the KEY record if it is not durable
+    take_enqueued_keys()                  the KEY records of the group that is sealed now
 
-    introduce(ledger, key)            the metadata has a record of the ledger with this key
-    verdict(ledger, key)              whether an intent with this key is admitted
-    ensure_descriptor(ledger, key)    the descriptor, after OK; enqueues the KEY record if it is not durable
-    take_enqueued_keys()              the KEY records of the group that is sealed now
+`TombstoneWriter` writes the tombstones of deleted ledgers. Bound: the keys of `INTRODUCED_MAX` ledgers that have not
+begun here. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
 
-`TombstoneWriter` writes the tombstones of deleted ledgers. Bound: `INTRODUCED_MAX` ledgers that were introduced and did
-not begin. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
-
-The ledgers that did not change lately, as in the ledger index: about 50 bytes each, sorted, in leaves.
-
-A `LedgerTable` is never changed: a checkpoint merges what changed into new leaves and shares the others with the table
-before it, in the flush worker, so that the event loop never walks over all ledgers and readers keep a whole table. A
-leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for byte: loading is slicing, a rewrite of the
-ledger index is writing the leaves one after the other.
+**The table of ledgers** (`LedgerTable`) has the ledgers that have not changed lately, as in the ledger index: about 50
+bytes each, sorted, in leaves. A table is never changed. A checkpoint makes a new table in the flush worker: it merges
+what changed into new leaves, and shares the others with the table before. So the event loop never walks over all
+ledgers, and readers keep a whole table. A leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for
+byte: loading is slicing, and a rewrite of the ledger index writes the leaves one after the other.
 
 `LedgerTableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order,
 later records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
@@ -98,6 +96,7 @@ class LedgerTable:
         self._firsts = array("q", [_LEDGER.unpack_from(leaf, _LEDGER_AT)[0] for leaf in self.leaves])
 
     def get(self, ledger: int) -> LedgerState | None:
+        """Returns the record of the ledger; None if the table has none."""
         at = bisect_right(self._firsts, ledger) - 1
         if at < 0:
             return None
@@ -258,6 +257,7 @@ class LedgerTableLoader:
         return table
 
     def finish(self) -> LoadedLedgerIndex:
+        """Returns the content of all records that were added. Must be called once, after the last `add_rows`."""
         table = self._settle()
         ledgers = BitMap64()
         for leaf in table.leaves:
@@ -284,8 +284,8 @@ class LedgerTableLoader:
 # A descriptor is in one of these places, looked up in this order: *dirty* (changed since the last checkpoint began),
 # *settling* (being written by the running one), *clean* (a cache of those used lately), else a record in the packed
 # table (`LedgerTable`). A bitmap says which ledgers exist. A caller that changes a descriptor gets it with `get` or
-# `create_ledger_index` in the same step, without an await in between, and calls `mark_changed`: so there is never a
-# second one with older values. A descriptor whose key or fence is not durable yet stays dirty.
+# `create` in the same step, without an await in between, and calls `mark_changed`: so there is never a second one with
+# older values. A descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
 # merges (`PendingIndexChanges.encode_changes`, so that the event loop never walks over ledgers), and
@@ -298,8 +298,9 @@ _CLEAN_MAX = 4096
 
 
 class LedgerDescriptor:
-    """What a bookie knows of a ledger besides its entries: the key, whether it is fenced, its last-add-confirmed (LAC),
-    and the id of its last entry. `key_synced` and `fence_synced`: whether key and fence are durable."""
+    """What a bookie knows of a ledger besides its entries: the key, whether it is fenced, its last-add-confirmed (LAC;
+    -1: unknown), and the id of its last entry (-1: none). `key_synced` and `fence_synced`: whether key and fence are
+    durable."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
@@ -380,6 +381,8 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ ledgers
     def get(self, ledger: int) -> LedgerDescriptor | None:
+        """Returns the descriptor of a ledger; None if the ledger is unknown or deleted. A caller that changes the
+        descriptor must do so without an await in between, and then call `mark_changed`."""
         found = self.dirty_ledgers.get(ledger)
         return self._resting(ledger) if found is None else found
 
@@ -412,6 +415,8 @@ class LedgerDescriptors(StateLog):
         return self._ids.copy()
 
     def create(self, ledger: int, key: bytes) -> LedgerDescriptor:
+        """Makes the descriptor of a ledger that has none and is not deleted, and returns it. It is not durable, and not
+        fenced."""
         assert ledger not in self._ids, f"ledger {ledger} has a descriptor"
         assert ledger not in self.tombstones, f"ledger {ledger} is deleted"
         descriptor = self.dirty_ledgers[ledger] = LedgerDescriptor(ledger, key)
@@ -428,6 +433,7 @@ class LedgerDescriptors(StateLog):
         self.add_fact(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
+        """Puts a fact into force, as `StateLog.apply` does. A tombstone also removes the descriptors of its ledgers."""
         super().apply(fact)
         if isinstance(fact, Tombstone):
             self._drop(fact.first, fact.last)
@@ -452,6 +458,7 @@ class LedgerDescriptors(StateLog):
 
     @property
     def has_unwritten_changes(self) -> bool:
+        """Returns whether a checkpoint has any descriptor or fact to write to the ledger index."""
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_checkpoint(self) -> None:
@@ -465,6 +472,8 @@ class LedgerDescriptors(StateLog):
         self._unwritten += self.take_changes()
 
     def pending_changes(self) -> PendingIndexChanges:
+        """Returns what the running checkpoint must write to the ledger index. `begin_checkpoint` must have been
+        called."""
         alive = len(self._ids) + len(self.tombstones)
         return PendingIndexChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
@@ -514,7 +523,8 @@ def ledger_index_file_name(generation: int) -> str:
 
 class LedgerIndexFile:
     """The file of the ledger index. Checkpoints append records to the file, or write a new one (the next generation)
-    when too many of its records are outdated."""
+    when too many of its records are outdated. `generation` and `end` are what the mark names. The methods wait for the
+    disk and must run in a worker."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, generation: int, end: int) -> None:
         self._files = files
@@ -570,7 +580,7 @@ class LedgerIndexFile:
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
         """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
-        generation of the file, its end). The mark must name generation and end."""
+        generation of the file, its end). The mark must name generation and end. Raises NoSpace; then nothing counts."""
         if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -583,7 +593,8 @@ class LedgerIndexFile:
         return settled, *self._append(settled.changes)
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
-        """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name."""
+        """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name.
+        Raises NoSpace."""
         return self._append(list(map(ledger_index.encode_state, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -597,7 +608,7 @@ class LedgerIndexFile:
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
         """Writes the next generation of the file; `records` are its encoded records, one or more in each buffer.
-        Returns (generation, end) of the new file, which the mark must name."""
+        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
@@ -642,8 +653,8 @@ def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerInde
 
 
 def find_newest_ledger_index(files: Files, directory: str) -> tuple[int, int]:
-    """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size.
-    A start that found no mark calls this."""
+    """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size;
+    (0, end of a file without records) if there is no such file. A start that found no mark calls this."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES
@@ -719,7 +730,7 @@ class LedgerKeys:
 
     def ensure_descriptor(self, ledger: int, key: bytes) -> LedgerDescriptor:
         """Returns the ledger's descriptor; creates it, with this key, if there is none. Enqueues a KEY record to the
-        journal if the key is not durable yet."""
+        journal if the key is not durable yet and no record of it waits. The caller must have checked the key."""
         descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
         if not descriptor.key_synced and ledger not in self._keying:
             self._journal.enqueue_record(RecordType.KEY, ledger, -1, (key,))
@@ -739,9 +750,9 @@ class LedgerKeys:
 # journal or in the ledger index. Else a start would find the ledger without its entries, and answer NO_SUCH_ENTRY for
 # them.
 #
-#     write(ledgers)   tombstones into the journal, and out of memory with the rest; True: they are durable
-#     settle()         before a log is removed: every tombstone is durable when this returns, also if the journal was
-#     full
+#     write(ledgers)               tombstones into the journal, and out of memory with the rest; True: they are durable
+#     write_pending_tombstones()   before a log is removed: every tombstone is durable when this returns, also if the
+#                                  journal was full
 #
 # bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_MAX` intervals in one group.
 # Guarded by tests/bookie/store/test_compaction.py, tests/bookie/test_full_disk.py and the crash states
@@ -755,7 +766,7 @@ into a block."""
 
 class TombstoneWriter:
     """Writes tombstones, the durable records that ledgers are deleted, to the journal of one store. Calling `sealed`
-    writes what was enqueued, and returns whether the disk had room for it."""
+    writes what was enqueued, and returns whether the disk had room for it. Calling `checkpoint` makes a checkpoint."""
 
     def __init__(
         self, journal: Journal, descriptors: LedgerDescriptors, memtable: Memtable, sealed: Callable[[],
@@ -773,7 +784,8 @@ class TombstoneWriter:
 
     async def write(self, ledgers: list[int]) -> bool:
         """Writes tombstones of these ledgers. Returns True if they are durable. Returns False if the journal had no
-        room for some: these are in memory, and `write_pending_tombstones` makes them durable."""
+        room. Then some tombstones are in memory alone, and `write_pending_tombstones` makes them durable. Others may
+        not be written at all: the caller must call this again."""
         spans = IntegerIntervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
@@ -795,7 +807,8 @@ class TombstoneWriter:
         return True
 
     async def write_pending_tombstones(self) -> None:
-        """Makes a checkpoint if the journal had no room for some tombstones, so that they become durable."""
+        """Makes a checkpoint if the journal had no room for some tombstones, so that they become durable. Raises
+        NoSpace if the disk has no room for the checkpoint either."""
         loose = set(self._loose)
         if loose:
             await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first

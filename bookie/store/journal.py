@@ -4,7 +4,7 @@ format/journal.py their bytes, and replay.py reads them back.
 Rule (invariants 14, 15): a waiter is answered only after the block that holds its record is synced; waiters are
 answered in the order in which they came.
 
-    enqueue(record)* ; seal(done)        synchronous, from the event loop; `done(True)` later, in order
+    enqueue_record()* ; seal_group(done) synchronous, from the event loop; `done(True)` later, in order
     position                             (journal id, offset) up to where everything is synced
     release(position)                    recycles or removes the files that a checkpoint made superfluous
 
@@ -102,7 +102,7 @@ class JournalBlockBuffers:
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
         """Copies `buffers` one after the other into the next memory, and fills it with zeros up to `size` bytes.
-        Returns these bytes; they are valid until the call number `count` after this one."""
+        Returns these bytes; they are valid until this method was called `count` more times."""
         view = self._next_arena(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]
@@ -212,7 +212,8 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
-        """Begins a new journal file. `previous` is the position at which the journal of the last process ends."""
+        """Begins a new journal file; from then on records may be enqueued. `previous` is the position at which the
+        journal of the last process ends. Raises NoSpace."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)
@@ -224,7 +225,8 @@ class Journal:
         self.core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
     async def close(self) -> None:
-        """Waits until the callers of all enqueued records are answered, then closes the journal."""
+        """Waits until the callers of all enqueued records are answered, then closes the journal. No group may be sealed
+        after this call."""
         self._closing = True
         self.core.close()
         self._work.set()
@@ -236,6 +238,7 @@ class Journal:
 
     @property
     def statistics(self) -> dict[str, int]:
+        """Returns the journal's counters, and the bytes and the number of the records that wait."""
         queued = {"queued_bytes": self.queued_bytes, "queued_records": self.queued_records}
         return {**self.counters, **self._segments.counters, **queued}
 
@@ -252,6 +255,7 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
+        """Returns whether `queue_bytes_max` of records, or more, are not answered yet: the store must admit no add."""
         return self.open.size + self.core.queued_bytes >= self.queue_bytes_max
 
     @property
@@ -271,8 +275,9 @@ class Journal:
         group.size += size
 
     def seal_group(self, *done: Done) -> None:
-        """Ends the present group of records and gives it to be written. When everything enqueued so far is synced,
-        calls each function of `done` once, in order, with True; with False if the disk had no room for the group."""
+        """Ends the present group of records and gives it to be written. Calls each function of `done` once, in order:
+        with True when everything enqueued so far is synced, with False if the disk had no room for the group. They are
+        never called within this call."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, JournalRecordGroup()

@@ -1,12 +1,13 @@
 """The memtable: entries that are in the journal, or on their way there, and not yet in an entry log.
 
-Two tables: `active` takes inserts, `flushing` is being written out. A read looks at active, then flushing, then the
-index; `swap_table` and `discard_flushed_table` are single synchronous steps, so that no reader finds a gap: the flushed
-entries are in the index before they leave the memtable (store/checkpoint.py). Both tables are bounded: no add is
-admitted (`is_full`) when active has reached `bytes_max` while the other is flushed, or twice that while the flush waits
-to begin; after the swap there is room again. So the two tables together have at most three times `bytes_max`, and one
-request. Entries are stored as they arrived (a tuple of bytes) and sorted once, at flush (147 + 44 ns an entry instead
-of 1,578 for a sorted map).
+It has two tables: new entries are inserted into `active`, while `flushing` is written to an entry log. A read searches
+`active`, then `flushing`, then the index. `swap_table` and `discard_flushed_table` are single synchronous steps, and
+the flushed entries are in the index before they leave the memtable (store/checkpoint.py). So no reader finds a gap.
+
+Both tables are bounded. No add is admitted (`is_full`) when `active` has reached `bytes_max` while the other table is
+flushed, or twice that while the flush waits to begin; after the swap there is room again. So the two tables together
+have at most three times `bytes_max`, and one request. Entries are stored as they arrived (a tuple of bytes) and sorted
+once, at the flush (147 + 44 ns an entry instead of 1,578 for a sorted map).
 
 An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
 that table. Until then, or until the entry is added again and synced, it does not count as stored: it is in
@@ -34,6 +35,7 @@ class IntegerIntervals:
         self._lasts: list[int] = []
 
     def copy(self) -> IntegerIntervals:
+        """Returns a copy, which later changes of this set do not affect."""
         new = IntegerIntervals()
         new._firsts, new._lasts = self._firsts[:], self._lasts[:]
         return new
@@ -51,6 +53,7 @@ class IntegerIntervals:
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int) -> None:
+        """Adds all integers from `first` to `last`, both included."""
         assert first <= last
         low = bisect_left(self._lasts, first - 1)
         high = bisect_right(self._firsts, last + 1)
@@ -60,6 +63,8 @@ class IntegerIntervals:
         self._lasts[low:high] = [last]
 
     def remove(self, first: int, last: int) -> None:
+        """Removes all integers from `first` to `last`, both included. Does nothing for those that are not in the
+        set."""
         assert first <= last
         low = bisect_left(self._lasts, first)
         high = bisect_right(self._firsts, last)
@@ -140,10 +145,13 @@ class Memtable:
 
     @property
     def is_full(self) -> bool:
+        """Returns whether no add may be admitted: the active table has reached `bytes_max` while the other table is
+        flushed, or twice that while none is."""
         return self.active.size_bytes >= (2 * self.bytes_max if self.flushing is None else self.bytes_max)
 
     @property
     def size_bytes(self) -> int:
+        """The approximate memory of both tables, in bytes."""
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
     def insert_entries(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
@@ -163,6 +171,7 @@ class Memtable:
         return last
 
     def get(self, ledger: int, entry: int) -> Stored | None:
+        """Returns the stored entry; None if it is not in memory."""
         found = self.active.ledgers.get(ledger, _NONE).get(entry)
         if found is None and self.flushing is not None:
             found = self.flushing.ledgers.get(ledger, _NONE).get(entry)
@@ -175,6 +184,7 @@ class Memtable:
 
     @property
     def has_refused_entries(self) -> bool:
+        """Returns whether any entry is only in memory, because the journal had no room for it."""
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def mark_refused_by_journal(self, ledger: int, entries: Iterable[int]) -> None:
@@ -186,8 +196,8 @@ class Memtable:
                     table.refused.setdefault(ledger, IntegerIntervals()).add(entry, entry)
 
     def mark_durable(self, ledger: int, entries: Iterable[int]) -> None:
-        """Removes the mark of `mark_refused_by_journal` from these entries, because they have become durable in another
-        way."""
+        """Removes the mark of `mark_refused_by_journal` from these entries, because they were added again and are
+        durable now."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:
@@ -204,15 +214,19 @@ class Memtable:
 
     # ------------------------------------------------------------------------------------ a flush
     def swap_table(self) -> EntryTable:
+        """Makes the active table the one that is flushed, with an empty active table in its place. Returns the table to
+        flush. The last flush must have ended."""
         assert self.flushing is None, "the last flush has not ended"
         self.flushing, self.active = self.active, EntryTable()
         return self.flushing
 
     def discard_flushed_table(self) -> None:
+        """Removes the flushed table. Its entries must be in the index already, so that readers find them."""
         self.flushing = None
 
     def discard(self, ledger: int) -> None:
-        """Removes the entries of a ledger from the active table, because the ledger was deleted."""
+        """Removes the entries of a ledger from the active table, because the ledger was deleted. Those in the flushing
+        table stay until it is flushed."""
         self.active.ledgers.pop(ledger, None)
         self.active.refused.pop(ledger, None)
 

@@ -1,4 +1,6 @@
-"""Reading: active → flushing → read cache → index, and when "no such entry" may be said.
+"""Reads of a store: where an entry is searched, and when the answer may be "no such entry".
+
+The places are searched in this order: the active table of the memtable, the flushing one, the read cache, the index.
 
 Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
 was searched and is whole. Damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
@@ -14,12 +16,11 @@ A range is one file read: the run of consecutive entries from the first, within 
 entry reads ahead along its extent into the cache. Guarded by tests/bookie/store/test_reads.py and
 tests/bookie/store/test_checkpoint.py.
 
-The search for an entry in the index when pages must be loaded: the order of the logs, and what damage means.
-
-Entries of a ledger mostly ascend with the numbers of the logs, so the logs are bisected first: a hit needs a few of
-them. Any good copy counts. A miss needs all logs: the others follow, newest first. A page that cannot be read or does
-not match its checksum makes `damaged` true: then the answer must not be NO_SUCH_ENTRY. Pages are read when needed, in
-the read worker, in slices of `PAGES_MAX`, so that other reads run in between.
+**The search for an entry in the index** (`EntrySearch`): the order of the logs, and what damage means. Entries of a
+ledger mostly ascend with the numbers of the logs, so the logs are bisected first: a hit needs a few of them. Any good
+copy counts. A miss needs all logs: the others follow, newest first. A page that cannot be read or does not match its
+checksum makes `damaged` true: then the answer must not be NO_SUCH_ENTRY. Pages are read when needed, in the read
+worker, in slices of `PAGES_MAX`, so that other reads run in between.
 
 `StoredEntryFinder` finds which entries of a range the bookie has. Guarded by tests/bookie/store/test_index.py.
 """
@@ -60,8 +61,8 @@ PAGES_MAX = 64
 
 class EntrySearch:
     """A search for one entry in the entry logs. The caller calls `next_extent_to_search` and reads the extent that it
-    returns, until the entry is found or the result is None. `damaged`: whether a part of the index could not be
-    read."""
+    returns, until the entry is found or the result is None. `damaged`: whether a part of the index could not be read;
+    then a search without result does not prove that the entry is missing."""
 
     def __init__(self, index: EntryLogIndex, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -76,7 +77,7 @@ class EntrySearch:
 
     async def next_extent_to_search(self) -> ExtentLocation | None:
         """Returns the location of the next extent that may contain the entry, the likeliest one first. Returns None
-        when there is no further extent."""
+        when there is no further extent. Raises OSError if no file descriptor is free."""
         while not self._found:
             if not self._logs:
                 return None
@@ -165,8 +166,8 @@ async def _load(
 
 
 class StoredEntryFinder:
-    """Finds which entries of a ledger this bookie has durably stored. Calling `sealed` waits until the journal has
-    written everything that was enqueued before."""
+    """Finds which entries of a ledger this bookie has durably stored. Calling `sealed` writes everything that was
+    enqueued to the journal, and waits until that is done."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
@@ -182,7 +183,8 @@ class StoredEntryFinder:
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` of the ledger are durable here; none if the ledger is deleted.
-        Does not read the entries. Waits for the journal if some entries are only in memory."""
+        Does not read the entries. Leaves out entries that are quarantined, or whose index cannot be read. Waits for the
+        journal if some entries are only in memory."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return IntegerIntervals()
@@ -306,8 +308,8 @@ class ReadAheadStream:
         return not self.ready_entries and bool(self.chunks) and self.chunks[0].read.done()
 
     def accept_chunk(self) -> None:
-        """Makes the entries of the first chunk ready. If the chunk has another number of entries than expected, drops
-        the chunks after it, because they do not begin where it ends."""
+        """Makes the entries of the first chunk ready; none if its read failed. If the chunk has another number of
+        entries than expected, drops the chunks after it, because they do not begin where it ends."""
         assert not self.ready_entries
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
@@ -335,7 +337,8 @@ class ReadAheadStream:
 
 
 class ReadAhead:
-    """Reads entries ahead for clients that read a ledger in order. Bounds the memory for these entries."""
+    """Reads entries ahead for clients that read a ledger in order. The entries that are kept need at most `bytes_max`
+    bytes of memory; each read fetches up to `chunk_bytes`."""
 
     def __init__(
         self, index: EntryLogIndex, lanes: Sequence[ReadAheadWorker], bytes_max: int, chunk_bytes: int
@@ -415,15 +418,18 @@ class ReadAhead:
             self._index.add_extent_table(place, table)
 
     async def close_log(self, log: int) -> None:
+        """Waits for the reads that are queued, then closes the open files of a log, which is about to be removed."""
         for lane in list(self._lanes):
             await lane.worker.run(lane.reader.close_log, log)
 
     async def close(self) -> None:
+        """Waits until the reads that were started have ended, then closes the files."""
         for lane in list(self._lanes):
             await lane.worker.run(lane.reader.close)
 
     @property
     def size_bytes(self) -> int:
+        """The approximate memory of the entries that are kept, in bytes, with those that are being read."""
         return self._streams.size_bytes
 
     def check(self) -> None:
@@ -455,7 +461,8 @@ class LacResult(NamedTuple):
 
 
 class StoreReads:
-    """Answers the reads of a store. `worker` reads files with `reader`; the workers `lanes` read ahead."""
+    """Answers the reads of a store. `worker` reads files with `reader`; the workers `lanes` read ahead. `cache_bytes`
+    bounds the memory for entries that were read ahead: half of it for reads of single entries, half for ranges."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
@@ -520,9 +527,10 @@ class StoreReads:
 
     async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        bytes together. If the first of them cannot be returned, the status says why.
+        bytes together. If the first of them cannot be returned, the status says why, and the result has no entries.
 
-        BUSY: no file descriptor is free; this says nothing about the entry."""
+        NO_SUCH_ENTRY and NO_SUCH_LEDGER: it is certain that the entry is not here. UNKNOWN: it may be here, but damaged
+        or lost. BUSY: no file descriptor is free, which says nothing about the entry."""
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)

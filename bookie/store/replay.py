@@ -11,10 +11,10 @@ not whole is judged by what is known to have been synced before the crash:
                                     it does not count either (both were in flight), `torn_bytes` counts the bytes.
                                     Nothing is truncated: the file is recycled after the next checkpoint
 
-Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: after a
-block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
-the next aligned place where a valid block of this journal begins, else in the next journal that exists. A journal that
-is missing, ends before the mark, or has lost both copies of its header is damage too. The end of the journal before it
+Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost), and the reader goes on. A block
+whose header is whole is skipped whole, however many of its records decode. Otherwise the reader goes on at the next
+aligned place where a valid block of this journal begins, or in the next journal that exists. A journal that is missing,
+ends before the mark, or has lost both copies of its header is damage too. The end of the journal before it
 is then unknown, and a bad block there is damage. store/boot.py decides what follows from damage: the mark must not move
 past a damage before the loss is durable. A file of another bookie and a newer format raise `ForeignFile` and
 `NewerFormat`.
@@ -25,7 +25,8 @@ time for 1 GiB, because the pages are not in the cache and are read once only.
 `JournalReader.read_blocks` is called from a worker; it returns blocks in order, each with the position after it.
 Guarded by tests/bookie/store/journal/test_replay.py.
 
-The files of the journal: how one begins, is zero-filled ahead, is recycled or removed.
+**The files of the journal** (`JournalSegments`): how a file begins, is filled with zeros in advance, is recycled or
+removed.
 
     NNNNNNNNNNNNNNNN.jnl    a journal, by its id; a file is used once under each id, ids grow by one
     spare-…                 zero-filled, or used before: becomes the next journal
@@ -103,6 +104,7 @@ def journal_file_name(number: int) -> str:
 
 
 def list_journal_file_numbers(files: Files, directory: str) -> list[int]:
+    """Returns the numbers of all journal files in the directory, in ascending order."""
     return _numbers(files.list_directory(directory))
 
 
@@ -121,8 +123,8 @@ class JournalSegment(msgspec.Struct):
 
 
 class JournalSegments:
-    """Creates, recycles and removes the journal files of a directory. A method whose docstring says so waits for the
-    disk and must run in a worker."""
+    """Creates, recycles and removes the journal files of a directory. `spares` are the paths of the spare files. A
+    method whose docstring says so waits for the disk and must run in a worker."""
 
     def __init__(
         self,
@@ -164,6 +166,7 @@ class JournalSegments:
                 self.spares.append(path)
 
     async def close(self) -> None:
+        """Stops making a spare file, and waits until that work has ended."""
         self._closing = True
         if self._filling is not None:
             await self._filling
@@ -171,7 +174,8 @@ class JournalSegments:
     # ------------------------------------------------------------------------------------ a journal begins
     def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
         """Makes the journal file that follows the position `previous` and returns it: from the spare file `spare`, or,
-        if `spare` is "", from a new small file. Must run in a worker. Raises NoSpace."""
+        if `spare` is "", from a new small file. Its header and its name are durable. Must run in a worker. Raises
+        NoSpace; then the spare file may be used again."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
@@ -261,7 +265,8 @@ class JournalSegments:
             self._files.remove(path)
 
     def check_disk_room(self, size: int) -> None:
-        """Raises NoSpace if the disk has no room for a file of `size` bytes. Must run in a worker."""
+        """Raises NoSpace if the disk has no room for a file of `size` bytes. Makes such a file and removes it. Must run
+        in a worker."""
         path = join_path(self._directory, f"{FILLING}probe")
         try:
             file = self._create(path)
@@ -277,8 +282,8 @@ class JournalSegments:
         """Recycles or removes the journal files before `position`, because no start needs them any more: the checkpoint
         mark with this position must be durable. Must run in a worker.
 
-        If the process crashes during this call, or if no file descriptor is free, the next call or the next start
-        handles the files that are left."""
+        If the process crashes during this call, or if no file descriptor is free, files are left. The next call
+        recycles or removes them."""
         for number in _numbers(disk.list_removable_files(self._files, self._directory)):
             if number >= position.journal:
                 continue
@@ -333,7 +338,8 @@ class _Source(NamedTuple):
 
 class JournalReader:
     """Reads the blocks of the journal at a start, from the position `start` to the last valid block. `damages` is the
-    damage found so far."""
+    damage found so far, `end` the position after the last block that counts. Must be used by one worker. The
+    constructor raises ForeignFile or NewerFormat."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
@@ -350,7 +356,7 @@ class JournalReader:
 
     def read_blocks(self, bytes_max: int) -> list[ReplayedBlock]:
         """Reads and returns the next blocks, of about `bytes_max` bytes together. Sets `finished` when there are no
-        more."""
+        more; then the list may be empty. Adds damage that it finds to `damages`."""
         found: list[ReplayedBlock] = []
         size = 0
         while size < bytes_max and not self.finished:
@@ -362,6 +368,7 @@ class JournalReader:
         return found
 
     def close(self) -> None:
+        """Closes the file that is being read. May be called again."""
         if self._blocks is not None:
             self._blocks.close()
             self._blocks = None

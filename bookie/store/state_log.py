@@ -1,4 +1,4 @@
-"""The facts that a bookie must never forget: tombstones, quarantine, limbo, drained logs.
+"""The facts that a bookie must never lose: tombstones, quarantine, limbo, drained logs.
 
     tombstones    ids of deleted ledgers, for ever: an add or fence of such a ledger is refused
     quarantined   entries of which the only local copy is damaged: a miss is UNKNOWN until they are mended, that is
@@ -35,7 +35,7 @@ Fact = Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedE
 
 class StateLog:
     """The facts that a bookie must never lose: tombstones, quarantined entries, limbo and drained logs. They are kept
-    in memory; checkpoints write them to the ledger index."""
+    in memory; checkpoints write them to the ledger index. `limbo_upto` and `fenced_upto` are ledger ids, -1: none."""
 
     def __init__(self) -> None:
         self.tombstones = IntegerIntervals()
@@ -75,6 +75,8 @@ class StateLog:
 
     # ------------------------------------------------------------------------------------ quarantine
     def quarantine(self, ledger: int, first: int, last: int) -> None:
+        """Quarantines the entries `first … last` of the ledger: the only copy here is damaged, so a miss is UNKNOWN.
+        Durable with the next checkpoint."""
         self.add_fact(QuarantinedEntries(ledger, first, last))
 
     def end_quarantine(self, ledger: int, first: int, last: int) -> None:
@@ -99,9 +101,11 @@ class StateLog:
         return list(self._quarantined.get(ledger, ()))
 
     def quarantined_ledgers(self) -> list[int]:
+        """Returns the ids of the ledgers with quarantined entries, in ascending order."""
         return sorted(self._quarantined)
 
     def quarantined(self) -> list[QuarantinedEntries]:
+        """Returns all runs of quarantined entries, in ascending order of ledgers and entries."""
         return [
             QuarantinedEntries(ledger, first, last)
             for ledger in sorted(self._quarantined)
@@ -110,14 +114,19 @@ class StateLog:
 
     # ------------------------------------------------------------------------------------ limbo
     def enter_limbo(self, upto: int) -> None:
+        """Begins limbo: entries of ledgers up to `upto` may be lost, and these ledgers are fenced here for ever.
+        Durable with the next checkpoint."""
         self.add_fact(LimboChange(upto, entered=True))
 
     def leave_limbo(self) -> None:
+        """Ends limbo; the fence of its ledgers stays. Does nothing if there is no limbo. Durable with the next
+        checkpoint."""
         if self.limbo_upto >= 0:
             self.add_fact(LimboChange(self.limbo_upto, entered=False))
 
     # ------------------------------------------------------------------------------------ logs
     def mark_log_drained(self, log: int) -> None:
+        """Records that all living entries of the log were copied to another log. Durable with the next checkpoint."""
         self.add_fact(DrainedEntryLog(log))
 
     # ------------------------------------------------------------------------------------ for the ledger index
@@ -168,12 +177,12 @@ class StateLog:
 # A start that finds durable data damaged or gone continues: it takes what is whole, and enters limbo. Its findings must
 # be durable before the start changes any file, because a second look might find nothing wrong any more:
 #
-#     found(reason)   in memory, and logged
-#     record()        durable, in the note `limbo` of the data directory; before anything is cut, removed, rebuilt, or
-#                     passed by a mark. A start that finds such a note has found its reasons
-#     settle()        after the checkpoint that made limbo durable in the ledger index: the note is only a list of
-#                     reasons from now on, for operators
-#     forget()        after the checkpoint that left limbo
+#     add_data_loss(reason)   in memory, and logged
+#     write()                 durable, in the note `limbo` of the data directory; before anything is cut, removed,
+#                             rebuilt, or passed by a mark. A start that finds such a note has found its reasons
+#     mark_limbo_durable()    after the checkpoint that made limbo durable in the ledger index: the note is only a list
+#                             of reasons from now on, for operators
+#     delete_log()            after the checkpoint that left limbo
 #
 #     note = format/mark.py with magic "MGN-LIMB", body {"reasons": [text, …], "settled": bool}
 #
@@ -199,6 +208,7 @@ class DataLossRecord(msgspec.Struct, frozen=True):
 
 
 async def largest_possible_ledger_id() -> int:
+    """Returns 2^63 - 1: it is assumed that every ledger id was given out."""
     return (1 << 63) - 1
 
 
@@ -212,7 +222,8 @@ class DirectoryFacts(NamedTuple):
 
 class DataLossLog:
     """Records data losses in a file until the limbo that follows from them is durable. All methods except
-    `add_data_loss` must be called in a worker."""
+    `add_data_loss` must be called in a worker. `reasons` are all known losses, as texts. `open`: whether some of them
+    have not led to a durable limbo yet."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -223,7 +234,8 @@ class DataLossLog:
         self.open = False  # something was found that is not limbo yet
 
     def load(self) -> None:
-        """Reads the data losses that an earlier start recorded. If the file is damaged, that is another data loss."""
+        """Reads the data losses that an earlier start recorded. If the file is damaged, that is another data loss.
+        Raises NewerFormat."""
         if not self._files.exists(self._path):
             return
         try:
@@ -236,21 +248,27 @@ class DataLossLog:
         self.open = not known.settled
 
     def add_data_loss(self, reason: str) -> None:
+        """Records a data loss in memory, and logs it. `write` makes it durable. Beyond REASONS_MAX reasons, and for a
+        known one, only sets `open`."""
         _LOG.error("data was lost: %s", reason)
         self.open = True
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason)
 
     def write(self) -> None:
+        """Makes the recorded losses durable if there are new ones. Raises NoSpace."""
         if self.open and self._durable != (len(self.reasons), False):
             self._write(settled=False)
 
     def mark_limbo_durable(self) -> None:
+        """Called after the checkpoint that made the limbo durable. Keeps the reasons in the file, for operators, and
+        sets `open` to False. Raises NoSpace."""
         if self._durable != (len(self.reasons), True):
             self._write(settled=True)
         self.open = False
 
     def delete_log(self) -> None:
+        """Called when limbo has ended, or was never entered: deletes the file and all reasons."""
         self.reasons = []
         self.open = False
         self._durable = (0, False)

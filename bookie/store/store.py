@@ -6,17 +6,17 @@ that was admitted before it, and every later add is refused. `seal_group(done)` 
 synced.
 **Reads**: `read_entries`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (index_files.py).
 
-boot.py starts the store, `CheckpointScheduler` runs the checkpoints, `LedgerKeys` (index_files.py) writes the
+boot.py starts the store, `CheckpointScheduler` runs the checkpoints, `TombstoneWriter` (index_files.py) writes the
 tombstones of deleted ledgers.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 
-The result of a start: what it has read and repaired before the store has a journal to write to, in steps 1 to 5 of
-store/boot.py.
+**The result of a start** (`LoadedStore`): what steps 1 to 5 of store/boot.py have read and repaired, before the store
+has a journal to write to.
 
     workers = StoreWorkers.start(world.workers)
-    loaded = await load(world, directory, uuid, config, known, workers)
-    Store(world, directory, config, loaded, ports)        every part gets its dependencies in its constructor
+    loaded = await load_store(world, directory, uuid, config, known, workers)
+    Store(world, directory, uuid, config, loaded, ports)  every part gets its dependencies in its constructor
 
 `LoadedStore` does not change. All of it is durable: what was replayed is flushed, and the mark is at `end`.
 Guarded by tests/bookie/test_boot.py.
@@ -65,7 +65,8 @@ from .state_log import DataLossLog, DirectoryFacts
 
 
 class StoreConfig(msgspec.Struct, frozen=True):
-    """The settings of a bookie's store."""
+    """The settings of a bookie's store. The constructor raises InvalidConfiguration for values that cannot work
+    together."""
 
     memtable_bytes: int = 64 << 20  # a checkpoint begins at this size; memory holds at most three times this
     checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
@@ -107,6 +108,7 @@ class StoreWorkers(msgspec.Struct, frozen=True):
 
     @classmethod
     def start(cls, workers: Workers) -> StoreWorkers:
+        """Starts the worker threads of a store and returns them. The caller must close them."""
         return cls(
             tuple(workers.start(f"bookie-journal-{number}") for number in range(WORKERS)),
             workers.start("bookie-flush"),
@@ -142,7 +144,8 @@ async def load_store(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
 ) -> LoadedStore:
     """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
-    of the store. Raises ForeignFile, NewerFormat or NoSpace."""
+    of the store. Raises ForeignFile, NewerFormat or NoSpace, and the errors of `known.upto`. The caller must close the
+    workers."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
@@ -193,7 +196,7 @@ async def load_store(
 # interval; meanwhile memtable and journal fill up, and adds are BUSY. Without a free descriptor it tries again after
 # RETRY_S.
 #
-#     start() ; look()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
+#     start() ; schedule_if_due()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
 #
 # Guarded by tests/bookie/store/test_checkpoint.py, tests/bookie/test_full_disk.py.
 
@@ -228,11 +231,12 @@ class CheckpointScheduler:
         self._flushed_bytes = 0
 
     def start(self) -> None:
+        """Starts the task that makes checkpoints when they are due. If the task fails, the process ends."""
         guarded = disk.run_or_end_process(self._files, "checkpoints", self._run())
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
-        """Stops making checkpoints, and waits until the running one has ended."""
+        """Stops making checkpoints, and waits until the running one has ended. `flush` may still be called."""
         self._stopping.set()
         self._due.set()
         assert self._task is not None, "the keeper was not started"
@@ -253,8 +257,8 @@ class CheckpointScheduler:
         asyncio.get_running_loop().call_soon(self._on_room)
 
     async def checkpoint(self) -> None:
-        """Makes a checkpoint: writes all entries that are in memory now to the entry log. Raises NoSpace if the disk is
-        full."""
+        """Makes a checkpoint: writes all entries that are in memory now to the entry log, then calls `on_room`. Raises
+        NoSpace if the disk is full, NoFileDescriptor if no file descriptor is free; then the entries stay in memory."""
         try:
             await self.flush()
         except asyncio.CancelledError:
@@ -263,7 +267,7 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """Makes a checkpoint like `checkpoint`, but does not call `on_room` afterwards."""
+        """Makes a checkpoint like `checkpoint`, with the same errors, but does not call `on_room` afterwards."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 
@@ -379,8 +383,9 @@ class Store:
         known: DirectoryFacts | None = None,
         ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
-        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. Raises
-        ForeignFile, NewerFormat or NoSpace."""
+        """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. On a full disk
+        frees the disk reserve and begins again. Raises ForeignFile, NewerFormat or NoSpace, and the errors of
+        `known.upto`."""
         config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
         try:
@@ -439,8 +444,11 @@ class Store:
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
         """Adds entries to a ledger. Returns OK if all of them are admitted; they are durable when the next `seal_group`
-        is done. Any other status says why none of them is admitted. NO_SUCH_LEDGER: the ledger is unknown here, and its
-        key must be read from the metadata first.
+        is done. Any other status says why none of them is admitted:
+
+        NO_SUCH_LEDGER: the ledger is unknown here, and its key must be read from the metadata first. UNAUTHORIZED: the
+        ledger has another key. FENCED: the ledger is deleted, or is fenced and `recovery` is False. BUSY: memory or the
+        journal's queue is full.
 
         `entries` are (entry id, stored entry, size in bytes), verified by the caller; `size` is the sum of the sizes,
         `lac` the largest last-add-confirmed (LAC) among them. The bounds are checked once, so one request may exceed
@@ -516,8 +524,9 @@ class Store:
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
         """Sets the last-add-confirmed (LAC) of a ledger, if `lac` is larger than the present one. Returns OK if that is
-        done in memory; it is durable when the next `seal_group` is done. If a ledger gets several LACs before a seal,
-        only the largest is written."""
+        done in memory; it is durable when the next `seal_group` is done. Any other status is one of
+        `LedgerKeys.judge_add_key`; then nothing changed. If a ledger gets several LACs before a seal, only the largest
+        is written."""
         status = self.keys.judge_add_key(ledger, key)
         if status is not Status.OK:
             return status
@@ -556,8 +565,8 @@ class Store:
         """Writes all adds, fences and LACs since the last seal to the journal, as one group. Calls `done(True)` when
         they are durable, `done(False)` if the disk had no room for them.
 
-        `done` does not report that an earlier group was refused; `wait_durable` does. The journal calls `_sealed`
-        before `done`."""
+        `done` does not report that an earlier group was refused; `wait_durable` does. When `done` is called, the store
+        has recorded the outcome already."""
         for ledger, lac in self._lacs.items():
             self._journal.enqueue_record(RecordType.LAC, ledger, lac)
         self._lacs.clear()
@@ -600,6 +609,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:
+        """Returns the ledger's last-add-confirmed (LAC), as `StoreReads.read_lac` does."""
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
@@ -640,7 +650,7 @@ class Store:
     # ------------------------------------------------------------------------------------ keeping
     async def checkpoint(self) -> None:
         """Makes a checkpoint: writes all entries that are in memory now to the entry log. Raises NoSpace if the disk is
-        full."""
+        full or no file descriptor is free; then the entries stay in memory."""
         await self._keeper.checkpoint()
 
     @property
@@ -655,6 +665,7 @@ class Store:
 
     @property
     def is_journal_full(self) -> bool:
+        """Returns whether the journal accepts no further records, because too many are not synced yet."""
         return self._journal.is_full
 
     @property
@@ -669,12 +680,13 @@ class Store:
 
     async def delete_ledgers(self, ledgers: list[int]) -> bool:
         """Writes tombstones, which record that these ledgers are deleted. Returns True if the tombstones are durable:
-        only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room for all of
-        them; a later checkpoint makes them durable."""
+        only then may the data of these ledgers be deleted (§2.6). Returns False if the journal had no room; then some
+        of the ledgers may have no tombstone, and the caller must call this again."""
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
+        """Checks the invariants of the parts that are in memory. Raises AssertionError if one is broken."""
         self.descriptors.check()
         self.memtable.check()
         self.index.check()

@@ -101,7 +101,7 @@ class CompactionThrottle:
         self._due = clock.monotonic()
 
     async def wait_until_allowed(self, size: int) -> None:
-        """Waits until `size` more bytes are within the limit."""
+        """Waits until the bytes of all calls, `size` more included, are within the limit."""
         now = self._clock.monotonic()
         self._due = max(self._due + size / self._bytes_per_s, now)
         await asyncio.sleep(self._due - now)
@@ -110,7 +110,7 @@ class CompactionThrottle:
 class EntryLogCompactor:
     """Compacts the entry logs of a store. Calls `settle` to make tombstones durable, and `forget` to close the open
     files of a log that is removed. Calls `with_room` to run an action; if the disk has no room, `with_room` gives up
-    the disk reserve and runs the action again. Calls `on_bad` after damaged entries were found."""
+    the disk reserve and runs the action again. Calls `on_bad` after damaged entries were found and quarantined."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
@@ -169,6 +169,8 @@ class EntryLogCompactor:
         return {hot.number: (EntryLogState.HOT, hot), cold.number: (EntryLogState.COLD, cold)}
 
     async def plan_compaction(self, policy: CompactionPolicy, *, major: bool) -> list[EntryLogPlan]:
+        """Returns for each entry log the action that a compaction would take now, and its reason, in ascending order of
+        log numbers. Changes nothing."""
         return plan_entry_logs(await self.list_log_usage(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
@@ -177,7 +179,11 @@ class EntryLogCompactor:
         on_progress: OnProgress = lambda *numbers: None,
     ) -> CompactionResult:  # fmt: skip
         """Deletes the logs without living entries; with a `policy`, also compacts logs. `roll`: first closes open logs
-        with few living bytes, so that they can be compacted. Returns what was done."""
+        with few living bytes, so that they can be compacted. Returns what was done. Waits for a compaction that is
+        running.
+
+        A log that the disk has no room to move stays. Raises NoSpace if the disk has no room for the deletions, and
+        DamagedFile if an index is found damaged during a move."""
         async with self._lock:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)

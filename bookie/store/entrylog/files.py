@@ -106,7 +106,8 @@ def read_index_groups(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> list[LoadedIndexGroup]:
     """Reads the index file of log `number` and returns its groups, when a store starts. `end` is the committed end of
-    the index file; None: the end of the file. Raises DamagedFile."""
+    the index file; None: the end of the file. Raises DamagedFile, ForeignFile or NewerFormat, and FileNotFoundError if
+    the file is missing."""
     groups: list[LoadedIndexGroup] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
         group = LoadedIndexGroup.start(number, offset, extents)
@@ -173,7 +174,8 @@ def _remove(files: Files, path: str) -> None:
 
 
 class ExtentReadResult(NamedTuple):
-    """The entries that one read found in an extent, the extent's table, and whether the read met damage."""
+    """The result of one read of an extent: the extent's table (None: it is damaged), the consecutive stored entries
+    that were found (none: they are not in this extent, or damaged), and whether the read met damage."""
 
     table: index.ExtentTable | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
@@ -194,7 +196,7 @@ class EntryLogReader:
 
     def read_pages(self, log: int, ledger: int, pages: list[IndexPage]) -> tuple[list[ExtentLocation], int]:
         """Reads these pages of a log's index file. Returns (locations of the ledger's extents in these pages, number of
-        damaged pages)."""
+        damaged pages). Raises OSError if the file cannot be read."""
         file = self._file(entry_log_index_file_name(log))
         found: list[ExtentLocation] = []
         bad = 0
@@ -213,7 +215,8 @@ class EntryLogReader:
         """Reads `entry` and the entries after it from an extent, with one read of the file: at most `count` consecutive
         entries, of about `bytes_max` bytes together. `table` is the extent's table; None: reads it too.
 
-        Stops before the first record that is damaged, or that contains another entry than the index says."""
+        Stops before the first record that is damaged, or that contains another entry than the index says. Raises
+        OSError if a file cannot be read."""
         if table is None:
             table = self.read_table(place)
         if table is None:
@@ -236,8 +239,8 @@ class EntryLogReader:
         return ExtentReadResult(table, entries, damaged)
 
     def read_table(self, place: ExtentLocation) -> index.ExtentTable | None:
-        """Reads the table of an extent from the log's index file and returns it. Returns None if the table is
-        damaged."""
+        """Reads the table of an extent from the log's index file and returns it. Returns None if the table is damaged.
+        Raises OSError if the file cannot be read."""
         data = self._file(entry_log_index_file_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table_if_intact(place.extent, data)
 
@@ -263,6 +266,7 @@ class EntryLogReader:
         return self._arena[before : min(before + size, found)]
 
     def close_log(self, log: int) -> None:
+        """Closes the open files of a log. A later read opens them again."""
         for key in (
             (entry_log_file_name(log), False),
             (entry_log_file_name(log), True),
@@ -273,6 +277,7 @@ class EntryLogReader:
                 file.close()
 
     def close(self) -> None:
+        """Closes all open files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -316,10 +321,13 @@ class ExtentScan:
 
     @property
     def records(self) -> int:
+        """The number of good records so far."""
         return len(self.entries)
 
     @property
     def is_whole(self) -> bool:
+        """Returns whether all records were read and are good, and are exactly those that the extent's head promises.
+        Valid after `run_step` has returned 0."""
         extent = self._extent
         return (
             not self._bad
@@ -366,6 +374,7 @@ class ExtentScan:
         return end
 
     def close(self) -> None:
+        """Closes the log file."""
         self._file.close()
 
 

@@ -1,8 +1,8 @@
 """Moves living entries of closed logs to the cold log, in a worker, a slice at a time: a part of
 store/entrylog/compaction.py.
 
-    mover = Mover(…) ; while mover.list_more_extents() ; begin the cold log for mover.live_bytes
-    while mover.run_step() ; mover.finish()      → Written, and mover.bad: entries whose copies here are all damaged
+    mover = EntryMover(…) ; while mover.list_more_extents() ; begin the cold log for mover.live_bytes
+    while mover.run_step() ; mover.finish()      → WrittenEntries, and mover.bad: entries whose copies are all damaged
 
 The extents of all sources are taken in the order of their ledgers, so that each ledger's entries are adjacent
 afterwards. Records are copied unchanged, after a check of length, checksum, ledger and entry of each. They are found
@@ -129,8 +129,9 @@ class EntryLogPlan(NamedTuple):
 
 class CompactionPolicy(NamedTuple):
     """The limits of compaction. A log is compacted if its share of live bytes is below `minor_share` (in a minor
-    compaction) or `major_share` (in a major one), or if it is smaller than `small_bytes`. `bytes_per_s` limits the
-    speed."""
+    compaction) or `major_share` (in a major one). A major compaction also merges logs that are smaller than
+    `small_bytes`. `bytes_per_s` limits the bytes that are read and written. `full_share` replaces `minor_share` on a
+    full disk."""
 
     minor_share: float = 0.2
     major_share: float = 0.5
@@ -217,8 +218,7 @@ class DeletedLedgers:
 
 class LiveBytesCounter:
     """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `facts` has the
-    result.
-    `opened`: the committed ends of the log's files; None: the log is closed."""
+    result. `opened`: the committed ends of the log's files; None: the log is closed. Must be used in a worker."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: EntryLogState, opened: OpenLogEnds | None,
@@ -266,6 +266,7 @@ class LiveBytesCounter:
 
     @property
     def facts(self) -> EntryLogUsage:
+        """Returns what was counted so far. It is complete when `run_step` has returned False."""
         largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
         return EntryLogUsage(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
@@ -300,7 +301,9 @@ _RECORD_BYTES_MAX = 16 << 20
 
 class EntryMover:
     """Copies the records of living ledgers from closed entry logs to the cold log (the log that gets the entries that
-    compaction moves), one slice per call of `run_step`."""
+    compaction moves), one slice per call of `run_step`. Must be used in a worker. `live_bytes` are the bytes to move,
+    after all extents are listed; `moved_bytes` and `records` count what was moved. `bad` are entries of which no good
+    copy was found."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
@@ -329,8 +332,8 @@ class EntryMover:
 
     # ------------------------------------------------------------------------------------ listing
     def list_more_extents(self) -> bool:
-        """Lists more of the extents that must be moved, one part per call. Returns False when all of them are
-        listed."""
+        """Lists more of the extents that must be moved, one part per call. Returns False when all of them are listed.
+        Raises DamagedFile if an index is damaged."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -347,7 +350,7 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ moving
     def run_step(self) -> int:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
-        bytes read and written; 0: everything is moved."""
+        bytes read and written; 0: everything is moved. Raises NoSpace."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -359,13 +362,14 @@ class EntryMover:
         return work
 
     def finish(self) -> WrittenEntries | None:
-        """Writes and syncs the index of the moved entries. Returns the result, which the caller must commit; None if
-        nothing was moved."""
+        """Writes and syncs the index of the moved entries. Must be called once, after `run_step` has returned 0.
+        Returns the result, which the caller must commit; None if nothing was moved. Raises NoSpace."""
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None
 
     def close(self) -> None:
+        """Closes the files of the logs that were read. The cold log stays open."""
         for file in self._open.values():
             file.close()
         self._open.clear()

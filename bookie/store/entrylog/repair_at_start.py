@@ -85,7 +85,8 @@ class UnreadableLogRange(NamedTuple):
 
 class EntryLogScan:
     """Scans an entry log without its index. `records` yields every valid record in order; after that, `lost` has the
-    ranges that contain no valid record."""
+    ranges that contain no valid record. `exact`: zeros at the end of the file count as such a range; otherwise the file
+    may have been allocated in advance."""
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
         self._file = file
@@ -96,6 +97,7 @@ class EntryLogScan:
         self.lost: list[UnreadableLogRange] = []
 
     def records(self) -> Iterator[ScannedLogRecord]:
+        """Yields every valid record of the log, in the order of the file. May be called once."""
         offset = entry_log.DATA_OFFSET
         while offset < self._size:
             found = self._record(offset)
@@ -262,7 +264,9 @@ data loss."""
 
 class EntryLogRepairAtStart:
     """Repairs the entry logs when a store starts: compares their files with the checkpoint mark, cuts what is not
-    committed, and rebuilds damaged indexes."""
+    committed, and rebuilds damaged indexes. After `open`, `facts` must be recorded: entries that are known to be lost,
+    and logs that are gone. `gone` has the ledgers of each log that is missing and whose index is there, by the log's
+    path."""
 
     def __init__(
         self,
@@ -285,7 +289,7 @@ class EntryLogRepairAtStart:
 
     def open(self) -> list[LoadedIndexGroup]:
         """Repairs the entry logs. Returns the groups of all their index files. Records every data loss durably before
-        it changes a file."""
+        it changes a file. Must run in a worker. Raises ForeignFile, NewerFormat or NoSpace."""
         self._take_inventory()
         self._losses.write()
         self._tidy()

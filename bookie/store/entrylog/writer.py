@@ -3,20 +3,20 @@
 Two writers share one sequence of numbers (`LogNumberSequence`): the hot one takes the flushes of checkpoints, the cold
 one what compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
-    begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
-    on_committed()                                                      after the mark is durable
+    ensure_room(size) ; append(buffers) … ; write_index(extents, tables)    → WrittenEntries(open, group)
+    on_committed()                                                          after the mark is durable
 
 `ensure_room` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and
 the last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and
 at every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
 
-Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
-delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written *direct* where the file system allows it (as
-the journal, replay.py): through the page cache a write takes twenty times the processor time and gets less
-than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices into allocated
-room). A direct write begins at the block that has the end. It writes the committed bytes of that block again unchanged,
-so that they survive whatever part of the write a crash leaves. A flush that found a full disk is repeated from the end
-of the last committed one, or `release_unused_space` gives its room back.
+Disk space for the files is allocated in advance. They are appended to in slices of about `SLICE_BYTES`, each of which
+is synced, so that a big flush does not delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written
+*direct* where the file system allows it (as the journal, replay.py): through the page cache a write takes twenty times
+the processor time and gets less than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312
+MB/s, 1 MiB slices into allocated room). A direct write begins at the block that has the end. It writes the committed
+bytes of that block again unchanged, so that they survive whatever part of the write a crash leaves. A flush that found
+a full disk is repeated from the end of the last committed one, or `release_unused_space` gives its room back.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class _Open:
 
 
 class EntryLogWriter:
-    """Appends records to an entry log and to its index file. Begins the next log when one is full."""
+    """Appends records to an entry log and to its index file. Begins the next log when one is full. Its methods wait for
+    the disk and must run in a worker, in the order of the module's docstring."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, numbers: LogNumberSequence, *, log_bytes_max: int,
@@ -180,11 +181,13 @@ class EntryLogWriter:
         return file
 
     def append_slices(self, slices: Sequence[Sequence[Buffer]]) -> None:
+        """Writes each of `slices` like `append`, one after the other."""
         for buffers in slices:
             self.append(buffers)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Writes `buffers` after the last record of the open log, and syncs the log."""
+        """Writes `buffers` after the last record of the open log, and syncs the log. `ensure_room` must have been
+        called before. Raises NoSpace. The bytes count only when `write_index` is committed."""
         current = self._open
         assert current is not None
         if current.log.direct:
@@ -213,7 +216,7 @@ class EntryLogWriter:
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> WrittenEntries:
         """Writes and syncs the index group of all records that were appended since `ensure_room`. Returns the result,
-        which the caller must commit with a checkpoint mark."""
+        which the caller must commit with a checkpoint mark. Raises NoSpace."""
         current = self._open
         assert current is not None
         group = index.encode_index_group(extents, tables)
@@ -249,7 +252,7 @@ class EntryLogWriter:
             self.release_unused_space()
 
     def close(self) -> None:
-        """Closes the open log for good: truncates its files to their committed ends."""
+        """Closes the open log for good: truncates its files to their committed ends. Does nothing if no log is open."""
         if self._open is not None:
             self._cut(self._open)
             self._open.log.close()
@@ -266,7 +269,8 @@ class EntryLogWriter:
 
 
 class MemtableFlush:
-    """Writes one table of the memtable to the hot log, one slice at a time. A checkpoint calls it."""
+    """Writes one table of the memtable to the hot log, one slice at a time. A checkpoint calls `start`, then
+    `take_next_slices` until it returns nothing, then `write_index`, all in a worker."""
 
     def __init__(self, writer: EntryLogWriter, table: EntryTable) -> None:
         self._writer = writer
@@ -277,6 +281,7 @@ class MemtableFlush:
         self._taken = 0
 
     def start(self) -> None:
+        """Makes sure that the hot log has room for the table, and begins another log if necessary. Raises NoSpace."""
         table = self._table
         overhead = ENTRY_OVERHEAD_BYTES - entry_log.RECORD_HEADER_BYTES
         self._bytes = table.size_bytes - table.entries * overhead
@@ -308,6 +313,8 @@ class MemtableFlush:
         return self._taken / self._bytes
 
     def write_index(self) -> WrittenEntries:
+        """Writes and syncs the index group of the table, after all its slices were appended. Returns the result, which
+        the caller must commit. Raises NoSpace."""
         return self._writer.write_index(self._extents, self._tables)
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:
