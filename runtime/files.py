@@ -21,7 +21,8 @@ DIRECT_ALIGNMENT = 4096
 
 
 class File(Protocol):
-    """An open file. Every read and write names its absolute position, because there is no file cursor."""
+    """An open file. Every read and write names its absolute position, because there is no file cursor. Every method
+    raises OSError if the system refuses, or if the file is closed."""
 
     @property
     def path(self) -> str:
@@ -57,8 +58,14 @@ class File(Protocol):
         is noticed here and not by a later write."""
         ...
 
-    def truncate(self, size: int) -> None: ...
-    def size(self) -> int: ...
+    def truncate(self, size: int) -> None:
+        """Sets the size of the file to `size` bytes; a larger size adds zeros."""
+        ...
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes."""
+        ...
+
     def advise_dontneed(self) -> None:
         """Tells the kernel that the page cache need not keep the content of this file."""
         ...
@@ -67,7 +74,9 @@ class File(Protocol):
         """Tells the kernel not to read ahead in this file."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the file, without a sync. May be called twice."""
+        ...
 
 
 class Files(Protocol):
@@ -86,21 +95,28 @@ class Files(Protocol):
         """Returns a buffer of `size` zero bytes, aligned so that a `direct` file reads and writes it without a copy."""
         ...
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Returns whether a file or a folder has this path."""
+        ...
+
     def list_directory(self, path: str) -> list[str]:
         """Returns the sorted names of the files and folders in a folder."""
         ...
 
     def make_directories(self, path: str) -> None:
-        """Creates a folder and its missing parents with mode 0700, and syncs each new one into its parent. It is no
-        error if the folder exists."""
+        """Creates a folder and its missing parents with mode 0700, and syncs each new one into its parent. Does nothing
+        if the folder exists."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Renames a file, and replaces a file that has the name `new`. Durable after `sync_directory`."""
+        """Renames a file, and replaces a file that has the name `new`. Durable after `sync_directory` of the folders.
+        """
         ...
 
-    def remove(self, path: str) -> None: ...
+    def remove(self, path: str) -> None:
+        """Removes a file. Durable after `sync_directory`. Raises FileNotFoundError if there is none."""
+        ...
+
     def sync_directory(self, path: str) -> None:
         """Makes the creations, renames and removals of names in this directory durable."""
         ...

@@ -91,7 +91,8 @@ class SystemRandomNumbers(random.SystemRandom):
         return taken
 
     def reset(self) -> None:
-        """Drops the random bytes of the current block that were not used yet."""
+        """Drops the random bytes of the current block that were not used yet. Called in a forked process, so that it
+        does not use the same bytes as its parent."""
         self._block, self._at = b"", 0
 
 
@@ -164,7 +165,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 def run_process(
     main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING
 ) -> int:
-    """Runs a program to its end and returns its exit code.
+    """Runs the program `main` to its end on a new event loop, and returns its exit code.
 
     SIGTERM and SIGINT (the signals in `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what
     it opened. A second signal has the system's default effect: it ends the process. The exit code is the result of
@@ -290,7 +291,8 @@ class ProcessPartState(enum.Enum):
 
 
 class ProcessPartStatistics:
-    """The state of one part of a process, and how many seconds its start and its stop took."""
+    """The state of one part of a process, and how many seconds its start and its stop took. `stop_s` is 0 until it has
+    stopped."""
 
     __slots__ = ("name", "start_s", "state", "stop_s")
 
@@ -308,7 +310,8 @@ class _Started:
 
 
 class ProcessParts:
-    """The parts of one process, such as its bookie and its broker, in the order of their start."""
+    """The parts of one process, such as its bookie and its broker, in the order of their start. As a context manager,
+    closes itself at the end of the block."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -323,7 +326,8 @@ class ProcessParts:
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Part:
         """Awaits `starting`, which starts the part `name`, and returns its result. Later, `close` calls `stop` with
-        this result."""
+        this result, and waits for it at most `stop_timeout_s`. If `starting` fails, raises its error, and `stop` is not
+        called."""
         began = self._clock.monotonic()
         part = await starting
         statistics = ProcessPartStatistics(name, ProcessPartState.RUNNING, self._clock.monotonic() - began, 0.0)
@@ -331,8 +335,9 @@ class ProcessParts:
         return part
 
     async def close(self) -> None:
-        """Stops the running parts in the reverse order of their start. Raises nothing except CancelledError, if the
-        caller is cancelled."""
+        """Stops the running parts one by one, in the reverse order of their start. A part that fails to stop, or takes
+        too long, is logged. Raises nothing except CancelledError, if the caller is cancelled. Parts that were stopped
+        before are left out."""
         for started in reversed(self._started):
             if started.statistics.state is ProcessPartState.RUNNING:
                 await self._stop(started)
@@ -353,6 +358,7 @@ class ProcessParts:
             statistics.stop_s = self._clock.monotonic() - began
 
     def statistics(self) -> list[ProcessPartStatistics]:
+        """Returns the state of each part, in the order of their start."""
         return [started.statistics for started in self._started]
 
     async def __aenter__(self) -> ProcessParts:
