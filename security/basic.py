@@ -2,8 +2,8 @@
 
 An unknown user and a wrong password get the same answer after the same work: for an unknown user, the password is
 compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
-callers wait, at most WAITING_MAX. A success is stored for REMEMBER_S under a keyed digest of user and password, unless
-the file changes. A password that another machine sends without encryption is refused.
+callers wait, at most WAITING_MAX. A successful login is cached for REMEMBER_S under a keyed digest of user and
+password, or until the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 
@@ -94,7 +94,8 @@ def matches_password(password: bytes, hashed: str) -> bool:
 
 
 def hash_apr1(password: bytes, salt: bytes) -> str:
-    """Returns the hash of the password by Apache's variant of MD5 (apr1), with 1,000 rounds."""
+    """Returns the hash of the password by Apache's variant of MD5 (apr1), with 1,000 rounds, as a line of htpasswd has
+    it: `$apr1$SALT$HASH`."""
     inner = _md5(password + salt + password)
     text = password + b"$apr1$" + salt + (inner * (len(password) // 16 + 1))[: len(password)]
     for bit in range(len(password).bit_length()):
@@ -132,7 +133,8 @@ KEYS_MAX = 10_000
 
 
 class FailedLogins:
-    """Counts the failed logins, by address and by user. Failures delay further attempts."""
+    """Counts the failed logins, by address and by user. From the FAILURES_FREE-th failure on, the next attempt must
+    wait, longer after each failure."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
@@ -147,6 +149,7 @@ class FailedLogins:
         return max(0.0, last_s + wait_s - now_s)
 
     def record_failure(self, key: str, now_s: float) -> None:
+        """Counts a failed login of the address or user `key`, at the time `now_s` in seconds."""
         count, last_s = self._failed.pop(key, (0, now_s))
         self._failed[key] = (1 if now_s - last_s >= FORGET_S else count + 1, now_s)
         if len(self._failed) > KEYS_MAX:
@@ -169,8 +172,9 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """Authenticates users by a file of users and password hashes. Raises InvalidConfiguration if the file cannot be
-    read, if other users may read it, or if a line is malformed."""
+    """Authenticates users by a file of users and password hashes. The constructor raises InvalidConfiguration if the
+    file cannot be read, if other users may read it, or if a line is malformed. A file that changes later is read again.
+    """
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:
