@@ -12,11 +12,12 @@ Rules
   the rest.
 - A message in chunks has one verdict: that of its first chunk. All chunks carry the properties of the message, so a
   later one whose first chunk was not seen is judged by its own.
-- Who reads the compacted form gets each tombstone, so that no table keeps a key that is deleted (`keeps_tombstones`).
-- **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by that one, whatever its
-  filter says: it was wanted when it came first, and its producer and time are others now. Every other durable
-  subscription drops it (broker/subscription/expiry.py). The property counts in the head of an entry alone: brokers do
-  not look for it in a batch, nor in what is encrypted.
+- A reader of the compacted form gets each tombstone (a message without a value), so that it removes deleted keys
+  (`keeps_tombstones`).
+- **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by this subscription,
+  whatever its filter says: the filter wanted it when it first came, and the copy has another producer and time. Every
+  other durable subscription drops it (broker/subscription/expiry.py). The property counts only in the head of an entry:
+  brokers do not look for it in a batch, nor in encrypted bytes.
 - A batch whose summary (summary.py) says that nothing in it is wanted is not looked into (`excludes`), encrypted or
   not. Of tombstones a summary says nothing.
 - The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
@@ -68,8 +69,8 @@ _OF_ENTRY = frozenset(("message.producer", "message.publish_time", "message.sche
 
 
 def find_filter(properties: Mapping[str, str]) -> Filter | None:
-    """Returns the filter that the properties of a subscription say; None if they say none. Raises InvalidRequest if it
-    is no filter, or if they say two."""
+    """Returns the filter that the properties of a subscription define; None if they define none. Raises InvalidRequest
+    if the text is not a filter, or if the properties define two. A JMS selector that is not a filter counts as none."""
     text, tags = properties.get(FILTER, "").strip(), properties.get(TAGS, "").strip()
     if text and tags:
         raise InvalidRequest(f"a subscription has a filter or tags: set one of the properties {FILTER!r} and {TAGS!r}")
@@ -84,7 +85,7 @@ def find_filter(properties: Mapping[str, str]) -> Filter | None:
 
 
 def make_tags_filter(tags: str) -> str:
-    """Returns the filter that `A || B` is the short form of. Raises InvalidRequest if a tag is empty."""
+    """Returns the filter for which the tags `A || B` are the short form. Raises InvalidRequest if a tag is empty."""
     names = [each.strip() for each in tags.split("||")]
     if not all(names):
         raise InvalidRequest("tags are separated by '||', and none is empty: A || B")
@@ -110,8 +111,8 @@ def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: i
 
 
 def read_field(fields: Any, size: int, metadata: MessageMetadata, name: str) -> str | int | None:
-    """Returns the value of a name of `filters.SYSTEM_NAMES`. `fields`: the metadata of the message; `size`: the bytes
-    of its payload, uncompressed; `metadata`: that of its entry."""
+    """Returns the value of a name of `filters.SYSTEM_NAMES`; None if the message has none. `fields`: the metadata of
+    the message; `size`: the bytes of its payload, uncompressed; `metadata`: that of its entry."""
     if name == "message.key":
         return _read_key(fields) if fields.HasField("partition_key") else None
     if name == "message.ordering_key":
@@ -132,7 +133,7 @@ def _read_key(fields: Any) -> str:
 
 
 def passes_filter(wanted: Filter, fields: Any, size: int, metadata: MessageMetadata) -> bool:
-    """Returns whether the filter wants a message. The arguments are those of `read_field`."""
+    """Returns whether the filter `wanted` wants a message. The other arguments are those of `read_field`."""
     found = dict[str, str]()
     _collect_properties(fields, wanted.names, found)
     if not wanted.system_names:
@@ -149,7 +150,7 @@ def _collect_properties(fields: Any, names: Collection[str], found: dict[str, st
 
 
 def encode_names(names: Iterable[str]) -> dict[bytes, str]:
-    """Returns the names by their UTF-8. No property has a name that has none."""
+    """Returns the names by their UTF-8. A name that has no UTF-8 is left out, because no property can have it."""
     found = dict[bytes, str]()
     for name in names:
         with suppress(UnicodeEncodeError):
@@ -215,8 +216,9 @@ class EntryFilter:
         return found
 
     def find_unwanted(self, head: StoredEntryHead, entry: Buffer) -> int:
-        """Returns which messages of a stored entry are not wanted, as bits. Decompresses a batch: the caller asks
-        `is_entry_slow_to_parse` before. 0: all messages are wanted, or the entry cannot be read."""
+        """Returns which messages of a stored entry are not wanted, as bits (bit i: message i). 0: all messages are
+        wanted, or the entry cannot be read. Decompresses a batch, which may take long: the caller must ask
+        `is_entry_slow_to_parse` before."""
         metadata, offset = head.metadata, head.payload_offset
         try:
             if metadata.HasField("num_messages_in_batch"):

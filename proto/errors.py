@@ -1,9 +1,10 @@
 """The error families: what failed, whether it certainly did not happen, whether to try again.
 
-Three sorts (docs/errors.md): the caller's fault is raised at once, before anything is sent; an outside failure is
-typed, with `definite` and `retryable`; our own fault is an `assert`. A time-out is *unknown* (`definite = False`):
-the operation may have happened. Between processes an error is a `wire.Error` (code, text, fields), translated only
-by `to_wire` and `from_wire`. Codes are a contract: never renumber, never reuse.
+There are three sorts (docs/errors.md). A fault of the caller is raised at once, before anything is sent. An outside
+failure has a type of its own, with `definite` and `retryable`. A fault of Magnetar itself is an `assert`. After a
+time-out the outcome is *unknown* (`definite = False`): the operation may have happened. Between processes an error is a
+`wire.Error` (code, text, fields), translated only by `to_wire` and `from_wire`. Codes are a contract: they are never
+changed or used again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ _BY_CODE: dict[int, type[MagnetarError]] = {}
 
 
 class MagnetarError(Exception):
-    """Base of every error that Magnetar raises on purpose.
-
-    `code` identifies the class on the wire; `definite`: the operation certainly did not happen; `retryable`: the same
-    request may succeed later, at the same or another server. `fields` are the facts of the case, as text, and are sent
-    with it."""
+    """Base of every error that Magnetar raises on purpose. `code` identifies the class on the wire. `definite`: the
+    operation certainly did not happen. `retryable`: the same request may succeed later, at the same or another server.
+    `fields` are the facts of the case, as text, and are sent with it."""
 
     code: ClassVar[int] = 1
     definite: ClassVar[bool] = False
@@ -50,8 +49,8 @@ error may quote the request, and gRPC allows 8 KB for it."""
 
 
 def to_wire(error: BaseException) -> wire.Error:
-    """Returns the wire form of an exception. An exception that is no MagnetarError becomes an InternalError with its
-    type and text."""
+    """Returns the wire form of an exception. An exception that is not a MagnetarError becomes an InternalError with its
+    type and text. Long texts are cut, and at most FIELDS_MAX fields are sent."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
     fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
@@ -63,7 +62,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def from_wire(message: wire.Error) -> MagnetarError:
-    """Returns the exception of an error from the wire. If this version does not know its code, returns a plain
+    """Returns the exception of an error from the wire. If this version does not know the code, returns a plain
     MagnetarError."""
     error = _BY_CODE.get(message.code, MagnetarError)(message.message)
     error.fields = dict(message.fields)
@@ -78,7 +77,7 @@ class InternalError(MagnetarError):
 
 # ---------------------------------------------------------------------------------- the caller's fault
 class InvalidRequest(MagnetarError):
-    """The request itself is wrong and will stay wrong."""
+    """The request itself is wrong: it fails in the same way whenever it is repeated."""
 
     code = 10
     definite = True
@@ -109,13 +108,13 @@ class CorruptEntry(InvalidRequest):
 
 
 class WrongProtocol(InvalidRequest):
-    """The process at that port, or the one that connected to ours, does not speak this protocol."""
+    """The other end of a connection does not speak this protocol, or sent what the protocol does not allow."""
 
     code = 15
 
 
 def is_unknown_operation(error: BaseException) -> bool:
-    """Returns whether the error is the answer of a server of an older release that it has no such operation."""
+    """Returns whether the error says that the server, of an older release, does not have the operation."""
     return isinstance(error, WrongProtocol) and "no method" in str(error)
 
 
@@ -295,7 +294,7 @@ class HalfParked(MagnetarError):
 
 # ---------------------------------------------------------------------------------- the world's fault
 class Unavailable(MagnetarError):
-    """No server can do this now; it was not done; try again."""
+    """No server can do this now, and nothing was done; the request may be repeated."""
 
     code = 40
     definite = True
@@ -342,7 +341,8 @@ class OutcomeUnknown(MagnetarError):
 
 
 class DataLost(MagnetarError):
-    """Bytes that were acknowledged cannot be read from any replica. An alarm, never skipped silently."""
+    """Bytes that were acknowledged cannot be read from any replica. This is an alarm: such bytes are never skipped
+    silently."""
 
     code = 47
 
@@ -374,7 +374,7 @@ class LedgerClosed(MagnetarError):
 
 
 class Unauthorized(MagnetarError):
-    """Wrong ledger master key or missing permission."""
+    """The caller has no permission for the operation, or the master key of the ledger is wrong."""
 
     code = 52
     definite = True
