@@ -116,7 +116,8 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """The rules for the callers of a listener: how they are authenticated, and the limits that apply to them."""
+    """The rules for the callers of a listener. `guard` authenticates them; None: every caller is LOCAL. `tls`: the
+    files for TLS; None: in clear. `limits` and `memory` limit what callers may use."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)

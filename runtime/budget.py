@@ -41,7 +41,8 @@ class ArrivingLongMessage(Protocol):
 
 class ArrivingMessagesMemory:
     """Limits the memory of all messages that are arriving at a process, or have arrived and were not read by the
-    service yet."""
+    service yet. Half of `limit` bytes is for receive windows, half for long messages. `windows` and `long` are the
+    reserved bytes."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
@@ -84,8 +85,8 @@ class ArrivingMessagesMemory:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def on_messages_read(self, message: ArrivingLongMessage) -> None:
-        """Called when the service has read all messages of this stream that have arrived completely. Frees their
-        memory."""
+        """Called when the service has read all messages of this stream that have arrived completely. Releases their
+        memory, and reserves it for messages that wait."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size

@@ -13,11 +13,12 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The clocks of a process: the wall clock and a monotonic one."""
+    """The clocks of a process: the wall clock and a monotonic one. `SystemClock` and `ServerClock` are real, `SimClock`
+    is simulated."""
 
     def wall_ms(self) -> int:
-        """Returns the wall-clock time in milliseconds since the epoch. The clock may jump, so it is for records that
-        people read, never for deadlines."""
+        """Returns the wall-clock time in milliseconds since the epoch. The clock may jump, so it is for times that are
+        stored or compared with stored ones, such as the expiry of a message. For time-outs use `monotonic`."""
         ...
 
     def monotonic(self) -> float:

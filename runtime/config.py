@@ -6,20 +6,19 @@ In the environment two underscores stand for a level: MAGNETAR_BOOKIE__STORE__ME
 [bookie.store]. After the section one is enough (MAGNETAR_BROKER_ROLL_MINUTES). A program first calls
 `set_variables_from_files`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
 
-Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
-comment is the text after the field in the source (`#` on its line, or a string literal below it). `list_settings` lists
-them for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
-environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
+Every setting has a name with its unit, a type, a default, and a comment, which says its effect or limit, and its cost.
+The comment is the text after the field in the source (`#` on its line, or a string literal below it). `list_settings`
+lists them for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated
+in the environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
 relations and raises InvalidConfiguration or ValueError. A static method `fill_values(values)` may return the values
 that were given together with those that follow from them.
 
-Every mistake raises InvalidConfiguration, in most cases with the fields `setting`, `source` and `allowed`: an unknown
-key or section (also an unknown MAGNETAR_<SECTION>_… variable), a value of the wrong type or out of bounds, a file that
-is not TOML.
+A mistake raises InvalidConfiguration, in most cases with the fields `setting`, `source` and `allowed`. Mistakes are an
+unknown key, section or MAGNETAR_<SECTION>_… variable, a value of the wrong type or out of bounds, and a file that is
+not TOML.
 
-Also in this file, below its heading: the division of a process's memory among its parts (memory_shares); the memory of
-this machine, or of the container that this process runs in (machine); the settings of a process as a whole, whatever it
-runs (settings).
+Also in this file, each below its heading: the division of a process's memory among its parts (memory_shares); the
+memory of this machine or container (machine); the settings that every process has (settings).
 """
 
 from __future__ import annotations
@@ -531,8 +530,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def measure_machine_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Returns the bytes of memory that this process could use: the memory of the machine, or the smallest limit of its
-    control groups (versions 1 and 2) and of their parents, whichever is less."""
+    """Returns the bytes of memory that this process could use. That is the memory of the machine, or the smallest limit
+    of the process's control groups (versions 1 and 2) and their parents, whichever is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])
 

@@ -87,8 +87,8 @@ class FileDescriptors:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """Opens a file like `os.open`. If no file descriptor is free, closes a spare one first. Raises OSError if there
-        is no spare descriptor either."""
+        """Opens a file like `os.open`, and returns its descriptor. If no file descriptor is free, closes a spare one
+        first. Raises OSError if there is no spare descriptor either."""
         return self._opened(lambda: os.open(path, flags, mode))
 
     def list_directory(self, path: str) -> list[str]:

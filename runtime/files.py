@@ -1,11 +1,13 @@
 """Files: the interface between the store and a disk.
 
-Every implementation guarantees: `fdatasync` makes durable all bytes that were written to that file before; a `pwrite`
-of a file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
-`sync_directory` of its folder. Nothing else is durable. The simulated disk (`runtime/sim/disk.py`) loses everything
-else at a crash.
-All calls are synchronous; a call that may wait for the disk is made from a `Worker` (runtime/tasks.py).
-Errors are `OSError`, as the system reports them.
+Every implementation guarantees these rules, and nothing else is durable:
+- `fdatasync` makes all bytes durable that were written to that file before.
+- A `pwrite` of a file that was opened `direct` is durable when it returns.
+- A new, renamed or removed name is durable after `sync_directory` of its folder.
+
+The simulated disk (`runtime/sim/disk.py`) loses everything else at a crash of its machine. All calls are synchronous; a
+call that may wait for the disk is made from a `Worker` (runtime/tasks.py). Errors are `OSError`, as the system reports
+them.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class Files(Protocol):
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """Returns the sorted names of the files and folders in a folder."""
+        """Returns the sorted names of the files and folders in a folder. Raises OSError if there is no such folder."""
         ...
 
     def make_directories(self, path: str) -> None:
@@ -118,7 +120,7 @@ class Files(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Makes the creations, renames and removals of names in this directory durable."""
+        """Makes all earlier creations, renames and removals of names in this directory durable."""
         ...
 
     def disk_usage(self, path: str) -> tuple[int, int]:
@@ -131,8 +133,8 @@ class Files(Protocol):
         ...
 
     def end_process(self, reason: str) -> None:
-        """Ends the process at once (exit code 70) without flushing anything. Called after a failed fsync, when the
-        content of files is not known any more."""
+        """Ends the process at once (exit code 70) without flushing anything; never returns. Called after a failed
+        fsync, when the content of files is not known any more."""
         ...
 
 

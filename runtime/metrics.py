@@ -206,8 +206,8 @@ class MetricsQuery(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MetricsQuery:
-        """Returns the MetricsQuery for the query part of a URL. Raises InvalidRequest if a parameter is unknown or its
-        value is invalid."""
+        """Returns the MetricsQuery for the query part of a URL; "" gives the defaults. Raises InvalidRequest if a
+        parameter is unknown or its value is invalid, ValueError if there are more than 8 parameters."""
         found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
         unknown = sorted(found.keys() - {"level", "namespace"})
         if unknown:
@@ -246,7 +246,7 @@ class MetricsPage:
         return made
 
     def copy_from(self, other: MetricsPage) -> None:
-        """Copies the content of `other` to this page, which must be empty."""
+        """Makes the content of `other` that of this page, which must be empty. The two pages then share it."""
         assert not self.shown, "the page is empty"
         self._families, self.shown, self._series = other._families, other.shown, other._series
         self.process, self.others = other.process, other.others
@@ -286,7 +286,7 @@ class MetricsPage:
 
     def add_foreign(self, name: str, help: str, value: float, **labels: str) -> None:
         """Adds a number under the name that another system (Pulsar) gives it. The number has no metric type, because a
-        type would add a suffix to its name."""
+        type would add a suffix to its name. It is not in `shown`."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -306,7 +306,7 @@ class MetricsPage:
         self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str
     ) -> None:
         """Adds all `numbers`, which a part's method `statistics()` returned: as gauges if they are named in `gauges`,
-        else as counters."""
+        else as counters. The name of each metric is `magnetar_PART_NAME`, with `_total` for a counter."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

@@ -3,11 +3,11 @@
 Three transports, each real (runtime/grpc/client.py and server.py on our HTTP/2, runtime/peer/client.py on ZeroMQ,
 runtime/tcp/listening.py on TCP) and simulated (runtime/sim/world.py), implement the protocols of this module.
 
-**gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
-in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
-`async def produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same
-`MagnetarError` (status plus `magnetar-error-bin`). A handler is not cancelled when its caller disconnects: a unary one
-runs to its end, a streaming one gets the error from its stream.
+**gRPC.** A service is described by its descriptor in proto/wire.proto. A handler is an object with one method per rpc,
+in snake case. A unary one is `async def lookup(self, request, context) -> reply`, a streaming one `async def
+produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same `MagnetarError`
+(status plus `magnetar-error-bin`). A handler is not cancelled when its caller disconnects: a unary one runs to its end,
+a streaming one gets the error from its stream.
 *Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; once in
 a turn of the loop all queued items (up to about 1 MiB) are sent as one gRPC message. `receive` returns all items that
 have arrived. So the cost of a gRPC message is paid per turn of the loop, not per entry.
@@ -58,8 +58,8 @@ class KeyPair:
 
 
 class PeerGate(Protocol):
-    """Decides which processes may connect to a peer server. A process is identified by its public key, as 64
-    hexadecimal digits."""
+    """Decides which processes may connect to a peer server. The server calls it. A process is identified by its public
+    key, as 64 hexadecimal digits."""
 
     async def admit(self, key: str) -> bool:
         """Returns whether a client with this public key may connect. Raises a MagnetarError if that cannot be decided
@@ -74,7 +74,7 @@ class PeerGate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerServerKeys:
-    """The keys of a peer server, and its gate. The server serves only clients that know its public key and that the
+    """The keys of a peer server, and its gate. The server accepts only clients that know its public key and that the
     gate admits."""
 
     own: KeyPair
@@ -83,7 +83,8 @@ class PeerServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class PeerClientKeys:
-    """The keys of the client of a peer connection, and the public key that its server must have."""
+    """The keys of the client of a peer connection (`own`; None: in clear), and the public key that its server must have
+    (`server`)."""
 
     server: str = ""  # empty: it registered none
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)
@@ -223,8 +224,8 @@ class Stream(Protocol[Out, In]):
         ...
 
     async def wait_sent(self, offset: int) -> None:
-        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost if the stream
-        breaks."""
+        """Waits until the first `offset` bytes of the stream have left the queue. Raises the error with which the
+        stream breaks."""
         ...
 
     async def receive(self) -> Sequence[In]:
@@ -254,9 +255,10 @@ class Channel(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
-        """Calls a unary rpc and returns its reply. Raises the error of the handler; Unavailable if no connection can be
-        made (nothing was sent); TimedOut if there is no reply within `timeout_s` seconds; ConnectionLost if the
-        connection breaks; MessageTooLarge if the request is larger than MESSAGE_BYTES_MAX."""
+        """Calls a unary rpc and returns its reply. Raises the error of the handler. If no connection can be made,
+        raises Unavailable, and nothing was sent. Raises TimedOut if there is no reply within `timeout_s` seconds,
+        ConnectionLost if the connection breaks or the channel is closed. Raises MessageTooLarge if the request is
+        larger than MESSAGE_BYTES_MAX."""
         ...
 
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]:
@@ -307,10 +309,9 @@ class RunningPeerServer(RunningServer, Protocol):
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """With `slow`, receives requests only slowly, so that the senders must store what they cannot send; without,
-        receives normally again. Slowly means one multipart message every SLOW_S seconds, from each connection in turn.
-        So a request that ends the overload, or has nothing to do with it, still arrives, and a live connection still
-        answers heartbeats."""
+        """With `slow`, receives only one multipart message every SLOW_S seconds, from each connection in turn; without,
+        receives normally again. While the server is slow, senders must store the requests that they cannot send. A
+        request that ends the overload still arrives, and a live connection still answers heartbeats."""
         ...
 
 
@@ -428,7 +429,8 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns what the connection knows about the other end before any byte is read."""
+        """Returns the address and the verified certificate of the other end, which are known before any byte is read.
+        """
         ...
 
     @property
@@ -489,8 +491,9 @@ class Network(Protocol):
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> RunningServer:
-        """Starts a gRPC server. Each service is (name in proto/wire.proto, handler). Port 0 means a free port. Raises
-        Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used."""
+        """Starts a gRPC server, and returns it when it listens. Each service is (name in proto/wire.proto, handler).
+        Port 0 means a free port. Raises Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used.
+        """
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
@@ -501,22 +504,23 @@ class Network(Protocol):
     async def serve_bytes(
         self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
     ) -> RunningByteServer:
-        """Starts a listener for TCP connections, or TLS ones. Port 0 means a free port. Raises Busy if the port is
-        taken, InvalidConfiguration if a TLS file cannot be used. Of the limits in `access`, only `connections` and
-        `streams_per_address` apply."""
+        """Starts a listener for TCP connections, or TLS ones, and returns it. `service` is called for each connection.
+        Port 0 means a free port. Raises Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used.
+        Of the limits in `access`, only `connections` and `streams_per_address` apply."""
         ...
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        """Makes a TCP connection. With `tls`, verifies the certificate and the name of the other end by `ca` or the
-        system's authorities. Raises Unavailable if no process listens there, UntrustedServer, or InvalidConfiguration
-        if a TLS file cannot be used."""
+        """Makes a TCP connection, and returns it. With `tls`, verifies the certificate and the name of the other end by
+        `ca` or the system's authorities. Raises Unavailable if no process listens there, UntrustedServer if the
+        certificate is not trusted, InvalidConfiguration if a TLS file cannot be used."""
         ...
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> RunningPeerServer:
-        """Starts a listener for requests of peers. Without `access`, its connections are not encrypted. Raises Busy if
-        the port is taken."""
+        """Starts a listener for requests of peers, and returns it. `identity`: of this server, 16 bytes. `service` is
+        called with the requests of each turn of the loop. Without `access`, connections are not encrypted. Raises Busy
+        if the port is taken."""
         ...
 
     def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:

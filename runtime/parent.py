@@ -20,8 +20,8 @@ decisions of the parent are in runtime/schedule_core.py.
 
 Guards: tests/runtime/.
 
-Also in this file, below its heading: a process that a parent forked, and its link to that parent (child); the frames
-between a process and the parent that forked it, over a pair of sockets (link).
+Also in this file, each below its heading: the link of a forked process to its parent (child); the frames that they
+exchange over a pair of sockets (link).
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ class ParentProcess:
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
-        """Runs the processes until all have ended, and returns the exit code of the server: 0 after SIGTERM, 130 after
-        SIGINT, else the exit code of the process that could not start. Handles these signals until then. A forked
-        process never returns from this call."""
+        """Runs the processes until all have ended, and returns the exit code of the server. The code is 0 after
+        SIGTERM, 130 after SIGINT, else the exit code of the process that could not start. Replaces the handlers of
+        these signals until then. A forked process never returns from this call."""
         tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
@@ -431,8 +431,8 @@ class LinkFrameDecoder:
         self._bytes = bytearray()
 
     def decode_frames(self, data: bytes) -> Iterator[LinkFrame]:
-        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if the bytes are not a
-        valid frame."""
+        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if a frame is too long or
+        has an unknown kind."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)

@@ -1,4 +1,4 @@
-"""A real process: its world, and how it runs and ends.
+"""A real process: its world, its run and its end.
 
 `make_system_world()` is the one place where the interfaces get their real implementations. `run_process(main)` runs a
 program on the fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit
@@ -168,9 +168,11 @@ def run_process(
     """Runs the program `main` to its end on a new event loop, and returns its exit code.
 
     SIGTERM and SIGINT (the signals in `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what
-    it opened. A second signal has the system's default effect: it ends the process. The exit code is the result of
-    `main` (None: 0); 0 after SIGTERM and 130 after SIGINT; 2 for a wrong configuration or request, and 1 for any other
-    MagnetarError, both with one line on stderr. Any other exception is a bug and is raised.
+    it opened. A second signal has the system's default effect: it ends the process.
+
+    The exit code is the result of `main` (None: 0), or 0 after SIGTERM and 130 after SIGINT. It is 2 for a wrong
+    configuration or request, and 1 for any other MagnetarError, both with one line on stderr. Any other exception is a
+    bug and is raised.
     """
     tune_glibc_heap()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -222,9 +224,9 @@ TRIM_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
 
 
 def tune_glibc_heap() -> None:
-    """Makes glibc take buffers of 128 KiB and more from its heap, instead of calling mmap and munmap for each. This
-    takes 5 µs instead of 41 µs for each of 64 stored copies of 128 KiB. Up to 64 MiB of free heap stay with the
-    process. Does nothing with another C library, or if the user has set MALLOC_*."""
+    """Makes glibc take buffers of 128 KiB and more from its heap, instead of calling mmap and munmap for each, which
+    takes eight times as long. Up to 64 MiB of free heap stay with the process. Does nothing with another C library, or
+    if the user has set MALLOC_*."""
     mallopt = _mallopt()
     if mallopt is None:
         return
@@ -264,8 +266,8 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 def freeze_objects() -> None:
     """Excludes all objects that exist now from garbage collection. Must be called after start-up. Does not collect
-    garbage before: only 57 of 75,000 objects were garbage, even after the replay of 80 MB, and the search for them
-    would stop the event loop for 20 ms while the first clients connect."""
+    garbage before: almost no object is garbage then, and the search would stop the event loop for 20 ms while the first
+    clients connect."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 

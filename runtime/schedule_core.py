@@ -53,7 +53,7 @@ class KillProcess(NamedTuple):
 
 
 class ReportServing(NamedTuple):
-    """Effect: report that all processes serve, for the first time."""
+    """Effect: report that all processes serve; returned once."""
 
 
 class Exit(NamedTuple):

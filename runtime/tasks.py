@@ -17,9 +17,9 @@ by tests/runtime/test_tasks.py.
 Also in this file: the real workers (`SystemWorker`). Each has one thread, which gets calls from a queue, and returns
 results through the event loop.
 
-Calls run in the order given. Results return in that order through `call_soon_threadsafe`, and one wake-up of the loop
-delivers all results that are ready by then: a wake-up costs a system call and a turn of the loop, a result a few
-hundred nanoseconds. `_main` runs on the worker's thread and `_deliver` on the loop's; they share nothing else.
+Calls run in the order given. Results return in that order through `call_soon_threadsafe`. One wake-up of the loop
+delivers all results that are ready by then: a wake-up costs a system call and a turn of the loop, a result much less.
+`_main` runs on the worker's thread and `_deliver` on the loop's; they share nothing else.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """Starts the worker threads of a process."""
+    """Starts the worker threads of a process. `SystemWorkers` is the real implementation, `SimWorkers` the simulated
+    one."""
 
     def start(self, name: str) -> Worker:
         """Starts a worker and returns it. `name` is the name of its thread."""
@@ -213,7 +214,8 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Waits until no task is running. Also waits for tasks that are started during the wait."""
+        """Waits until no task is running, also for tasks that are started during the wait. Raises no error of a task.
+        """
         while self._running:
             await asyncio.wait(list(self._running))
 

@@ -129,7 +129,7 @@ class MessageStream(Http2Stream):
             self.on_memory_reserved()
 
     def on_memory_reserved(self) -> None:
-        """Called when memory is reserved for a long message that had to wait for it. Copies what has arrived of the
+        """Called when memory is reserved for a long message that had to wait for it. Copies the received part of the
         message into this memory, and continues to receive."""
         early = self._early
         assert early is not None, "it waits"

@@ -4,8 +4,9 @@
 
 Each call has one task. The caller is authenticated before anything of the request is read. A handler is not cancelled
 when its caller disconnects. A stream's handler gets ConnectionLost from its stream and ends by itself. A unary call's
-handler runs to its end, because a change that it has begun must not stay half done: a topic that was being unloaded
-would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still arrives.
+handler runs to its end, because a change that it has begun must not stay half done. For example, a topic that is half
+unloaded would keep its consumers and send them nothing. An error of a handler ends the call; items that were sent
+before still arrive.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """An end of a gRPC stream of items, the same for client and server. It has no task of its own.
 
 **Out.** `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to
-COALESCE_BYTES, leave as one envelope `{repeated X items = 1}`, built by hand (tag, length, item); no item waits for
-further ones. Long pieces (APART_BYTES) are given to the transport as they are, not joined. Bytes that the windows of
-the other end or the transport do not accept stay queued until they do.
+COALESCE_BYTES, leave as one envelope `{repeated X items = 1}`. The envelope is built by hand (tag, length, item), and
+no item waits for further ones. Long pieces (APART_BYTES) are given to the transport as they are, not joined. Bytes that
+the windows of the other end or the transport do not accept stay queued until they do.
 **In.** The connection passes each envelope to `on_message`; `receive` parses and returns all items that have arrived.
 The bytes that it returned are credited to the other end's window, so a stream that is not read stores at most
 STREAM_WINDOW. Credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before the items are parsed, so that the
 other end sends the next ones meanwhile. A cancelled `receive` loses nothing.
 **Slices.** An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two
-slices: an item may have two bytes, and a thousand items take a millisecond. At a server a slice also has at most
-PARSED_AT_ONCE bytes besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the
-stream.
+slices, because a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes besides
+entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
 
 Bounds: STREAM_QUEUE_BYTES out (`send` waits; callers of `send_nowait` must have a bound of their own), a window and one
 envelope in.

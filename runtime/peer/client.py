@@ -239,9 +239,10 @@ class ZmqPeer:
         self.on_disconnected(how)
 
     def on_handshake_failed(self, *, certain: bool) -> None:
-        """Called when a handshake with the server has failed, before anything was sent. Tries again, up to
-        HANDSHAKES_MAX times, because a correct server may need several attempts. After the last attempt, or if
-        `certain` (the server violated ZeroMQ's protocol), finds out the reason and fails all requests."""
+        """Called when a handshake with the server has failed, before anything was sent, and the socket is closed.
+        Connects again, up to HANDSHAKES_MAX times, because a correct server may need several attempts. After the last
+        attempt, or if `certain` (the server violated ZeroMQ's protocol), finds out the reason and fails all requests.
+        """
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:

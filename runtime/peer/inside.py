@@ -395,8 +395,8 @@ class InProcessPeer:
 
 
 class RunningInProcessServer:
-    """A listener (`runtime.network.RunningPeerServer`) that serves peers in other processes by a socket, and peers in
-    this process without one."""
+    """A listener (`runtime.network.RunningPeerServer`) that receives from peers in other processes by a socket, and
+    from peers in this process without one."""
 
     def __init__(
         self, outside: RunningPeerServer, server: InProcessServer, servers: dict[Endpoint, InProcessServer]

@@ -1,9 +1,10 @@
 """The server end of peers over ZeroMQ: one ROUTER socket, with one route for each client.
 
-In each turn of the loop it receives what has arrived, refuses requests for another process (WrongIdentity) or of
-another protocol, passes all others to the service at once, and sends the answers of a turn together, per connection. A
-connection that accepts nothing now is tried again every _RETRY_S. The queue of each connection is bounded
-(`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request times out at the client.
+In each turn of the loop the server receives all messages that have arrived. It refuses requests for another process
+(WrongIdentity) or of another protocol, and passes all others to the service at once. It sends the answers of a turn
+together, per connection. A connection that accepts nothing now is tried again every _RETRY_S. The queue of each
+connection is bounded (`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request
+times out at the client.
 
 **Back-pressure.** A turn receives about TURN_BYTES. After `slow_down(True)` it is one multipart every SLOW_S (a ROUTER
 receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX multiparts of each connection), then in

@@ -305,7 +305,7 @@ class WatchedZmqSocket:
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
         """Starts to watch the socket. `readable` must receive up to MULTIPARTS_PER_TURN envelopes, and return whether
-        more may have arrived."""
+        more may have arrived. `writable` must send messages that could not be sent before."""
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
@@ -337,8 +337,9 @@ class WatchedZmqSocket:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
     def check_for_missed_events(self) -> None:
-        """Checks whether the socket is readable or writable. Must be called after a send, which may have consumed the
-        signal of the socket's descriptor."""
+        """Checks whether the socket is readable; if so, `readable` is called in the next turn of the loop. Must be
+        called after a send, which may have consumed the signal of the socket's descriptor. Does nothing during a pause.
+        """
         if self._scheduled or self._resting is not None or self._readable is None:
             return
         if self._events() & self._in:

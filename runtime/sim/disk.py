@@ -43,7 +43,8 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class SimPages:
-    """The content of a simulated file, in pages. Pages that contain only zeros are not stored."""
+    """The content of a simulated file, in pages of PAGE_BYTES. `size`: of the file, in bytes. Pages that contain only
+    zeros are not stored."""
 
     __slots__ = ("_pages", "size")
 
@@ -56,7 +57,7 @@ class SimPages:
         return SimPages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
-        """Returns (page number, content) of each stored page. A page of zeros is not stored."""
+        """Returns (page number from 0, content) of each stored page. A page of zeros is not stored."""
         return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:
@@ -153,7 +154,7 @@ class FileFault:
 
 @dataclass(frozen=True, slots=True)
 class UnsyncedWrite:
-    """A write to a simulated file that was not synced yet."""
+    """A write to a simulated file that was not synced yet: `data` at `offset`."""
 
     offset: int
     data: bytes
@@ -342,8 +343,8 @@ class SimDisk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damages a file for a test: flips one bit of its content, in the content that is read and in the durable
-        content."""
+        """Damages a file for a test: flips one bit (0: the lowest) of the byte at `offset`, in the content that is read
+        and in the durable content. Does nothing after the end of the file."""
         inode = self.find_inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -351,7 +352,7 @@ class SimDisk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def truncate_file(self, path: str, size: int) -> None:
-        """Damages a file for a test: truncates it to `size` bytes."""
+        """Damages a file for a test: truncates it to `size` bytes, durably. A shorter file stays as it is."""
         inode = self.find_inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:

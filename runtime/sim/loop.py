@@ -50,8 +50,9 @@ _FLUSH_LINES = 512
 
 
 class SimTrace:
-    """The trace of a simulation, and the hash of all its lines. `add_line` adds a line that is always shown;
-    `add_detail` adds a line that is shown only on demand; `add_step` adds a step of the loop, which is only hashed."""
+    """The trace of a simulation, and the hash of all its lines. `show` is called with each line; None: no line is
+    shown. `add_line` adds a line that is always shown; `add_detail` adds a line that is shown only with `details`;
+    `add_step` adds a step of the loop, which is only hashed."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
@@ -288,7 +289,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
-        """Returns a text with one line for each pending task of a living process: its owner, its name, and where it
+        """Returns a text with one line for each pending task that belongs to no dead process: its name, and where it
         waits."""
         lines = []
         for task in sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "serial", 0)):

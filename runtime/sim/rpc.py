@@ -257,7 +257,8 @@ class SimStream:
         self._wake()
 
     def attach(self, end: ConnectionEnd, id_: int, forget: Callable[[], object]) -> None:
-        """Opens the stream on a connection with the id `id_`. `forget` is called when the stream has ended."""
+        """Opens the stream on a connection with the id `id_`. The function `forget` is called when the stream has
+        ended."""
         self._end, self._id, self._forget = end, id_, forget
         if self._out or self._half_closed:
             self._flush_soon()

@@ -6,11 +6,11 @@ delay; between two connections there is no order. Faults, all drawn from the sim
 - *delay*: `latency_s` exponential, and with `slow_rate` up to `slow_s` more;
 - *loss* of one message of the peer transport (`droppable`): it is never answered, and the requester's deadline passes;
 - *cut*: the connection breaks; both ends notice, one later than the other; messages in transit may or may not arrive;
-- *half-open*: a connection loses what is sent, both ways; its ends notice only after a while;
+- *half-open*: a connection loses all messages, in both directions; its ends notice only after a while;
 - *slow*: messages between two nodes take much longer (`delay_messages`);
 - *partition* between two nodes, one-way or both: messages wait (as TCP retransmits) and arrive after `heal_partition`;
-- a process that is killed: what it had sent arrives, then the others notice; after a power loss they notice only when a
-  keep-alive fails (`silence_s`).
+- a process that is killed: the messages that it had sent arrive, then the others notice; after a power loss they notice
+  only when a keep-alive fails (`silence_s`).
 
 Addresses: every listener has a port of its own in the whole simulation; the port identifies it, the host is only shown.
 
@@ -247,7 +247,7 @@ class SimConnections:
 
     def on_process_died(self, owner: SimProcess, *, silent: bool) -> None:
         """Called when a process has died. Breaks its connections. `silent`: its machine lost power, so the other ends
-        notice it only when a keep-alive fails."""
+        notice it only when a keep-alive fails, after `silence_s` at most."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._remove_end(end)

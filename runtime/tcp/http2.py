@@ -238,8 +238,8 @@ class Http2Output:
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
         """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were. If
-        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends the stream.
-        `data` must not be changed afterwards."""
+        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends this end's side
+        of the stream. `data` must not be changed afterwards."""
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -312,9 +312,9 @@ class Http2Output:
             stream.on_writable()
 
     def change_send_windows(self, change: int) -> None:
-        """Adds `change` to the send windows of all streams, as a SETTINGS frame requires. Called once for each frame,
-        although a frame may contain this setting thousands of times. Raises Http2Violation if a window becomes too
-        large."""
+        """Adds `change`, which may be negative, to the send windows of all streams, as a SETTINGS frame requires.
+        Called once for each frame, although a frame may contain this setting thousands of times. Raises Http2Violation
+        if a window becomes too large."""
         self._connection.allowance.charge_frames(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
@@ -323,7 +323,8 @@ class Http2Output:
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
-        """Called when the other end has enlarged the send window of the stream."""
+        """Called when the other end has enlarged the send window of the stream. If the stream has waited for its
+        window, calls its `on_writable` now, or later if the connection is blocked."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
             if self.is_paused or self.send_left <= 0:

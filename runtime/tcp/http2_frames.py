@@ -4,8 +4,7 @@ A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, s
 arrive are parsed by `runtime/tcp/http2.py`.
 
 Also in this file, each below its heading: strings in Huffman's code, decoded a byte at a time (huffman); the limit for
-frames that carry nothing, `FrameAllowance` (patience); and the encoding and decoding of header blocks, `HeaderDecoder`,
-RFC 7541 (headers).
+frames that carry nothing (patience); and header blocks, RFC 7541 (headers).
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def ping(data: bytes, flags: int = 0) -> bytes:
 
 def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
     """Returns the GOAWAY frame that ends the connection with this code. `last`: the last stream of the other end that
-    this end handles. `text` is cut to 256 bytes."""
+    this end has accepted. `text` is cut to 256 bytes."""
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
     return frame_header(len(payload), GOAWAY, 0, 0) + payload
 

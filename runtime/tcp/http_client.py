@@ -65,8 +65,8 @@ class JsonClient:
         """Sends a GET request, or a POST request if there is a `form`, and returns the JSON object of the answer.
         Blocks the calling thread.
 
-        Raises Unavailable if the URL is not allowed (`is_url_allowed`), if the server sends nothing for TIMEOUT_S, if
-        the body of the answer does not arrive within TIMEOUT_S, or if it is not a JSON object of at most
+        Raises Unavailable if the URL is not allowed (`is_url_allowed`), if the server sends nothing for TIMEOUT_S, or
+        if the body does not arrive within TIMEOUT_S. Also raises it if the answer is not a JSON object of at most
         ANSWER_BYTES_MAX. For an HTTP error, the field `status` of the exception is the HTTP status."""
         if not self.is_url_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")

@@ -350,7 +350,8 @@ async def listen(
 
 
 class TlsListener:
-    """Accepts the connections of a port and makes their TLS handshakes."""
+    """Accepts the connections of a port and makes their TLS handshakes. `sockets` are bound; the constructor starts to
+    listen."""
 
     def __init__(
         self, sockets: Sequence[socket.socket], make_protocol: MakeProtocol, tls: ssl.SSLContext, limits: CallerLimits

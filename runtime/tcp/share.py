@@ -57,8 +57,8 @@ class UnauthenticatedLoopShare:
         self.spent = 0  # in all
 
     def spend_frames(self, frames: int) -> None:
-        """Counts work that costs as much as so many `frames` without content. Never refuses: the share may be
-        overdrawn."""
+        """Counts work that costs as much as `frames` frames without content. Never refuses: the share may be overdrawn.
+        """
         self._left -= frames
         self.spent += frames
 
@@ -107,7 +107,8 @@ class UnauthenticatedLoopShare:
         self._look_later()
 
     async def wait_turn(self, frames: int, *, is_light: bool) -> None:
-        """Waits until the share is not used up, and then counts `frames` as used."""
+        """Waits until the share is not used up, and then counts `frames` as used. Returns at once if it is not used up.
+        `is_light`: as in `queue_connection_turn`."""
         if not self.is_share_used_up:
             self.spend_frames(frames)
             return
