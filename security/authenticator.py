@@ -8,7 +8,7 @@
 Wrong credentials are refused: the caller does not become the anonymous role (as in Pulsar's HTTP), and is not
 authenticated by its other credentials. If a caller has both a header and a certificate, the header decides its role,
 and the caller is admitted until one of both expires. In Pulsar the client chooses one method, and with a token the
-certificate serves only for the connection.
+certificate is used only for the connection.
 """
 
 from __future__ import annotations
@@ -318,8 +318,8 @@ class SecuredNetwork:
 
 
 class BrokerChannel:
-    """A channel to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
-    instead, because the program whose request caused this call is not at fault."""
+    """A channel to another broker; implements `runtime.network.Channel`. If the other broker refuses the credentials of
+    this broker, raises Unavailable instead, because the program whose request caused this call is not at fault."""
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
@@ -340,8 +340,8 @@ class BrokerChannel:
 
 
 class AuthenticatedBrokerStream:
-    """A stream to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
-    instead, as `BrokerChannel` does."""
+    """A stream to another broker; implements `runtime.network.Stream`. If the other broker refuses the credentials of
+    this broker, `receive` raises Unavailable instead, as `BrokerChannel` does."""
 
     def __init__(self, inner: Stream[Any, Any], endpoint: Endpoint) -> None:
         self._inner, self._endpoint = inner, endpoint
@@ -423,7 +423,8 @@ def _own_access(settings: SecuritySettings, token: BrokerOwnToken | None) -> Cal
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names (see `read_secret`). Raises InvalidConfiguration if it cannot be read."""
+    """Returns the token that `source` names (see `read_secret`), without white space at its ends. Raises
+    InvalidConfiguration if it cannot be read, or is not ASCII."""
     try:
         return read_secret(source).reveal_bytes().decode("ascii").strip()
     except UnicodeDecodeError:

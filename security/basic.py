@@ -1,14 +1,14 @@
 """Authenticates callers by user and password (`Authorization: Basic …`), with the password hashes of an htpasswd file.
 
-An unknown user and a wrong password get the same answer after the same work: for an unknown user, the password is
+An unknown user and a wrong password get the same answer after the same work. For an unknown user, the password is
 compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
 callers wait, at most WAITING_MAX. A successful login is cached for REMEMBER_S under a keyed digest of user and
 password, or until the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 
-Hashes of crypt(3) are refused: DES looks at eight characters only, and a short salt is quickly tried out. Empty lines
-and lines that begin with # are skipped. An error names the line, never what it says.
+Hashes of crypt(3) are refused, because DES uses only eight characters of the password, and its salt is short. Empty
+lines and lines that begin with # are skipped. The text of an error names the number of a line, and never quotes it.
 
 Also in this file, below its heading: the limit to the guessing of passwords (guessing).
 """
@@ -81,7 +81,7 @@ def _unusable(hashed: str) -> str:
 
 def matches_password(password: bytes, hashed: str) -> bool:
     """Returns whether `hashed` is a hash of the password. `hashed` must be a hash that `parse_htpasswd` returned.
-    Occupies one core for up to a second."""
+    Occupies one core for up to a second or more, so it must not be called in an event loop."""
     if hashed.startswith("$2"):
         import bcrypt
 
@@ -195,10 +195,11 @@ class BasicProvider:
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
         """Returns the principal of the user whose name and password are in `credentials`, the text after `Basic ` in
-        the header.
+        the header. May wait for other comparisons of passwords.
 
-        Raises Unauthenticated if the credentials are malformed or wrong, if the password was sent without encryption
-        from another machine, or after too many failures of this address or user; Unavailable if too many logins wait.
+        Raises Unauthenticated if the credentials are malformed or wrong, or if another machine sent the password
+        without encryption. Also raises it after too many failures of this address or user. Raises Unavailable if too
+        many logins wait.
         """
         address = caller.peer.rpartition(":")[0].strip("[]")
         if not (caller.is_encrypted or _is_loopback(address)):

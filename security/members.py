@@ -46,8 +46,8 @@ def make_member_uri(cluster: str, role: str, name: str) -> str:
 
 
 def make_member_name(host: str) -> str:
-    """Returns a default name for a member of the cluster that runs at this host: the host's name or address, in which
-    each character that a name may not have is replaced by `-`; `member` if nothing is left."""
+    """Returns a default name for a member of the cluster that runs at this host. It is the host's name or address, in
+    which `-` replaces each character that a name may not have; `member` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
 
 

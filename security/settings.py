@@ -113,8 +113,8 @@ def describe_secret_source(source: str) -> str:
 
 def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
     """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if other users may read
-    it (the error text contains the command that corrects this), if it belongs to another user than this one or root, if
-    it cannot be read, is empty, or has more than `bytes_max` bytes."""
+    it (the error text contains the command that corrects this), or if it belongs to another user than this one or root.
+    Also raises it if the file cannot be read, is empty, or has more than `bytes_max` bytes."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -277,7 +277,8 @@ class BrokerSection:
 
 @dataclass(frozen=True, slots=True)
 class MembersSection:
-    """The settings for the certificates of the cluster's processes, which the metadata service verifies."""
+    """The settings for the certificates with which the processes of the cluster identify each other; the metadata
+    service verifies them."""
 
     folder: str = ""  # has ROLE.pem and ROLE-key.pem of the processes of this machine
     ca: str = ""  # who signs the members' certificates
@@ -317,7 +318,8 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """The sections of the security file. A section is None if the file does not have it."""
+    """The sections of the security file. A section that the file does not have is None, or has its defaults if all its
+    settings are optional."""
 
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None

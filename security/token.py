@@ -1,4 +1,4 @@
-"""JSON Web Tokens: who a caller is, as Pulsar's token provider decides it.
+"""JSON Web Tokens: verifies them, and finds the role of a caller by the rules of Pulsar's token provider.
 
 A key verifies with its own algorithms only: a public key never as an HMAC secret, and "none" never. Headers that name
 keys or addresses (jku, x5u, jwk) are not followed. Time claims are compared with the server's wall clock, which
@@ -431,8 +431,8 @@ def read_revocations(path: str) -> frozenset[str]:
 
 
 def read_token_id(token: str) -> str:
-    """Returns the id (`jti`) of a token without verifying the token's signature. Raises Unauthenticated if the text is
-    not a token, InvalidRequest if the token has no id."""
+    """Returns the id (`jti`) of a token, whose signature is not verified. Raises Unauthenticated if the text is not a
+    token, InvalidRequest if the token has no id."""
     found = decode_unverified_token(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")
