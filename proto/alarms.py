@@ -129,7 +129,7 @@ def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
 
 def find_certificate_alarms(what: str, ends_ms: int | None, now_ms: int) -> list[Alarm]:
     """Returns the alarm that a certificate of the server `what` ends within TOKEN_SOON_MS or has ended; [] if it ends
-    later, or if `ends_ms` (ms since the epoch) is 0 or None: it has no certificate."""
+    later. `ends_ms` is in ms since the epoch; 0 or None: there is no certificate."""
     left_ms = (ends_ms or 0) - now_ms
     if not ends_ms or left_ms >= TOKEN_SOON_MS:
         return []

@@ -31,8 +31,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ChecksumFunction(Protocol):
-    """The type of the checksum function. It returns the CRC32C of `data`; with `crc`, the CRC32C of earlier bytes, that
-    of the earlier bytes followed by `data`."""
+    """The type of the checksum function: returns the CRC32C of `data`. If `crc` is the CRC32C of earlier bytes, returns
+    the CRC32C of these bytes followed by `data`."""
 
     def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
 

@@ -1,4 +1,4 @@
-"""The stored entry: what a producer sends as one unit, a bookie stores, and a consumer splits into messages.
+"""The stored entry: the unit that a producer sends, a bookie stores, and a consumer splits into messages.
 
     entry       = broker-part? client-part
     broker-part = u16 0x0e02 | u32 size | BrokerEntryMetadata           the broker's timestamp (ms) and `index`
@@ -204,8 +204,8 @@ def join_client_part(metadata: bytes, payload: bytes) -> bytes:
 
 
 def with_schema_version(entry: bytes, version: bytes) -> bytes:
-    """Returns a copy of the client-part `entry` in which the schema version in the metadata is replaced by
-    `version`."""
+    """Returns a copy of the client-part `entry` with another schema version in its metadata: the 8 bytes `version`.
+    Raises CorruptEntry if the header is malformed; does not verify the checksum."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
     return encode_client_part(header.metadata, entry[header.payload_offset :])
@@ -213,7 +213,7 @@ def with_schema_version(entry: bytes, version: bytes) -> bytes:
 
 def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
     """Encodes the broker-part of an entry, which the broker puts before the client-part. `index` is the index of the
-    entry's last message; `timestamp_ms` is the broker's time."""
+    entry's last message; `timestamp_ms` is the broker's time in ms since the epoch."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
 
@@ -251,7 +251,8 @@ def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredEntryHead(NamedTuple):
-    """The fields that a broker needs from the head of a stored entry."""
+    """The fields that a broker needs from the head of a stored entry. `payload_offset` is counted from the start of the
+    entry."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -292,8 +293,8 @@ def count_declared_messages(entry: Buffer) -> int:
 
 
 def has_valid_checksum(entry: Buffer) -> bool:
-    """Returns whether the entry's checksum is right, so that its bytes are those that were published. If such an entry
-    cannot be parsed, it was already wrong when it was published."""
+    """Returns whether the entry's checksum is right, so that its bytes are those that were published; False if it has
+    no client-part. If an entry with a right checksum cannot be parsed, it was already wrong when it was published."""
     try:
         start = parse_broker_part(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
@@ -421,7 +422,8 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
 def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
     """Decodes the messages of an entry for an inspection. Returns (metadata, payload) of each message. An encrypted
     entry is one message with its encrypted payload. A chunk is one message with its part of the payload, which stays
-    compressed, because only the whole payload can be decompressed."""
+    compressed, because only the whole payload can be decompressed. Raises CorruptEntry if the payload of a batch is
+    malformed."""
     if header.metadata.encryption_param or header.metadata.num_chunks_from_msg > 1:
         return [(header.metadata, bytes(entry[header.payload_offset :]))]
     return decode_batch(header, entry)
@@ -429,7 +431,7 @@ def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[Mess
 
 def decode_message_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """Decodes the messages of an entry into two lists: the metadata of all messages, and their payloads. This saves the
-    garbage collector an object for each message. Raises CorruptEntry."""
+    garbage collector an object for each message. Raises CorruptEntry if the payload is malformed."""
     fields, payloads = decode_message_columns_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 

@@ -15,9 +15,9 @@ Rules
 - A reader of the compacted form gets each tombstone (a message without a value), so that it removes deleted keys
   (`keeps_tombstones`).
 - **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by this subscription,
-  whatever its filter says: the filter wanted it when it first came, and the copy has another producer and time. Every
-  other durable subscription drops it (broker/subscription/expiry.py). The property counts only in the head of an entry:
-  brokers do not look for it in a batch, nor in encrypted bytes.
+  whatever its filter says. The filter wanted the message when it first came, and the copy has another producer and
+  time. Every other durable subscription drops it (broker/subscription/expiry.py). The property counts only in the head
+  of an entry: brokers do not look for it in a batch, nor in encrypted bytes.
 - A batch whose summary (summary.py) says that nothing in it is wanted is not looked into (`excludes`), encrypted or
   not. Of tombstones a summary says nothing.
 - The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
@@ -95,8 +95,8 @@ def make_tags_filter(tags: str) -> str:
 
 def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: int) -> str:
     """Returns the property REDRIVEN_TO of a message that is alone in its entry, or of a chunk; "" if it has none.
-    `metadata`: the metadata of the entry, which is encoded before `payload_offset`: to search those bytes costs less
-    than to look at each property."""
+    `metadata`: the metadata of the entry, which is encoded before `payload_offset`. A search in those bytes comes
+    first, because it costs less than a look at each property."""
     if (
         not metadata.properties
         or metadata.HasField("num_messages_in_batch")
@@ -183,8 +183,8 @@ def _read_nothing(name: str) -> None:
 
 
 class EntryFilter:
-    """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted.
-    `redriven_to`: the value of REDRIVEN_TO of the messages that went back for the subscription, which are wanted."""
+    """Judges messages by a filter, and caches the verdicts. `keeps_tombstones`: each message without a value is wanted.
+    `redriven_to`: the value of REDRIVEN_TO that messages which went back for the subscription have; they are wanted."""
 
     __slots__ = (
         "_chunks", "_encoded_names", "_of_entry", "_of_entry_names", "_summaries", "_verdicts", "filter",
@@ -203,8 +203,8 @@ class EntryFilter:
         self._summaries: dict[bytes, bool] = {}  # summary of an entry → nothing in it is wanted
 
     def excludes(self, metadata: MessageMetadata) -> bool:
-        """Returns True if the summary of a batch says that no message in it is wanted. `metadata`: that of its
-        entry."""
+        """Returns True if the summary of a batch says that no message in it is wanted; False if a message may be
+        wanted, or if there is no summary. `metadata`: that of its entry."""
         summary: bytes = metadata.summary
         if not summary or self.keeps_tombstones or not metadata.HasField("num_messages_in_batch"):
             return False

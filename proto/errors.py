@@ -108,7 +108,7 @@ class CorruptEntry(InvalidRequest):
 
 
 class WrongProtocol(InvalidRequest):
-    """The other end of a connection does not speak this protocol, or sent what the protocol does not allow."""
+    """The other end of a connection does not speak this protocol, or has violated it."""
 
     code = 15
 
@@ -125,7 +125,7 @@ class InvalidSchema(InvalidRequest):
 
 
 class NewerFormat(InvalidConfiguration):
-    """A later Magnetar wrote the data: upgrade; fields `version`, `known`."""
+    """A later Magnetar wrote the data, so this one must be upgraded; fields `version`, `known`."""
 
     code = 16
 
@@ -250,15 +250,15 @@ class TransactionAborted(MagnetarError):
 
 
 class TransactionConflict(MagnetarError):
-    """The message is acknowledged already, or in another transaction: this transaction can only abort. Without a
-    transaction: repeat it when the other one has ended."""
+    """The message is acknowledged already, or in another open transaction, so this transaction can only abort. An
+    acknowledgement without a transaction may be repeated when the other one has ended."""
 
     code = 71
     definite = True
 
 
 class TransactionEnded(MagnetarError):
-    """A send, an acknowledgement or a commit in a transaction that has ended or is ending: it was not done."""
+    """The transaction of a send, an acknowledgement or a commit has ended or is ending; the operation was not done."""
 
     code = 72
     definite = True
@@ -314,7 +314,7 @@ class NotEnoughBookies(Unavailable):
 
 
 class ReadOnly(Unavailable):
-    """The bookie's disk is full; it serves reads only."""
+    """The bookie's disk is full, so that it accepts only reads."""
 
     code = 43
 
@@ -354,14 +354,15 @@ class DuplicateInDoubt(OutcomeUnknown):
 
 
 class BackPressure(Unavailable):
-    """A bounded queue is full."""
+    """A queue or a limit of the server or client is full; nothing was done."""
 
     code = 49
 
 
 # ---------------------------------------------------------------------------------- ledgers and bookies
 class LedgerFenced(MagnetarError):
-    """Another client is recovering or has closed the ledger. The add may be stored: unknown."""
+    """Another client is recovering the ledger or has closed it. Whether the entry of a failed add is stored is unknown.
+    """
 
     code = 50
 
@@ -381,7 +382,7 @@ class Unauthorized(MagnetarError):
 
 
 class WrongIdentity(MagnetarError):
-    """The process at that address is not the one asked for (another bookie uuid)."""
+    """The process at that address is another one than the request names (another bookie uuid)."""
 
     code = 53
     definite = True
@@ -410,7 +411,7 @@ class UntrustedServer(MagnetarError):
 
 # ---------------------------------------------------------------------------------- metadata
 class BadVersion(MagnetarError):
-    """A compare-and-set found another version: definitely not written."""
+    """A compare-and-set found another version of the record; it was definitely not written."""
 
     code = 60
     definite = True
@@ -430,7 +431,7 @@ class NoNode(BadVersion):
 
 
 class SessionExpired(MagnetarError):
-    """The metadata session has ended, and its ephemerals with it."""
+    """The metadata session has ended, and its ephemeral nodes are deleted."""
 
     code = 63
     definite = True

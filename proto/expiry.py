@@ -38,7 +38,8 @@ _DIGITS_MAX = 19
 
 
 class ExpiryRun(NamedTuple):
-    """Messages of a batch that follow each other and expire at the same time (ms since the epoch)."""
+    """Messages of a batch that follow each other and expire at the same time: `messages` of them, from the index
+    `first` on, at `at_ms` (ms since the epoch)."""
 
     first: int
     messages: int
@@ -70,15 +71,16 @@ class EntryExpiry:
 
 
 def parse_expires_at(value: str | None) -> int:
-    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no such time."""
+    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no number from 1 to
+    TIME_MAX."""
     found = parse_number(value) if value and len(value) <= _DIGITS_MAX else None
     return found if found is not None and found <= TIME_MAX else 0
 
 
 def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int, *, batched: bool) -> EntryExpiry | None:
     """Returns when the messages of an entry expire; None if none of them does. `metadata`: its MessageMetadata, which
-    is encoded before `payload_offset` of the entry: to search those bytes costs less than to look at each property.
-    `batched`: whether it has the field num_messages_in_batch, which the caller has asked for."""
+    is encoded before `payload_offset` of the entry. A search in those bytes comes first, because it costs less than a
+    look at each property. `batched`: whether `metadata` has the field num_messages_in_batch."""
     if batched:
         return _of_batch(metadata) if metadata.expiry_runs else None
     if not metadata.properties:

@@ -23,7 +23,7 @@ The numbers are Pulsar's: a topic that clients of both write to keeps the order 
 for the slots of a key (Sticky) gets it. Pulsar's broker also takes modulo 65536 there, and where it halves ranges;
 only on its ring, whose owners no client can foresee, it takes modulo 65535.
 
-Also in this file, below its heading: text that a stranger may give, as a whole number (digits).
+Also in this file, below its heading: the parsing of whole numbers in text that is not trusted (digits).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def count_redrives(properties: Mapping[str, str]) -> int:
 def make_redriven_properties(
     letter: Mapping[str, str], letter_id: str, *, is_retry: bool = False, only_to: str = ""
 ) -> dict[str, str]:
-    """Returns the properties of a dead letter's copy that goes back to a topic: those of the letter without the ones
-    that describe its failure, and with ones that say that it was a letter.
+    """Returns the properties of a dead letter's copy that goes back to a topic. Properties of the letter that describe
+    its failure are left out, and properties that say that it was a letter are added.
 
     `letter`: the properties of the letter; `letter_id`: its id. `is_retry`: the copy goes to a retry-letter topic,
     whose consumers need the origin of the letter. `only_to`: the value of REDRIVEN_TO; "": every subscription gets the
@@ -163,7 +163,7 @@ def _check_loose(kind: str, text: str) -> str:
 
 
 def check_tenant_name(text: str) -> str:
-    """Returns `text` if it is a valid name of a tenant. Raises InvalidName otherwise."""
+    """Returns `text` unchanged if it is a valid name of a tenant. Raises InvalidName otherwise."""
     return _check_strict("tenant", text)
 
 
@@ -174,7 +174,7 @@ def check_namespace_name(text: str) -> str:
 
 
 def check_subscription_name(text: str) -> str:
-    """Returns `text` if it is a valid name of a subscription. Raises InvalidName otherwise."""
+    """Returns `text` unchanged if it is a valid name of a subscription. Raises InvalidName otherwise."""
     return _check_loose("subscription", text)
 
 
@@ -188,13 +188,13 @@ def check_producer_name(text: str) -> str:
 
 
 def is_valid_role(text: str) -> bool:
-    """Returns whether the text may be the name of a role."""
+    """Returns whether the text may be the name of a role: 1 to ROLE_CHARACTERS_MAX printable characters, without white
+    space at its ends."""
     return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
 
 
 def check_role(text: str) -> str:
-    """Returns the name of a role unchanged. Raises InvalidName if it is not printable text, or has too many
-    characters."""
+    """Returns the name of a role unchanged. Raises InvalidName if it is not valid (`is_valid_role`)."""
     if not is_valid_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text

@@ -115,8 +115,8 @@ class HttpRoute(NamedTuple):
 
 
 class CliVerb(NamedTuple):
-    """The verb of an operation on the command line, with its help and what it prints. In the printed text `{place}`
-    stands for the full name of the topic, namespace or tenant, and `{subscription}` for the value of the option -s."""
+    """The verb of an operation on the command line, with its help and its output. In the output `{place}` stands for
+    the full name of the topic, namespace or tenant, and `{subscription}` for the value of the option -s."""
 
     words: str  # "topics trim"
     line: str  # of the group's help

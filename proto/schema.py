@@ -26,7 +26,7 @@ _VERSION = struct.Struct(">Q")
 
 
 class SchemaType(IntEnum):
-    """The type of a schema, with Pulsar's numbers."""
+    """The type of a schema, with Pulsar's numbers. NONE: the payload is plain bytes."""
 
     NONE = 0
     STRING = 1

@@ -272,7 +272,7 @@ class AckedEntry(NamedTuple):
 
 
 class EntrySet(NamedTuple):
-    """A set of whole entries of one ledger."""
+    """A set of whole entries of one ledger, such as those that are acknowledged."""
 
     ledger_id: int
     entries: bytes
@@ -294,8 +294,8 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_from_number(kind: type[E], value: int, what: str) -> E:
-    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is none; its text
-    calls the value `what`."""
+    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is none. `what`
+    names the value in the text of the error."""
     try:
         return kind(value)
     except ValueError:

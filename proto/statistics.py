@@ -431,7 +431,8 @@ class BacklogAnalysis(Value, frozen=True):
 
 
 class SubscriptionFilterState(Value, frozen=True):
-    """The filter of a subscription at one partition, and what it has done there: the fields of SubscriptionStats."""
+    """The filter of a subscription at one partition, and its counters there. The fields are those of SubscriptionStats
+    with these names."""
 
     filter: str
     judged: int
@@ -479,8 +480,8 @@ class CancelledMessage(Value, frozen=True):
 
 
 class ScheduleStats(Value, frozen=True):
-    """A schedule of a topic, and what has become of it. Exactly one of `cron`, `every_ms` and `at_ms` is set. Times are
-    in ms since the epoch; 0: there is none."""
+    """A schedule of a topic, and the history of its fires. Exactly one of `cron`, `every_ms` and `at_ms` is set. Times
+    are in ms since the epoch; 0: there is none."""
 
     name: str
     cron: str
@@ -501,8 +502,9 @@ class ScheduleStats(Value, frozen=True):
 
 
 class FoundEntry(Value, frozen=True):
-    """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its other
-    messages; `acknowledged`: of those that the subscription of the request has acknowledged."""
+    """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its messages
+    that the search has not found. `acknowledged`: the batch indexes of messages that the subscription of the request
+    has acknowledged."""
 
     ledger_id: int
     entry_id: int
@@ -581,7 +583,7 @@ class TopicRow(Value, frozen=True):
 
 
 class NamespaceSums(Value, frozen=True):
-    """The totals of a namespace's loaded topics at one broker. An empty `name`: of all namespaces."""
+    """The totals of a namespace's loaded topics at one broker. An empty `name`: the totals of all namespaces."""
 
     name: str
     topics: int
@@ -666,8 +668,8 @@ class BrokerSetting(Value, frozen=True):
 
 
 class BrokerDescription(Value, frozen=True):
-    """What a broker tells an operator about itself: its clock, its limit of open files, and its settings; if asked for,
-    also where each of its tasks waits, and its metrics."""
+    """The facts that a broker reports about itself to an operator: its clock, its limit of open files, and its
+    settings. If they were asked for, also where each of its tasks waits, and its metrics."""
 
     name: str
     version: str
@@ -784,8 +786,8 @@ class RefusedCaller(Value, frozen=True):
 
 
 class SecurityDescription(Value, frozen=True):
-    """Who is connected to the broker that was asked, and to whom it denied operations, the callers with the most
-    refusals first."""
+    """The credentials with which clients are connected to the broker that was asked, and the callers to whom it denied
+    operations, those with the most refusals first."""
 
     broker: str
     roles: tuple[ConnectedRole, ...]
@@ -816,7 +818,7 @@ class OrphanLedger(Value, frozen=True):
 
 
 class Orphans(Value, frozen=True):
-    """The result of a search for orphaned ledgers. `orphans`: the ledgers that no topic and no cursor refers to;
+    """The result of a search for orphaned ledgers. `orphans`: the ledgers that no topic and no cursor refers to.
     `missing`: the ledgers that a topic refers to although they were deleted."""
 
     orphans: tuple[OrphanLedger, ...]
@@ -870,7 +872,9 @@ class CoordinatorTransactions(Value, frozen=True):
 
 
 class HalfState(IntEnum):
-    """The state of a half message that has not ended. ENDING: its end is being stored."""
+    """The state of a half message that has not ended. WAITING: its program has not decided. ASKED: a program of its
+    group was asked for the decision. COMMITTING: the decision is to commit. ENDING: its end is being stored. PARKED: it
+    waits for an operator."""
 
     WAITING = 0
     ASKED = 1
@@ -881,7 +885,7 @@ class HalfState(IntEnum):
 
 class HalfDecision(IntEnum):
     """An operator's decision about a half message: commit it, roll it back, park it (no program is asked any more), or
-    revive it."""
+    revive it (programs of its group are asked again)."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -915,7 +919,7 @@ class CoordinatorHalves(Value, frozen=True):
 
 
 class PendingOfTransaction(Value, frozen=True):
-    """What a transaction has acknowledged for one subscription. It counts when the transaction is committed."""
+    """The acknowledgements of a transaction for one subscription. They count when the transaction is committed."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one

@@ -198,7 +198,7 @@ class EntrySummary:
 
 @lru_cache(maxsize=4096)
 def parse_summary(summary: bytes) -> EntrySummary | None:
-    """Reads a summary. Returns None if there is none, or one that says nothing: of another version, or damaged."""
+    """Reads a summary. Returns None if `summary` is empty, damaged, or of another version. Results are cached."""
     try:
         if len(summary) > SUMMARY_BYTES_MAX or summary[0] != VERSION or not 0 < summary[1] <= NAMES_MAX:
             return None

@@ -36,8 +36,9 @@ _PLAIN = frozenset((bool, bytes, float, int, str))
 
 # ------------------------------------------------------------------------------------ to messages
 def make_request(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """Makes a request message of class `kind` from these arguments and returns it. Raises InvalidRequest, whose text
-    names the operation `name`, if a value does not fit its field."""
+    """Makes a request message of class `kind` from these arguments and returns it. An argument without a field of its
+    name becomes the field `name`. Raises InvalidRequest if a value does not fit its field; its text begins with the
+    operation `name`."""
     known = kind.DESCRIPTOR.fields_by_name
     given: dict[str, object] = {}
     for argument, value in arguments.items():
