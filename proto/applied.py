@@ -4,10 +4,13 @@
 the same fields, each of which may be None (`Policies`, proto/policy_levels.py). The names by which operators set them
 are in proto/policies.py. A new policy is a line here and a row there.
 
-Three defaults differ from Pulsar's: - `inactive_s`: an unused topic is not deleted. Pulsar deletes one without
-subscriptions after 60 s, with all messages that were acknowledged to its producers and not read yet. -
-`unsubscribed_minutes`: a topic without a durable subscription keeps its messages. Pulsar deletes them with the next
-ledger. - `ensemble_size` is 3, so that one disk may fail.
+Three defaults differ from Pulsar's:
+
+- `inactive_s`: an unused topic is not deleted. Pulsar deletes one without subscriptions after 60 s, with all messages
+  that were acknowledged to its producers and not read yet.
+- `unsubscribed_minutes`: a topic without a durable subscription keeps its messages. Pulsar deletes them with the next
+  ledger.
+- `ensemble_size` is 3, so that one disk may fail.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """CRC32C (Castagnoli; RFC 3720 §12.1): the checksum of entries on the wire, in ledgers and in every file.
 
-        crc32c(data)                   of any bytes, also of a view of them, which is not copied
+    crc32c(data)                   of any bytes, also of a view of them, which is not copied
     crc32c(data, crc)              of bytes that have the checksum `crc`, followed by `data`
     combine_checksums(a, b, size)  of bytes with the checksum `a`, followed by `size` bytes with the checksum `b`;
                                    no bytes are read
 
 The bytes of an entry have a checksum by its producer, another one in its ledger, and others in the journal and the
-entry log, each with another head in front. So a large entry is read once at a broker and once at each bookie, to verify
-it, and the other checksums follow by `combine_checksums` (JOINED_BYTES_MIN). So the stored bytes have the checksum of
-the verified ones, even if the bytes in memory change in between. For 128 KiB on one core, crc32c takes 5 µs in the
+entry log, each with another head in front. A large entry is read once at a broker and once at each bookie, to verify
+it; the other checksums follow by `combine_checksums` (JOINED_BYTES_MIN). So the stored bytes have the checksum of the
+verified ones, even if the bytes in memory change in between. For 128 KiB on one core, crc32c takes 5 µs in the
 processor's cache and 12 µs in memory (google-crc32c 25 µs), combine_checksums 2 µs. Above 32 KiB crc32c releases the
 interpreter lock.
 

@@ -1,26 +1,27 @@
 """Judges the messages of entries by a filter (filters.py): the broker for a subscription, the SDK for a consumer.
 
-    wanted = find_filter({"filter": "region = 'eu'"})        what the properties of a subscription say; None: no filter
+    wanted = find_filter({"filter": "region = 'eu'"})        from the properties of a subscription; None: no filter
     judge = EntryFilter(wanted)
     judge.find_unwanted(entry, position)     of a stored entry, as bits: bit i is set if message i is not wanted
-    wants_message(wanted, fields, size, metadata)            of one message that was decoded
+    passes_filter(wanted, fields, size, metadata)            of one message that was decoded
 
 Rules
-- The same message has the same verdict everywhere and for ever: nothing but its own fields counts.
-- What a broker cannot read counts as wanted: the messages of an encrypted batch, and of an entry that is damaged. The
-  properties of an encrypted message that is alone in its entry are not encrypted. The SDK, which can decrypt, drops
-  the rest.
-- A message in chunks has one verdict: that of its first chunk. All chunks carry the properties of the message, so a
-  later one whose first chunk was not seen is judged by its own.
+- The same message always has the same verdict, because only its own fields count.
+- Messages that a broker cannot read count as wanted: those of an encrypted batch, and of a damaged entry. The
+  properties of an encrypted message that is alone in its entry are not encrypted. The SDK, which can decrypt, drops the
+  messages that are not wanted.
+- A message in chunks has one verdict: that of its first chunk. All chunks have the properties of the message, so a
+  later chunk whose first one was not seen is judged by its own properties.
 - A reader of the compacted form gets each tombstone (a message without a value), so that it removes deleted keys
   (`keeps_tombstones`).
 - **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by this subscription,
   whatever its filter says. The filter wanted the message when it first came, and the copy has another producer and
   time. Every other durable subscription drops it (broker/subscription/expiry.py). The property counts only in the head
   of an entry: brokers do not look for it in a batch, nor in encrypted bytes.
-- A batch whose summary (summary.py) says that nothing in it is wanted is not looked into (`excludes`), encrypted or
-  not. Of tombstones a summary says nothing.
-- The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
+- A batch is not read if its summary (summary.py) says that nothing in it is wanted (`excludes`), encrypted or not. A
+  summary says nothing about tombstones.
+- The verdicts of a batch are cached by the bytes of an item's head, as the messages of a producer have few different
+  heads.
 
 Guarding tests: tests/proto/test_entry_filter.py.
 """

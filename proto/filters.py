@@ -19,13 +19,13 @@ The grammar is a subset of SQL92 as RocketMQ and JMS have it. Broker, SDK and Sp
   because no expression reads a clock.
 - Names of the message itself are `message.key`, `.ordering_key`, `.producer`, `.publish_time`, `.event_time` (ms since
   the epoch), `.size`, `.schema_version`. A property of such a name is written in double quotes.
-- LIKE knows `%` alone, at most LIKE_WILDCARDS_MAX: a search of texts, never a regular expression. `_` is refused:
-  STARTSWITH, ENDSWITH and CONTAINS have no wildcards.
+- The only wildcard of LIKE is `%`, at most LIKE_WILDCARDS_MAX times: it searches texts, and is never a regular
+  expression. `_` is refused. STARTSWITH, ENDSWITH and CONTAINS have no wildcards.
 - Keywords are in any case; `--` and `/* */` are comments; `''` is a quote in a text. A bare name means `= TRUE`.
 
-What is above a limit, or wrong, is refused when it is parsed: InvalidRequest, with `position` (in characters). Parsing
-costs time linear in the text, and matching time linear in the values that the expression names.
-Guarding tests: tests/proto/test_filters.py.
+A filter that is wrong or exceeds a limit is refused when it is parsed: InvalidRequest, with `position` (in characters).
+Parsing costs time linear in the text, and matching time linear in the values that the expression names. Guarding tests:
+tests/proto/test_filters.py.
 """
 
 from __future__ import annotations

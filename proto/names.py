@@ -14,14 +14,14 @@ partition (Pulsar's order).
 
 Hashes of keys choose the partition to which a producer sends, and the slot of a Key_Shared subscription:
 
-        hash_key(key)                      Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
+    hash_key(key)                      Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
     choose_partition_of_key(key, n)    hash_key(key) % n
     compute_key_slot(key)              hash_key(key) % 65536, 1 in place of 0; of the ordering key if there is one, else
                                        of the key
 
-The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key, and a consumer that asks
-for the slots of a key (Sticky) gets it. Pulsar's broker also takes modulo 65536 there, and where it halves ranges;
-only on its ring, whose owners no client can foresee, it takes modulo 65535.
+The numbers are Pulsar's. So a topic to which clients of both systems write keeps the order of each key, and a consumer
+that names the slot of a key (STICKY) gets its messages. Pulsar's broker also takes modulo 65536 for such consumers, and
+for ranges that it halves. Only for its hash ring, whose owners no client can predict, it takes modulo 65535.
 
 Also in this file, below its heading: the parsing of whole numbers in text that is not trusted (digits).
 """

@@ -1,6 +1,6 @@
 """The table of the operations of administration, from which gRPC, REST, the command line and clients follow.
 
-            TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, routes=(HttpRoute("POST", "/trim", "Deletes …"),))
+    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, routes=(HttpRoute("POST", "/trim", "Deletes …"),))
 
 A row defines an operation: its name, the type of its answer (the annotation), which broker answers it, and which
 permission a caller needs. What follows from a row:

@@ -16,7 +16,8 @@ metadata: a client that does not know it passes over it. The summary covers the 
 (`filter_properties`). A property that is longer than a filter reads counts as absent, as in `proto/filters.py`.
 
 Rule: a summary never hides a message. `may_match` is True for every entry with a message for which the expression is
-TRUE. Two values may have the same hash, so a hash proves that a value is *not* there, and never that it is:
+TRUE. Two values may have the same hash, so a missing hash proves that a value is *not* there, and a present one proves
+nothing:
 
 - `=` and IN with texts or booleans, and LIKE without `%`, look for the hashes. The flags say whether a property occurs.
 - NOT is pushed inwards to the comparisons. A negated comparison only needs a message that has the property.

@@ -1,6 +1,6 @@
 """Files: the interface between the store and a disk.
 
-Every implementation guarantees these rules, and nothing else is durable:
+Every implementation guarantees these rules; nothing else is durable:
 - `fdatasync` makes all bytes durable that were written to that file before.
 - A `pwrite` of a file that was opened `direct` is durable when it returns.
 - A new, renamed or removed name is durable after `sync_directory` of its folder.

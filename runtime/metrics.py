@@ -306,7 +306,8 @@ class MetricsPage:
         self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str
     ) -> None:
         """Adds all `numbers`, which a part's method `statistics()` returned: as gauges if they are named in `gauges`,
-        else as counters. The name of each metric is `magnetar_PART_NAME`, with `_total` for a counter."""
+        else as counters. The name of each metric is `magnetar_`, the name of the part and that of the number, with
+        `_total` for a counter."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

@@ -1,6 +1,6 @@
 """Several processes as one server: a parent that forks them, starts them again, and ends with them.
 
-        parent = ParentProcess([[ProcessSpec("storage", run_storage)], [ProcessSpec("broker-1", run_broker)]], on_serve)
+    parent = ParentProcess([[ProcessSpec("storage", run_storage)], [ProcessSpec("broker-1", run_broker)]], on_serve)
     code = parent.run()                     `run_storage(child)` runs in the process, and returns its exit code
 
 The parent has imported all modules before it forks, so its processes share the memory of these modules. The parent has
