@@ -1,6 +1,7 @@
-"""What somebody should look at in a cluster: the rules that `magnetar status`, `magnetar doctor` and the page share.
+"""The alarms of a cluster: which states an operator should look at. `magnetar status`, `magnetar doctor` and the page
+share these rules.
 
-They decide from plain records alone, which each of the three has its own way to. Guarding tests:
+The functions decide only from plain records, which each of the three gets in its own way. Guarding tests:
 tests/cli/test_status.py.
 """
 
@@ -37,7 +38,7 @@ NEW_CERTIFICATE = "magnetar security certificate --folder DIR  # of a member: ma
 class Alarm(NamedTuple):
     """An alarm: something in the cluster that an operator should look at, and the command that helps. Names in the
     command are quoted for a shell, because clients choose them. `needed`: an operator must act; False: it can wait, and
-    the exit code is not 1. `code`: the code of the check (docs/operations.md)."""
+    the exit code of the command line is not 1. `code`: the code of the check (docs/operations.md)."""
 
     text: str
     command: str
@@ -127,8 +128,8 @@ def _alarms_of_broker(broker: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
 
 
 def find_certificate_alarms(what: str, ends_ms: int | None, now_ms: int) -> list[Alarm]:
-    """Returns the alarm that a certificate of a server ends soon; none if `ends_ms` is later, 0 or None: it has none.
-    `what`: the server."""
+    """Returns the alarm that a certificate of the server `what` ends within TOKEN_SOON_MS or has ended; [] if it ends
+    later. `ends_ms` is in ms since the epoch; 0 or None: there is no certificate."""
     left_ms = (ends_ms or 0) - now_ms
     if not ends_ms or left_ms >= TOKEN_SOON_MS:
         return []
@@ -165,9 +166,9 @@ def _alarms_of_bookie(bookie: Mapping[str, Any], now_ms: int) -> Iterable[Alarm]
 
 
 def find_metadata_alarms(away_ms: int, now_ms: int, *, late: bool = False) -> list[Alarm]:
-    """Returns the alarm that the metadata does not answer, or the remark that it answers late; none if it answers. It
-    comes before all other alarms. `away_ms`: when the metadata answered last, in ms since the epoch; 0: it answers, or
-    is `late`: it did not answer in time, but has been silent for a few seconds at most."""
+    """Returns the alarm that the metadata does not answer, or the less urgent one that it answers late; [] if it
+    answers. The alarm comes before all others. `away_ms`: when the metadata answered last, in ms since the epoch; 0: it
+    answers, or is `late`: it did not answer in time, but has been silent for a few seconds at most."""
     if away_ms:
         since = datetime.fromtimestamp(away_ms / 1000, UTC)
         text = (
@@ -186,8 +187,9 @@ def find_metadata_alarms(away_ms: int, now_ms: int, *, late: bool = False) -> li
 
 
 def find_metadata_disk_alarms(total_bytes: int, free_bytes: int) -> list[Alarm]:
-    """Returns the alarm that the disk with the metadata is nearly full; none if it has room, or is not known
-    (`total_bytes` 0). A full one takes no commit: nothing is made, changed or taken over."""
+    """Returns the alarm that the disk with the metadata is nearly full; [] if it has room, or if its size is not known
+    (`total_bytes` 0). A metadata server with a full disk makes no changes: nothing can be created, changed or taken
+    over."""
     if not total_bytes or (free := free_bytes / total_bytes) >= DISK_FREE:
         return []
     text = (

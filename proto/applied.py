@@ -1,13 +1,16 @@
-"""The policies, each once: its name, its type, what it is where no operator sets it, and what it means.
+"""The table of all policies: the name, the type, the default and the meaning of each.
 
-`AppliedPolicies` is what is in force for a topic. A level of it (`Policies`, proto/policy_levels.py) has the same
-fields, each of them perhaps None. By which names operators set them: proto/policies.py. A new policy is a line here
-and a row there.
+`AppliedPolicies` has the policies that are in force for a topic. The policies of one level, such as a namespace, have
+the same fields, each of which may be None (`Policies`, proto/policy_levels.py). The names by which operators set them
+are in proto/policies.py. A new policy is a line here and a row there.
 
-Three defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
-subscriptions after 60 s, with all that was acknowledged to its producers and not read yet); a topic that has no durable
-subscription keeps its messages (`unsubscribed_minutes`: in Pulsar they go with the next ledger); and `ensemble_size` is
-3, so that one disk may fail.
+Three defaults differ from Pulsar's:
+
+- `inactive_s`: an unused topic is not deleted. Pulsar deletes one without subscriptions after 60 s, with all messages
+  that were acknowledged to its producers and not read yet.
+- `unsubscribed_minutes`: a topic without a durable subscription keeps its messages. Pulsar deletes them with the next
+  ledger.
+- `ensemble_size` is 3, so that one disk may fail.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """Compresses the payload with the codec `kind` and returns the result. An empty payload stays empty only with
-    NONE."""
+    """Compresses the payload with the codec `kind` (a number of `Compression`) and returns the result. The result for
+    an empty payload is empty only with NONE."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 

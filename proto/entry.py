@@ -1,4 +1,4 @@
-"""The stored entry: what a producer sends as one unit, a bookie stores, and a consumer splits into messages.
+"""The stored entry: the unit that a producer sends, a bookie stores, and a consumer splits into messages.
 
     entry       = broker-part? client-part
     broker-part = u16 0x0e02 | u32 size | BrokerEntryMetadata           the broker's timestamp (ms) and `index`
@@ -19,15 +19,15 @@ time 1001 as messages 0 and 1:
       00000002 1802 6869                                            item: payload_size 2, "hi"
       00000002 1803 796f75                                          item: payload_size 3, "you"
 
-**Text and bytes.** Protobuf calls keys, properties and names `string`, and Pulsar's clients put any bytes there. A key
-that is not UTF-8 is a key of bytes: it is read as its base64, marked so. Names and values of properties are text: what
-is not UTF-8 in them is read as U+FFFD (`decode_properties`), as Pulsar's Java client reads it. So a reader has text
-everywhere, also of what a broker cannot see into (a compressed or encrypted batch), and no value costs a message. Names
-by which something is found again (the producer, the uuid of chunks, the keys of an encryption) are UTF-8: an entry with
-others is refused.
+**Text and bytes.** Protobuf calls keys, properties and names `string`, but Pulsar's clients put any bytes there. A key
+that is not UTF-8 is a key of bytes: it is read as its base64, with a mark. Names and values of properties are text:
+bytes in them that are not UTF-8 are read as U+FFFD (`decode_properties`), as Pulsar's Java client reads them. So a
+reader has text everywhere, also in a compressed or encrypted batch, which a broker cannot check, and no value makes a
+message unreadable. Names by which something is found again (the producer, the uuid of chunks, the keys of an
+encryption) must be UTF-8: an entry with others is refused.
 
-**Numbers.** A property may take six bytes of metadata, and some hundred compressed bytes decompress to a million:
-none is looked at until a program asks for them. An entry is encrypted for KEYS_MAX keys at most.
+**Numbers.** A property may take six bytes of metadata, and some hundred compressed bytes decompress to a million
+properties: they are not read until a program asks for them. An entry is encrypted for KEYS_MAX keys at most.
 
 A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
 (`encode_broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not
@@ -87,7 +87,8 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 class EntryHeader:
     """The header of an entry's client-part. `metadata` is its MessageMetadata. `payload_offset` is counted from the
     start of the entry. `checksum` is the one written in the entry, of all bytes from CHECKED_FROM on.
-    `uncompressed_size` is the size of the payload after decompression; 0: it is not compressed."""
+    `uncompressed_size` is the size of the payload after decompression, in bytes; 0: it is not compressed. `batched`:
+    the payload is a batch, of `num_messages` messages."""
 
     __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "uncompressed_size")
 
@@ -101,6 +102,7 @@ class EntryHeader:
 
     @property
     def sequence_id(self) -> int:
+        """The sequence id of the first message in the entry."""
         return self.metadata.sequence_id
 
     @property
@@ -202,8 +204,8 @@ def join_client_part(metadata: bytes, payload: bytes) -> bytes:
 
 
 def with_schema_version(entry: bytes, version: bytes) -> bytes:
-    """Returns a copy of the client-part `entry` in which the schema version in the metadata is replaced by
-    `version`."""
+    """Returns a copy of the client-part `entry` with another schema version in its metadata: the 8 bytes `version`.
+    Raises CorruptEntry if the header is malformed; does not verify the checksum."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
     return encode_client_part(header.metadata, entry[header.payload_offset :])
@@ -211,7 +213,7 @@ def with_schema_version(entry: bytes, version: bytes) -> bytes:
 
 def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
     """Encodes the broker-part of an entry, which the broker puts before the client-part. `index` is the index of the
-    entry's last message; `timestamp_ms` is the broker's time."""
+    entry's last message; `timestamp_ms` is the broker's time in ms since the epoch."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
 
@@ -219,7 +221,8 @@ def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     """Splits a stored entry into its two parts. Returns (index of its last message, the broker's time in ms,
-    client-part). Returns (-1, 0, entry) if there is no broker-part."""
+    client-part). Returns (-1, 0, entry) if there is no broker-part. Raises CorruptEntry if the broker-part is
+    malformed."""
     index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
@@ -232,7 +235,7 @@ def strip_broker_part(entry: Buffer) -> memoryview:
 
 def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
     """Parses the broker-part of a stored entry. Returns (index of its last message, the broker's time in ms, offset of
-    the client-part)."""
+    the client-part); (-1, 0, 0) if there is no broker-part. Raises CorruptEntry if it is malformed."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
     if len(entry) < 6:
@@ -248,7 +251,8 @@ def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredEntryHead(NamedTuple):
-    """The fields that a broker needs from the head of a stored entry."""
+    """The fields that a broker needs from the head of a stored entry. `payload_offset` is counted from the start of the
+    entry."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -257,8 +261,9 @@ class StoredEntryHead(NamedTuple):
 
 
 def parse_stored_head(entry: Buffer) -> StoredEntryHead:
-    """Parses the head of a stored entry and returns its fields. Does not verify the entry's checksum: that was done
-    when the entry was published, and the ledger's own checksum has protected the bytes since."""
+    """Parses the head of a stored entry and returns its fields. Raises CorruptEntry if the head is malformed. Does not
+    verify the entry's checksum: that was done when the entry was published, and the ledger's own checksum has protected
+    the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
     try:
         magic, size = _BROKER_HEAD.unpack_from(entry)
@@ -288,8 +293,8 @@ def count_declared_messages(entry: Buffer) -> int:
 
 
 def has_valid_checksum(entry: Buffer) -> bool:
-    """Returns whether the entry's checksum is right, so that its bytes are those that were published. If such an entry
-    cannot be parsed, it was already wrong when it was published."""
+    """Returns whether the entry's checksum is right, so that its bytes are those that were published; False if it has
+    no client-part. If an entry with a right checksum cannot be parsed, it was already wrong when it was published."""
     try:
         start = parse_broker_part(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
@@ -300,8 +305,8 @@ def has_valid_checksum(entry: Buffer) -> bool:
 
 
 def get_sequence_id(entry: Buffer) -> int | None:
-    """Returns the sequence id of a client-part that the broker refuses, even if other parts of it are invalid. Returns
-    None if it has none."""
+    """Returns the sequence id of an entry for the answer that refuses it; so the rest of the entry may be invalid.
+    Returns None if no sequence id can be read."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
@@ -311,24 +316,25 @@ def get_sequence_id(entry: Buffer) -> int | None:
 
 def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Parses an entry and verifies its checksum. Returns (index of its last message, header). The index is -1 if the
-    entry has no broker-part. Raises CorruptEntry."""
+    entry has no broker-part. Raises CorruptEntry if the entry is malformed or its checksum is wrong."""
     index, _, start = parse_broker_part(entry)
     return index, EntryHeader(*parse_checked_head(entry, start))
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
     """Parses the header of an entry, with or without a broker-part, and returns it. `start`: the offset of the
-    client-part; -1: unknown. `verify`: also verifies the checksum, which reads the whole entry. Raises CorruptEntry."""
+    client-part; -1: unknown. `verify`: also verifies the checksum, which reads the whole entry. Raises CorruptEntry
+    like `parse_checked_head`."""
     return EntryHeader(*parse_checked_head(entry, start, verify=verify))
 
 
 def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
     """Parses an entry's header like `parse_header`. Returns (metadata, offset of the payload, checksum, uncompressed
-    size). Raises CorruptEntry also for contradictions: names that are not text, or more messages than the payload can
-    contain.
+    size). Raises CorruptEntry if the header is malformed, if the checksum is wrong, if names are not text, or if there
+    are more messages than the payload can contain.
 
-    Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared
-    type."""
+    Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled code insists on the declared type.
+    """
     metadata: Any
     if start < 0:
         start = parse_broker_part(entry)[2] if entry[:2] == MAGIC_BROKER else 0
@@ -393,29 +399,31 @@ def decode_properties(fields: Any) -> dict[str, str]:
 
 
 def decode_text(value: Any) -> str:
-    """Returns a string field of a message as text. Protobuf returns a field that is not UTF-8 as bytes; the invalid
-    ones are replaced."""
+    """Returns a string field of a message as text. Protobuf returns a field that is not UTF-8 as bytes; in these, each
+    invalid byte becomes U+FFFD."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
     return found
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
     """Decompresses the payload of an entry and returns it: the payload of its message, or all items of its batch, one
-    after the other. Raises CorruptEntry."""
+    after the other. Raises CorruptEntry if it cannot be decompressed to its declared size."""
     payload, kind = bytes(entry[header.payload_offset :]), header.metadata.compression
     return decompress(kind, payload, header.metadata.uncompressed_size) if kind else payload
 
 
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
     """Decodes the messages of an entry, whether it is a batch or not. Returns (metadata, payload) of each message.
-    Messages with equal metadata may share one object, which must not be changed. Raises CorruptEntry."""
+    Messages with equal metadata may share one object, which must not be changed. Raises CorruptEntry if the payload is
+    malformed."""
     return list(zip(*decode_message_columns(header, entry), strict=True))
 
 
 def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
     """Decodes the messages of an entry for an inspection. Returns (metadata, payload) of each message. An encrypted
     entry is one message with its encrypted payload. A chunk is one message with its part of the payload, which stays
-    compressed, because only the whole payload can be decompressed."""
+    compressed, because only the whole payload can be decompressed. Raises CorruptEntry if the payload of a batch is
+    malformed."""
     if header.metadata.encryption_param or header.metadata.num_chunks_from_msg > 1:
         return [(header.metadata, bytes(entry[header.payload_offset :]))]
     return decode_batch(header, entry)
@@ -423,7 +431,7 @@ def decode_for_inspection(header: EntryHeader, entry: Buffer) -> list[tuple[Mess
 
 def decode_message_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """Decodes the messages of an entry into two lists: the metadata of all messages, and their payloads. This saves the
-    garbage collector an object for each message. Raises CorruptEntry."""
+    garbage collector an object for each message. Raises CorruptEntry if the payload is malformed."""
     fields, payloads = decode_message_columns_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 
@@ -431,8 +439,8 @@ def decode_message_columns(header: EntryHeader, entry: Buffer) -> tuple[list[Mes
 def decode_message_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
     list[MessageFields], list[bytes] | EqualLengthPayloads
 ]:
-    """Decodes an entry like `decode_message_columns`. If all payloads have the same length, copies each of them only
-    when it is read."""
+    """Decodes an entry like `decode_message_columns`. If all messages have equal metadata, returns their payloads as
+    EqualLengthPayloads, which copies each payload only when it is read."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -506,11 +514,10 @@ def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata
 
 def find_distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
     """Returns the keys of the entry's messages, each key once, in the order of the messages. A message without a key
-    adds none.
+    adds none; the chunks of such a message have its uuid as their key. Raises CorruptEntry if a batch is malformed.
 
     The ordering key takes precedence over the key. In a batch the metadata of each message is read, because that of the
-    batch describes only its first message. Payloads are copied only to decompress them. The chunks of a message without
-    a key have its uuid as their key."""
+    batch describes only its first message. Payloads are copied only to decompress them."""
     if not metadata.HasField("num_messages_in_batch"):
         key = key_of_single_message(metadata)
         return [] if key is None else [key]
@@ -524,7 +531,7 @@ def find_distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Bu
 
 def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
     """Adds the keys of the next `count` items of a batch to `found`. The first item begins at `offset` of the payload.
-    Returns the offset after these items."""
+    Returns the offset after these items. Raises CorruptEntry if an item is malformed."""
     heads, size_at, end = _HEADS, _U32.unpack_from, len(payload)
     try:
         for _ in range(count):

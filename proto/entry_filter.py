@@ -1,25 +1,27 @@
 """Judges the messages of entries by a filter (filters.py): the broker for a subscription, the SDK for a consumer.
 
-    wanted = find_filter({"filter": "region = 'eu'"})        what the properties of a subscription say; None: no filter
+    wanted = find_filter({"filter": "region = 'eu'"})        from the properties of a subscription; None: no filter
     judge = EntryFilter(wanted)
     judge.find_unwanted(entry, position)     of a stored entry, as bits: bit i is set if message i is not wanted
-    wants_message(wanted, fields, size, metadata)            of one message that was decoded
+    passes_filter(wanted, fields, size, metadata)            of one message that was decoded
 
 Rules
-- The same message has the same verdict everywhere and for ever: nothing but its own fields counts.
-- What a broker cannot read counts as wanted: the messages of an encrypted batch, and of an entry that is damaged. The
-  properties of an encrypted message that is alone in its entry are not encrypted. The SDK, which can decrypt, drops
-  the rest.
-- A message in chunks has one verdict: that of its first chunk. All chunks carry the properties of the message, so a
-  later one whose first chunk was not seen is judged by its own.
-- Who reads the compacted form gets each tombstone, so that no table keeps a key that is deleted (`keeps_tombstones`).
-- **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by that one, whatever its
-  filter says: it was wanted when it came first, and its producer and time are others now. Every other durable
-  subscription drops it (broker/subscription/expiry.py). The property counts in the head of an entry alone: brokers do
-  not look for it in a batch, nor in what is encrypted.
-- A batch whose summary (summary.py) says that nothing in it is wanted is not looked into (`excludes`), encrypted or
-  not. Of tombstones a summary says nothing.
-- The verdicts of a batch are kept by the bytes of the items' heads: most messages of a producer have few of them.
+- The same message always has the same verdict, because only its own fields count.
+- Messages that a broker cannot read count as wanted: those of an encrypted batch, and of a damaged entry. The
+  properties of an encrypted message that is alone in its entry are not encrypted. The SDK, which can decrypt, drops the
+  messages that are not wanted.
+- A message in chunks has one verdict: that of its first chunk. All chunks have the properties of the message, so a
+  later chunk whose first one was not seen is judged by its own properties.
+- A reader of the compacted form gets each tombstone (a message without a value), so that it removes deleted keys
+  (`keeps_tombstones`).
+- **A message that went back for one subscription** (REDRIVEN_TO in proto/names.py) is wanted by this subscription,
+  whatever its filter says. The filter wanted the message when it first came, and the copy has another producer and
+  time. Every other durable subscription drops it (broker/subscription/expiry.py). The property counts only in the head
+  of an entry: brokers do not look for it in a batch, nor in encrypted bytes.
+- A batch is not read if its summary (summary.py) says that nothing in it is wanted (`excludes`), encrypted or not. A
+  summary says nothing about tombstones.
+- The verdicts of a batch are cached by the bytes of an item's head, as the messages of a producer have few different
+  heads.
 
 Guarding tests: tests/proto/test_entry_filter.py.
 """
@@ -68,8 +70,8 @@ _OF_ENTRY = frozenset(("message.producer", "message.publish_time", "message.sche
 
 
 def find_filter(properties: Mapping[str, str]) -> Filter | None:
-    """Returns the filter that the properties of a subscription say; None if they say none. Raises InvalidRequest if it
-    is no filter, or if they say two."""
+    """Returns the filter that the properties of a subscription define; None if they define none. Raises InvalidRequest
+    if the text is not a filter, or if the properties define two. A JMS selector that is not a filter counts as none."""
     text, tags = properties.get(FILTER, "").strip(), properties.get(TAGS, "").strip()
     if text and tags:
         raise InvalidRequest(f"a subscription has a filter or tags: set one of the properties {FILTER!r} and {TAGS!r}")
@@ -84,7 +86,7 @@ def find_filter(properties: Mapping[str, str]) -> Filter | None:
 
 
 def make_tags_filter(tags: str) -> str:
-    """Returns the filter that `A || B` is the short form of. Raises InvalidRequest if a tag is empty."""
+    """Returns the filter for which the tags `A || B` are the short form. Raises InvalidRequest if a tag is empty."""
     names = [each.strip() for each in tags.split("||")]
     if not all(names):
         raise InvalidRequest("tags are separated by '||', and none is empty: A || B")
@@ -94,8 +96,8 @@ def make_tags_filter(tags: str) -> str:
 
 def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: int) -> str:
     """Returns the property REDRIVEN_TO of a message that is alone in its entry, or of a chunk; "" if it has none.
-    `metadata`: the metadata of the entry, which is encoded before `payload_offset`: to search those bytes costs less
-    than to look at each property."""
+    `metadata`: the metadata of the entry, which is encoded before `payload_offset`. A search in those bytes comes
+    first, because it costs less than a look at each property."""
     if (
         not metadata.properties
         or metadata.HasField("num_messages_in_batch")
@@ -110,8 +112,8 @@ def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: i
 
 
 def read_field(fields: Any, size: int, metadata: MessageMetadata, name: str) -> str | int | None:
-    """Returns the value of a name of `filters.SYSTEM_NAMES`. `fields`: the metadata of the message; `size`: the bytes
-    of its payload, uncompressed; `metadata`: that of its entry."""
+    """Returns the value of a name of `filters.SYSTEM_NAMES`; None if the message has none. `fields`: the metadata of
+    the message; `size`: the bytes of its payload, uncompressed; `metadata`: that of its entry."""
     if name == "message.key":
         return _read_key(fields) if fields.HasField("partition_key") else None
     if name == "message.ordering_key":
@@ -132,7 +134,7 @@ def _read_key(fields: Any) -> str:
 
 
 def passes_filter(wanted: Filter, fields: Any, size: int, metadata: MessageMetadata) -> bool:
-    """Returns whether the filter wants a message. The arguments are those of `read_field`."""
+    """Returns whether the filter `wanted` wants a message. The other arguments are those of `read_field`."""
     found = dict[str, str]()
     _collect_properties(fields, wanted.names, found)
     if not wanted.system_names:
@@ -149,7 +151,7 @@ def _collect_properties(fields: Any, names: Collection[str], found: dict[str, st
 
 
 def encode_names(names: Iterable[str]) -> dict[bytes, str]:
-    """Returns the names by their UTF-8. No property has a name that has none."""
+    """Returns the names by their UTF-8. A name that has no UTF-8 is left out, because no property can have it."""
     found = dict[bytes, str]()
     for name in names:
         with suppress(UnicodeEncodeError):
@@ -182,8 +184,8 @@ def _read_nothing(name: str) -> None:
 
 
 class EntryFilter:
-    """A filter, and the verdicts that it has given. `keeps_tombstones`: each message without a value is wanted.
-    `redriven_to`: the value of REDRIVEN_TO of the messages that went back for the subscription, which are wanted."""
+    """Judges messages by a filter, and caches the verdicts. `keeps_tombstones`: each message without a value is wanted.
+    `redriven_to`: the value of REDRIVEN_TO that messages which went back for the subscription have; they are wanted."""
 
     __slots__ = (
         "_chunks", "_encoded_names", "_of_entry", "_of_entry_names", "_summaries", "_verdicts", "filter",
@@ -202,8 +204,8 @@ class EntryFilter:
         self._summaries: dict[bytes, bool] = {}  # summary of an entry → nothing in it is wanted
 
     def excludes(self, metadata: MessageMetadata) -> bool:
-        """Returns True if the summary of a batch says that no message in it is wanted. `metadata`: that of its
-        entry."""
+        """Returns True if the summary of a batch says that no message in it is wanted; False if a message may be
+        wanted, or if there is no summary. `metadata`: that of its entry."""
         summary: bytes = metadata.summary
         if not summary or self.keeps_tombstones or not metadata.HasField("num_messages_in_batch"):
             return False
@@ -215,8 +217,9 @@ class EntryFilter:
         return found
 
     def find_unwanted(self, head: StoredEntryHead, entry: Buffer) -> int:
-        """Returns which messages of a stored entry are not wanted, as bits. Decompresses a batch: the caller asks
-        `is_entry_slow_to_parse` before. 0: all messages are wanted, or the entry cannot be read."""
+        """Returns which messages of a stored entry are not wanted, as bits (bit i: message i). 0: all messages are
+        wanted, or the entry cannot be read. Decompresses a batch, which may take long: the caller must ask
+        `is_entry_slow_to_parse` before."""
         metadata, offset = head.metadata, head.payload_offset
         try:
             if metadata.HasField("num_messages_in_batch"):

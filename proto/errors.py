@@ -1,9 +1,10 @@
 """The error families: what failed, whether it certainly did not happen, whether to try again.
 
-Three sorts (docs/errors.md): the caller's fault is raised at once, before anything is sent; an outside failure is
-typed, with `definite` and `retryable`; our own fault is an `assert`. A time-out is *unknown* (`definite = False`):
-the operation may have happened. Between processes an error is a `wire.Error` (code, text, fields), translated only
-by `to_wire` and `from_wire`. Codes are a contract: never renumber, never reuse.
+There are three sorts (docs/errors.md). A fault of the caller is raised at once, before anything is sent. An outside
+failure has a type of its own, with `definite` and `retryable`. A fault of Magnetar itself is an `assert`. After a
+time-out the outcome is *unknown* (`definite = False`): the operation may have happened. Between processes an error is a
+`wire.Error` (code, text, fields), translated only by `to_wire` and `from_wire`. Codes are a contract: they are never
+changed or used again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ _BY_CODE: dict[int, type[MagnetarError]] = {}
 
 
 class MagnetarError(Exception):
-    """Base of every error that Magnetar raises on purpose.
-
-    `code` identifies the class on the wire; `definite`: the operation certainly did not happen; `retryable`: the same
-    request may succeed later, at the same or another server. `fields` are the facts of the case, as text, and are sent
-    with it."""
+    """Base of every error that Magnetar raises on purpose. `code` identifies the class on the wire. `definite`: the
+    operation certainly did not happen. `retryable`: the same request may succeed later, at the same or another server.
+    `fields` are the facts of the case, as text, and are sent with it."""
 
     code: ClassVar[int] = 1
     definite: ClassVar[bool] = False
@@ -50,8 +49,8 @@ error may quote the request, and gRPC allows 8 KB for it."""
 
 
 def to_wire(error: BaseException) -> wire.Error:
-    """Returns the wire form of an exception. An exception that is no MagnetarError becomes an InternalError with its
-    type and text."""
+    """Returns the wire form of an exception. An exception that is not a MagnetarError becomes an InternalError with its
+    type and text. Long texts are cut, and at most FIELDS_MAX fields are sent."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
     fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
@@ -63,7 +62,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def from_wire(message: wire.Error) -> MagnetarError:
-    """Returns the exception of an error from the wire. If this version does not know its code, returns a plain
+    """Returns the exception of an error from the wire. If this version does not know the code, returns a plain
     MagnetarError."""
     error = _BY_CODE.get(message.code, MagnetarError)(message.message)
     error.fields = dict(message.fields)
@@ -78,7 +77,7 @@ class InternalError(MagnetarError):
 
 # ---------------------------------------------------------------------------------- the caller's fault
 class InvalidRequest(MagnetarError):
-    """The request itself is wrong and will stay wrong."""
+    """The request itself is wrong: it fails in the same way whenever it is repeated."""
 
     code = 10
     definite = True
@@ -109,13 +108,13 @@ class CorruptEntry(InvalidRequest):
 
 
 class WrongProtocol(InvalidRequest):
-    """The process at that port, or the one that connected to ours, does not speak this protocol."""
+    """The other end of a connection does not speak this protocol, or has violated it."""
 
     code = 15
 
 
 def is_unknown_operation(error: BaseException) -> bool:
-    """Returns whether the error is the answer of a server of an older release that it has no such operation."""
+    """Returns whether the error says that the server, of an older release, does not have the operation."""
     return isinstance(error, WrongProtocol) and "no method" in str(error)
 
 
@@ -126,7 +125,7 @@ class InvalidSchema(InvalidRequest):
 
 
 class NewerFormat(InvalidConfiguration):
-    """A later Magnetar wrote the data: upgrade; fields `version`, `known`."""
+    """A later Magnetar wrote the data, so this one must be upgraded; fields `version`, `known`."""
 
     code = 16
 
@@ -251,15 +250,15 @@ class TransactionAborted(MagnetarError):
 
 
 class TransactionConflict(MagnetarError):
-    """The message is acknowledged already, or in another transaction: this transaction can only abort. Without a
-    transaction: repeat it when the other one has ended."""
+    """The message is acknowledged already, or in another open transaction, so this transaction can only abort. An
+    acknowledgement without a transaction may be repeated when the other one has ended."""
 
     code = 71
     definite = True
 
 
 class TransactionEnded(MagnetarError):
-    """A send, an acknowledgement or a commit in a transaction that has ended or is ending: it was not done."""
+    """The transaction of a send, an acknowledgement or a commit has ended or is ending; the operation was not done."""
 
     code = 72
     definite = True
@@ -295,7 +294,7 @@ class HalfParked(MagnetarError):
 
 # ---------------------------------------------------------------------------------- the world's fault
 class Unavailable(MagnetarError):
-    """No server can do this now; it was not done; try again."""
+    """No server can do this now, and nothing was done; the request may be repeated."""
 
     code = 40
     definite = True
@@ -315,7 +314,7 @@ class NotEnoughBookies(Unavailable):
 
 
 class ReadOnly(Unavailable):
-    """The bookie's disk is full; it serves reads only."""
+    """The bookie's disk is full, so that it accepts only reads."""
 
     code = 43
 
@@ -342,7 +341,8 @@ class OutcomeUnknown(MagnetarError):
 
 
 class DataLost(MagnetarError):
-    """Bytes that were acknowledged cannot be read from any replica. An alarm, never skipped silently."""
+    """Bytes that were acknowledged cannot be read from any replica. This is an alarm: such bytes are never skipped
+    silently."""
 
     code = 47
 
@@ -354,14 +354,15 @@ class DuplicateInDoubt(OutcomeUnknown):
 
 
 class BackPressure(Unavailable):
-    """A bounded queue is full."""
+    """A queue or a limit of the server or client is full; nothing was done."""
 
     code = 49
 
 
 # ---------------------------------------------------------------------------------- ledgers and bookies
 class LedgerFenced(MagnetarError):
-    """Another client is recovering or has closed the ledger. The add may be stored: unknown."""
+    """Another client is recovering the ledger or has closed it. Whether the entry of a failed add is stored is unknown.
+    """
 
     code = 50
 
@@ -374,14 +375,14 @@ class LedgerClosed(MagnetarError):
 
 
 class Unauthorized(MagnetarError):
-    """Wrong ledger master key or missing permission."""
+    """The caller has no permission for the operation, or the master key of the ledger is wrong."""
 
     code = 52
     definite = True
 
 
 class WrongIdentity(MagnetarError):
-    """The process at that address is not the one asked for (another bookie uuid)."""
+    """The process at that address is another one than the request names (another bookie uuid)."""
 
     code = 53
     definite = True
@@ -410,7 +411,7 @@ class UntrustedServer(MagnetarError):
 
 # ---------------------------------------------------------------------------------- metadata
 class BadVersion(MagnetarError):
-    """A compare-and-set found another version: definitely not written."""
+    """A compare-and-set found another version of the record; it was definitely not written."""
 
     code = 60
     definite = True
@@ -430,7 +431,7 @@ class NoNode(BadVersion):
 
 
 class SessionExpired(MagnetarError):
-    """The metadata session has ended, and its ephemerals with it."""
+    """The metadata session has ended, and its ephemeral nodes are deleted."""
 
     code = 63
     definite = True

@@ -1,15 +1,17 @@
-"""The expiry of single messages: from a time on, no consumer needs the message, and the broker delivers it no more.
+"""The expiry of single messages: from a given time on, no consumer needs the message, and the broker does not deliver
+it.
 
     property  magnetar.expires_at = "<ms since the epoch>"          of the message; any client may set it
     field     MessageMetadata.expiry_runs = (first, count, ms)*     of a batch: the messages of it that expire
 
-- The property is what counts. A message that is alone in its entry has it in the entry's head, where a broker finds it.
+- The property decides. If a message is alone in its entry, the property is in the entry's head, where a broker reads
+  it.
 - In a batch a broker does not look at single messages. The SDK's producer repeats the times in `expiry_runs`, for runs
-  of messages that follow each other and expire at the same time; what no run names never expires. Pulsar's clients skip
-  the field. A batch that one of them makes has no such field, so brokers deliver its messages: such a client sends what
-  expires without batching.
+  of messages that follow each other and expire at the same time; a message that is in no run never expires. Pulsar's
+  clients skip the field. A batch that one of them makes has no such field, so brokers deliver its messages: such a
+  client must send messages that expire without batching.
 - A value that is no number from 1 to 2**63-1 counts as absent, and runs that contradict the batch count as absent.
-- A message in chunks is judged by its consumer alone, when it is whole (`EntryExpiry.is_chunk`).
+- A message in chunks is judged by its consumer alone, when all chunks have arrived (`EntryExpiry.is_chunk`).
 - A copy in a dead-letter topic does not expire: its property has the name EXPIRED_AT (`make_dead_letter_properties`).
 
 Guarding tests: tests/proto/test_expiry.py.
@@ -36,7 +38,8 @@ _DIGITS_MAX = 19
 
 
 class ExpiryRun(NamedTuple):
-    """Messages of a batch that follow each other and expire at the same time (ms since the epoch)."""
+    """Messages of a batch that follow each other and expire at the same time: `messages` of them, from the index
+    `first` on, at `at_ms` (ms since the epoch)."""
 
     first: int
     messages: int
@@ -44,8 +47,8 @@ class ExpiryRun(NamedTuple):
 
 
 class EntryExpiry:
-    """When the messages of one entry expire. `told_ms`: the broker's time when it judged the entry last, which it tells
-    to the consumer; 0: it has not."""
+    """When the messages of one entry expire. `first_ms`: when the first of them does. `told_ms`: the broker's time when
+    it judged the entry last, which it tells to the consumer; 0: it has not."""
 
     __slots__ = ("first_ms", "is_chunk", "runs", "told_ms")
 
@@ -56,8 +59,8 @@ class EntryExpiry:
         self.told_ms = 0
 
     def find_expired_bits(self, now_ms: int) -> int:
-        """Returns which messages of the entry have expired at `now_ms`, as bits (bit i: message i). A chunk never
-        counts as expired by itself."""
+        """Returns which messages of the entry have expired at `now_ms` (inclusive), as bits (bit i: message i). A chunk
+        never counts as expired by itself."""
         if now_ms < self.first_ms or self.is_chunk:
             return 0
         bits = 0
@@ -68,15 +71,16 @@ class EntryExpiry:
 
 
 def parse_expires_at(value: str | None) -> int:
-    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no such time."""
+    """Returns the value of the property EXPIRES_AT in ms since the epoch; 0 if it is absent or no number from 1 to
+    TIME_MAX."""
     found = parse_number(value) if value and len(value) <= _DIGITS_MAX else None
     return found if found is not None and found <= TIME_MAX else 0
 
 
 def find_entry_expiry(metadata: Any, entry: Buffer, payload_offset: int, *, batched: bool) -> EntryExpiry | None:
     """Returns when the messages of an entry expire; None if none of them does. `metadata`: its MessageMetadata, which
-    is encoded before `payload_offset` of the entry: to search those bytes costs less than to look at each property.
-    `batched`: whether it has the field num_messages_in_batch, which the caller has asked for."""
+    is encoded before `payload_offset` of the entry. A search in those bytes comes first, because it costs less than a
+    look at each property. `batched`: whether `metadata` has the field num_messages_in_batch."""
     if batched:
         return _of_batch(metadata) if metadata.expiry_runs else None
     if not metadata.properties:
@@ -104,7 +108,8 @@ def _of_batch(metadata: Any) -> EntryExpiry | None:
 
 
 def add_expiry_run(runs: list[ExpiryRun], index: int, at_ms: int) -> None:
-    """Adds the message `index` of a batch, which follows all that were added before, to the runs of the batch."""
+    """Adds the message `index` of a batch, which expires at `at_ms`, to the runs of the batch. `index` must be greater
+    than those that were added before."""
     if runs and extends_last_run(runs, index, at_ms):
         runs[-1] = runs[-1]._replace(messages=runs[-1].messages + 1)
     else:
@@ -112,6 +117,7 @@ def add_expiry_run(runs: list[ExpiryRun], index: int, at_ms: int) -> None:
 
 
 def extends_last_run(runs: list[ExpiryRun], index: int, at_ms: int) -> bool:
+    """Returns whether `add_expiry_run` would add the message to the last run. There must be one."""
     first, count, last_ms = runs[-1]
     return first + count == index and last_ms == at_ms
 

@@ -15,17 +15,17 @@ The grammar is a subset of SQL92 as RocketMQ and JMS have it. Broker, SDK and Sp
   `true|TRUE|True`, `false|FALSE|False`. Two names are compared as numbers if both are, else as texts, by code points.
 - **NULL** is a property that is absent, longer than VALUE_CHARACTERS_MAX, or not of the literal's type. Kleene's logic:
   NOT NULL is NULL, and only TRUE wants the message. So `x <> 'a'` does not want a message without `x`.
-- **No error at run time**: each expression has an answer for each message, and for the same message for ever the same:
-  there is no clock.
+- **No error at run time**: each expression has an answer for each message. For the same message it never changes,
+  because no expression reads a clock.
 - Names of the message itself are `message.key`, `.ordering_key`, `.producer`, `.publish_time`, `.event_time` (ms since
   the epoch), `.size`, `.schema_version`. A property of such a name is written in double quotes.
-- LIKE knows `%` alone, at most LIKE_WILDCARDS_MAX: a search of texts, never a regular expression. `_` is refused:
-  STARTSWITH, ENDSWITH and CONTAINS have no wildcards.
+- The only wildcard of LIKE is `%`, at most LIKE_WILDCARDS_MAX times: it searches texts, and is never a regular
+  expression. `_` is refused. STARTSWITH, ENDSWITH and CONTAINS have no wildcards.
 - Keywords are in any case; `--` and `/* */` are comments; `''` is a quote in a text. A bare name means `= TRUE`.
 
-What is above a limit, or wrong, is refused when it is parsed: InvalidRequest, with `position` (in characters). Parsing
-costs time linear in the text, and matching time linear in the values that the expression names.
-Guarding tests: tests/proto/test_filters.py.
+A filter that is wrong or exceeds a limit is refused when it is parsed: InvalidRequest, with `position` (in characters).
+Parsing costs time linear in the text, and matching time linear in the values that the expression names. Guarding tests:
+tests/proto/test_filters.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ Value: TypeAlias = str | int | float | bool
 
 
 class Name(NamedTuple):
-    """Expression: the value of a property or of a system field."""
+    """Expression: the value of a property or of a system field. `is_system`: the name is one of SYSTEM_NAMES, and not
+    quoted."""
 
     name: str
     is_system: bool
@@ -77,7 +78,8 @@ Operand: TypeAlias = Name | Literal
 
 
 class Compare(NamedTuple):
-    """`operator`: "=", "<" or "<=". The other operators are these, negated or with the operands exchanged."""
+    """Expression: the comparison of two operands. `operator` is "=", "<" or "<="; the other operators are written as
+    these, negated or with the operands exchanged."""
 
     operator: str
     left: Operand
@@ -92,8 +94,8 @@ class In(NamedTuple):
 
 
 class Like(NamedTuple):
-    """The text has the first part at its start, the last at its end, and the others in between, in this order.
-    `is_whole`: there is one part, and the text equals it."""
+    """Expression: the text of the operand begins with the first part, ends with the last one, and has the others in
+    between, in this order. `is_whole`: there is one part, and the text must equal it."""
 
     operand: Operand
     parts: tuple[str, ...]
@@ -113,13 +115,13 @@ class Not(NamedTuple):
 
 
 class And(NamedTuple):
-    """Expression: the conjunction of its parts."""
+    """Expression: the conjunction of its parts; false if one is false, else unknown if one is unknown."""
 
     parts: tuple[Node, ...]
 
 
 class Or(NamedTuple):
-    """Expression: the disjunction of its parts."""
+    """Expression: the disjunction of its parts; true if one is true, else unknown if one is unknown."""
 
     parts: tuple[Node, ...]
 
@@ -136,7 +138,8 @@ BOOLEANS: Mapping[str, bool] = {
 
 
 def read_number(value: Value) -> int | float | None:
-    """Returns the number that a value says; None if it says none, or one that a float cannot hold."""
+    """Returns a value as a number. Returns None for a text that is not a number in the language's form, that is too
+    long, or that a float cannot hold."""
     if not isinstance(value, str):
         return value
     if len(value) > NUMBER_CHARACTERS_MAX or (found := _NUMBER.match(value)) is None:
@@ -203,7 +206,8 @@ def _find_conversion(value: Value) -> Callable[[Value], Value | None]:
 
 
 def compare_values(operator: str, left: Value, right: Value) -> Truth:
-    """Returns what `left operator right` is for two values: NULL (None) if their types differ."""
+    """Returns the result of `left operator right` for an operator of `Compare`; None (NULL) if the types of the two
+    values differ."""
     if isinstance(left, bool) is not isinstance(right, bool):
         return None
     if isinstance(left, str):
@@ -332,8 +336,8 @@ def _make_decision(node: Node) -> _Decide:
 
 
 class Filter:
-    """A parsed filter. `text`: as it was written. `root`: its tree. `names`: the properties that it looks at.
-    `system_names`: the fields of the message that it looks at."""
+    """A parsed filter; `parse_filter` makes it. `text`: as it was written. `root`: its expression. `names`: the
+    properties that it reads. `system_names`: the fields of the message that it reads."""
 
     __slots__ = ("_decide", "names", "root", "system_names", "text")
 
@@ -348,7 +352,8 @@ class Filter:
         return f"Filter({self.text!r})"
 
     def matches(self, properties: Properties, fields: SystemFields) -> bool:
-        """Returns whether a message with these properties and fields is wanted: whether the expression is TRUE."""
+        """Returns whether the expression is TRUE for a message with these properties. `fields` returns the value of a
+        system name; None if the message has none."""
         return self._decide(properties, fields) is True
 
 
@@ -605,7 +610,8 @@ def _kind(value: Value) -> type:
 
 @lru_cache(maxsize=1000)
 def parse_filter(text: str) -> Filter:
-    """Parses the text of a filter. Raises InvalidRequest, with the position of what is wrong."""
+    """Parses the text of a filter and returns it. Results are cached. Raises InvalidRequest if the text is not a filter
+    or exceeds a limit; its field `position` is the offset of the error in characters, from 0."""
     if len(text) > TEXT_CHARACTERS_MAX:
         raise _make_error(f"the filter has {len(text)} characters: at most {TEXT_CHARACTERS_MAX}", TEXT_CHARACTERS_MAX)
     parser = _Parser(text)

@@ -8,22 +8,22 @@
     earliest      -1:-1                          latest  (2^63-1):(2^63-1)
 
 Tenants and namespaces match `[-=:.\\w]+`. Local names and subscriptions are any printable text without `/`: a name can
-always be typed, logged and put into a path. No name is longer than NAME_BYTES_MAX in UTF-8.
-A broken rule raises InvalidName, before anything is sent. Ids order by ledger, entry, batch index, and
-partition as a tie-break (Pulsar's order).
+always be typed, logged and put into a path. No name is longer than NAME_BYTES_MAX in UTF-8. A name that breaks a rule
+raises InvalidName, before anything is sent. Message ids are ordered by ledger, entry, batch index, and at last
+partition (Pulsar's order).
 
-Hashes of keys: the partition that a producer picks, and the slot that Key_Shared assigns.
+Hashes of keys choose the partition to which a producer sends, and the slot of a Key_Shared subscription:
 
-    key_hash(key)        Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
-    choose_partition_of_key(key, n) key_hash(key) % n
-    compute_key_slot(key)  key_hash(key) % 65536, 1 in place of 0; of the ordering key if there is one, else of the
-                         key
+    hash_key(key)                      Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
+    choose_partition_of_key(key, n)    hash_key(key) % n
+    compute_key_slot(key)              hash_key(key) % 65536, 1 in place of 0; of the ordering key if there is one, else
+                                       of the key
 
-The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key, and a consumer that asks
-for the slots of a key (Sticky) gets it. Pulsar's broker also takes modulo 65536 there, and where it halves ranges;
-only on its ring, whose owners no client can foresee, it takes modulo 65535.
+The numbers are Pulsar's. So a topic to which clients of both systems write keeps the order of each key, and a consumer
+that names the slot of a key (STICKY) gets its messages. Pulsar's broker also takes modulo 65536 for such consumers, and
+for ranges that it halves. Only for its hash ring, whose owners no client can predict, it takes modulo 65535.
 
-Also in this file, below its heading: text that a stranger may give, as a whole number (digits).
+Also in this file, below its heading: the parsing of whole numbers in text that is not trusted (digits).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def hash_key(key: str | bytes) -> int:
 
 
 def choose_partition_of_key(key: str | bytes, partitions: int) -> int:
-    """Returns the partition, from 0 to `partitions` - 1, to which messages with this key go."""
+    """Returns the partition, from 0 to `partitions` - 1, to which messages with this key go. Raises UnicodeEncodeError
+    like `hash_key`."""
     assert partitions > 0, "a key needs at least one partition"
     return hash_key(key) % partitions
 
@@ -99,7 +100,8 @@ REDRIVEN_DIGITS_MAX = 9
 
 
 def count_redrives(properties: Mapping[str, str]) -> int:
-    """Returns how often a message with these properties went back; 0 if REDRIVEN is no plain number."""
+    """Returns how often a message with these properties went back from a dead-letter topic; 0 if REDRIVEN is no plain
+    number."""
     told = properties.get(REDRIVEN, "")
     return (parse_number(told) or 0) if len(told) <= REDRIVEN_DIGITS_MAX else 0
 
@@ -107,9 +109,12 @@ def count_redrives(properties: Mapping[str, str]) -> int:
 def make_redriven_properties(
     letter: Mapping[str, str], letter_id: str, *, is_retry: bool = False, only_to: str = ""
 ) -> dict[str, str]:
-    """Returns the properties of a letter's copy that goes back: without what made it a letter, and with what says that
-    it was one. `letter`: its properties; `is_retry`: the copy goes to a retry-letter topic, whose consumers need to
-    know where the letter came from; `only_to`: the value of REDRIVEN_TO, empty: every subscription gets the copy."""
+    """Returns the properties of a dead letter's copy that goes back to a topic. Properties of the letter that describe
+    its failure are left out, and properties that say that it was a letter are added.
+
+    `letter`: the properties of the letter; `letter_id`: its id. `is_retry`: the copy goes to a retry-letter topic,
+    whose consumers need the origin of the letter. `only_to`: the value of REDRIVEN_TO; "": every subscription gets the
+    copy."""
     gone = (*OF_FAILURES, REDRIVEN_TO) if is_retry else (*OF_FAILURES, *OF_ORIGIN, REDRIVEN_TO)
     kept = {REDRIVEN_TO: only_to} if only_to else {}
     kept |= {name: value for name, value in letter.items() if name not in gone}
@@ -158,7 +163,7 @@ def _check_loose(kind: str, text: str) -> str:
 
 
 def check_tenant_name(text: str) -> str:
-    """Returns `text` if it is a valid name of a tenant. Raises InvalidName otherwise."""
+    """Returns `text` unchanged if it is a valid name of a tenant. Raises InvalidName otherwise."""
     return _check_strict("tenant", text)
 
 
@@ -169,7 +174,7 @@ def check_namespace_name(text: str) -> str:
 
 
 def check_subscription_name(text: str) -> str:
-    """Returns `text` if it is a valid name of a subscription. Raises InvalidName otherwise."""
+    """Returns `text` unchanged if it is a valid name of a subscription. Raises InvalidName otherwise."""
     return _check_loose("subscription", text)
 
 
@@ -183,13 +188,13 @@ def check_producer_name(text: str) -> str:
 
 
 def is_valid_role(text: str) -> bool:
-    """Returns whether the text may be the name of a role."""
+    """Returns whether the text may be the name of a role: 1 to ROLE_CHARACTERS_MAX printable characters, without white
+    space at its ends."""
     return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
 
 
 def check_role(text: str) -> str:
-    """Returns the name of a role unchanged. Raises InvalidName if it is not printable text, or has too many
-    characters."""
+    """Returns the name of a role unchanged. Raises InvalidName if it is not valid (`is_valid_role`)."""
     if not is_valid_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
@@ -204,6 +209,8 @@ class NamespaceName:
 
     @classmethod
     def parse(cls, text: str) -> NamespaceName:
+        """Returns the name of a namespace in the text TENANT/NAMESPACE. Raises InvalidName if it breaks the rules of
+        names."""
         _check_length("namespace", text)
         parts = text.split("/")
         if len(parts) != 2:
@@ -240,6 +247,8 @@ class TopicName:
     @classmethod
     @lru_cache(maxsize=1024)  # the requests of a client that opens a topic follow each other
     def parse(cls, text: str) -> TopicName:
+        """Returns the name of a topic in one of the forms at the head of this module. Raises InvalidName if it breaks
+        the rules of names. Results are cached."""
         _check_length("topic", text)
         persistent, (tenant, namespace, local) = _topic_parts(text)
         tenant, namespace = intern(check_tenant_name(tenant)), intern(check_namespace_name(namespace))
@@ -259,11 +268,11 @@ class TopicName:
 
     @property
     def is_partition(self) -> bool:
-        """True if this is one partition of a partitioned topic."""
+        """Returns whether this is one partition of a partitioned topic."""
         return self.partition >= 0
 
     def with_partition(self, number: int) -> TopicName:
-        """Returns the name of the partition `number` of this topic."""
+        """Returns the name of the partition `number`, from 0, of this topic."""
         assert number >= 0, "a partition number is not negative"
         return replace(self, partition=number)
 
@@ -303,7 +312,8 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parses a position from text in the form of `str`, such as "3:14"."""
+        """Parses a position from text in the form of `str`, such as "3:14". Raises ValueError if the text has another
+        form."""
         ledger_id, _, entry_id = text.partition(":")
         return cls(int(ledger_id), int(entry_id))
 
@@ -318,8 +328,8 @@ def make_redriven_to(topic: TopicName, subscription: str) -> str:
 
 
 def parse_redriven_to(value: str, topic: TopicName) -> str:
-    """Returns the subscription that alone gets a message of `topic` with this value of REDRIVEN_TO; "" if all get it:
-    the message has no such value, or came from another topic with it."""
+    """Returns the name of the only subscription that gets a message of `topic` with this value of REDRIVEN_TO. Returns
+    "" if all subscriptions get it: the message has no such value, or came from another topic with it."""
     where, _, subscription = value.rpartition("/")
     return subscription if where == topic.base.full else ""
 
@@ -337,7 +347,7 @@ class MessageId:
     @classmethod
     def parse(cls, text: str) -> MessageId:
         """Parses a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`. Raises
-        InvalidName."""
+        InvalidName if the text has another form, or if a number is too large."""
         if text in ("earliest", "latest"):
             return cls(*(EARLIEST if text == "earliest" else LATEST))
         found = _TEXT_ID.match(text)

@@ -1,9 +1,9 @@
-"""The operations of administration: one table, from which each of their faces follows.
+"""The table of the operations of administration, from which gRPC, REST, the command line and clients follow.
 
-    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, routes=(Http("POST", "/trim", "Deletes what …"),))
+    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, routes=(HttpRoute("POST", "/trim", "Deletes …"),))
 
-A row says what an operation is: its name, the type of its answer (the annotation), who answers it, and what a caller
-needs. What follows from it:
+A row defines an operation: its name, the type of its answer (the annotation), which broker answers it, and which
+permission a caller needs. What follows from a row:
 
 | face | how |
 |---|---|
@@ -16,9 +16,9 @@ needs. What follows from it:
 
 A new operation is a row, and the function that does it: the method of `AdminService` (broker/grpc/admin.py) with its
 name in snake case. Its rpc is a line of `service Admin` in wire.proto, or the row names its messages (`request`,
-`reply`); a message that wire.proto has not is a change there. What is special on a face (a stream, progress, Pulsar's
-odd JSON) is a function there. Guard: tests/broker/test_new_operation.py makes a new one.
-This module imports no message and no value: the command line and an idle server load neither.
+`reply`); a message that is missing in wire.proto must be added there. Special behaviour of one interface (a stream,
+progress, Pulsar's own JSON) is a function of that interface. Guard: tests/broker/test_new_operation.py makes a new
+operation. This module imports no message and no value, so that the command line and an idle server load neither.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class HttpRoute(NamedTuple):
 
 
 class CliVerb(NamedTuple):
-    """The verb of an operation on the command line, with its help and what it prints. In the printed text `{place}`
-    stands for the full name of the topic, namespace or tenant, and `{subscription}` for the value of the option -s."""
+    """The verb of an operation on the command line, with its help and its output. In the output `{place}` stands for
+    the full name of the topic, namespace or tenant, and `{subscription}` for the value of the option -s."""
 
     words: str  # "topics trim"
     line: str  # of the group's help
@@ -146,6 +146,8 @@ class Operation(NamedTuple, Generic[T]):
 
 
 def make_topic_rule(permission: Permission, field: str = "name", subscription: str = "") -> PermissionRule:
+    """Returns the rule that `permission` is required on the topic that the field `field` of the request names.
+    `subscription`: the field that names a subscription; "": there is none."""
     return PermissionRule(permission, PermissionScope.TOPIC, field, subscription)
 
 
@@ -635,8 +637,8 @@ ANSWERS: dict[str, str] = {}
 
 
 def add_operation(operation: Operation[Any], answer: str) -> None:
-    """Adds an operation to the table. `answer` is the name of the answer's type, as text: a type of proto/statistics.py
-    or of Python."""
+    """Adds an operation to the table; its name must be new. `answer` is the name of the answer's type, as text: a type
+    of proto/statistics.py or of Python."""
     assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
     OPERATIONS[operation.name], ANSWERS[operation.name] = operation, answer
 
@@ -651,7 +653,7 @@ del _row, _hint, _variable
 @cache
 def find_answer_type(name: str, **of_clients: Any) -> Any:
     """Returns the type of the answer of the operation `name`. `of_clients`: the caller's own types for StoredMessage
-    and MessageId."""
+    and MessageId, by these names."""
     from . import states as transactions
     from . import statistics
 

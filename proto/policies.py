@@ -1,20 +1,16 @@
-"""Policies: what an operator sets for a namespace or a topic; everything else is inherited.
+"""Policies that an operator sets for a namespace or a topic: their names, their checks and their form as JSON.
 
-A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic is set on the
-topic and applies to each of its partitions. On the wire and in the metadata tree policies are one JSON object with only
-the fields that are set: `{"message_ttl_s":600}`. The fields, with their types and defaults: proto/applied.py. What they
-resolve to: broker/common/config.py. The names by which operators set them: proto/policies.py.
+**Levels.** A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic
+is set on the topic and applies to each of its partitions. On the wire and in the metadata, policies are one JSON object
+with only the fields that are set: `{"message_ttl_s":600}`. The fields, with their types and defaults, are in
+proto/applied.py; broker/common/config.py resolves the levels.
+**Values.** If a field is a limit, 0 means "none" or "no limit". Only the retentions also have -1 (without limit).
+`check_policies` raises InvalidRequest, whose text says what is wrong.
+**Names.** `POLICIES` is the table of all policies by Pulsar's names. A row makes three commands for namespaces and
+three for topics (cli/admin/policies.py), and the routes of REST (broker/rest/policies.py). The gRPC operations
+`GetPolicies` and `ChangePolicies` and AdminClient use the fields.
 
-0 means "none" or "no limit" wherever a field is a limit. Only the retentions also have -1 (without limit).
-`check_policies` raises InvalidRequest, which says what is wrong.
-Guarding test: tests/proto/test_policies.py.
-
-Policies: one table of what an operator sets for a namespace or a topic, by Pulsar's names.
-
-A row makes three commands for namespaces and three for topics (cli/admin/policies.py) and the routes of REST
-(broker/rest/policies.py). The fields, their types and bounds: proto/policies.py, which the gRPC operations
-`GetPolicies` and `ChangePolicies` and AdminClient carry; what they are where nothing is set: proto/applied.py.
-Guard: tests/broker/test_new_policy.py makes a new one.
+Guards: tests/proto/test_policies.py; tests/broker/test_new_policy.py makes a new policy.
 """
 
 from __future__ import annotations
@@ -33,7 +29,8 @@ NAMESPACES, TOPICS = "namespaces", "topics"
 
 
 class Field(NamedTuple):
-    """One field of `Policies`, and the command line options that set it."""
+    """One field of `Policies`, and the command line options that set it. `kind`: how the text of an option is
+    converted."""
 
     name: str  # of proto/policies.py
     kind: str  # of CONVERTERS (cli/admin/policies.py), or "on/off", or choices with | between
@@ -68,6 +65,7 @@ class PolicyDefinition(NamedTuple):
     rest: PolicyRestNames | None = None
 
     def name_at(self, level: str) -> str:
+        """Returns the name of the policy on the command line at this level (NAMESPACES or TOPICS)."""
         return self.of_namespaces if level == NAMESPACES and self.of_namespaces else self.name
 
 
@@ -253,6 +251,7 @@ _INT_MAX = 1 << 62
 
 
 def encode_policies(policies: Policies) -> str:
+    """Returns the policies as JSON, with only the fields that are set."""
     return msgspec.json.encode(policies).decode()
 
 

@@ -1,9 +1,10 @@
-"""Statistics as JSON, under the names that Pulsar's tools read (pulsar-client-go `data.go`): each name is here once.
+"""Statistics as JSON, under the names that Pulsar's tools read (pulsar-client-go `data.go`). Each name is defined here,
+once.
 
-    pick(CONSUMER, found, "consumerName availablePermits")       {"consumerName": "c", "availablePermits": 1000}
+    pick_fields(CONSUMER, found, "consumerName availablePermits")    {"consumerName": "c", "availablePermits": 1000}
 
-REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) say which of them they show, in which
-order. Transactions and half messages have forms of our own, which REST answers; the command line shows them in_seconds.
+REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) choose the fields that they show, and their order.
+Transactions and half messages have forms of our own, which REST answers; the command line shows their times in seconds.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ LOG = _table({
 
 # ------------------------------------------------------------------------------------ transactions, half messages
 def to_optional_text(place: object, none: str | None = None) -> str | None:
+    """Returns a place, such as a position, as text; `none` if it is None."""
     return str(place) if place is not None else none
 
 

@@ -2,7 +2,8 @@
 
 The numbers of `SchemaType` are those of Pulsar's wire; its names are those of pulsar-admin. A definition (`data`) is
 text of JSON for JSON, AVRO, PROTOBUF (an Avro record) and PROTOBUF_NATIVE (a set of descriptors), two definitions for
-KEY_VALUE (`split_key_value`), and empty for all others. The rules of what is accepted: broker/cluster/schema_core.py.
+KEY_VALUE (`split_key_value`), and empty for all others. The rules for definitions that are accepted are in
+broker/cluster/schema_core.py.
 
 A version is a number from 0 on; on the wire and in an entry it is 8 bytes, big-endian, as Pulsar's.
 """
@@ -25,7 +26,7 @@ _VERSION = struct.Struct(">Q")
 
 
 class SchemaType(IntEnum):
-    """The type of a schema, with Pulsar's numbers."""
+    """The type of a schema, with Pulsar's numbers. NONE: the payload is plain bytes."""
 
     NONE = 0
     STRING = 1
@@ -86,7 +87,7 @@ class SchemaInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """A version of a topic's schema in the registry."""
+    """A version of a topic's schema in the registry. `created_ms`: when it was registered, in ms since the epoch."""
 
     version: int
     info: SchemaInfo
@@ -134,7 +135,7 @@ def decode_version(data: bytes) -> int | None:
 # ------------------------------------------------------------------ KEY_VALUE
 def split_key_value(info: SchemaInfo) -> KeyValuePair:
     """Returns the schema of the key and the schema of the value that the KEY_VALUE schema `info` contains. Raises
-    InvalidSchema."""
+    InvalidSchema if its definition or its properties are malformed."""
     key, at = _half(info.data, 0)
     value, end = _half(info.data, at)
     if end != len(info.data):
@@ -183,7 +184,7 @@ def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = Fals
 # ------------------------------------------------------------------ as operators write it
 def format_schema_definition(info: SchemaInfo) -> str:
     """Returns the definition of a schema as text. That of a KEY_VALUE schema is JSON with `key` and `value`, as in
-    pulsar-admin. Raises InvalidSchema."""
+    pulsar-admin. Raises InvalidSchema if a KEY_VALUE schema is malformed."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
     halves = {half: _told(each.data) for half, each in zip(("key", "value"), split_key_value(info), strict=True)}
@@ -199,7 +200,8 @@ def _told(data: bytes) -> object:
 
 def make_schema_info(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
     """Makes a schema from the parts that operators write: {"type": …, "schema": text, "properties": …}. `text` has the
-    form that `format_schema_definition` returns. Raises InvalidSchema."""
+    form that `format_schema_definition` returns. Raises InvalidSchema if there is no such type, or if the text of a
+    KEY_VALUE schema is malformed; other definitions are not checked."""
     kind, data = parse_schema_type(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:

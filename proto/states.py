@@ -1,11 +1,11 @@
-"""Why something is as it is: the closed sets that a broker decides with, and that operators and programs read.
+"""States and reasons as closed sets, with which a broker decides, and which operators and programs read.
 
-A member's value is the sentence that is sent and shown. Each set has a member for "nothing of this" with the value ""
-where there may be nothing, and UNKNOWN: what a client makes of a sentence that a later version of a server says.
-Guarding test: tests/proto/test_states.py.
+The value of a member is the text that is sent and shown. If a set has a member for "none", its value is "". Each set
+has UNKNOWN: a client uses it for a text that only a later version of a server knows. Guarding test:
+tests/proto/test_states.py.
 
-Also in this file, each below its heading: the names of the subscription types (subscription_types); the vocabulary of
-the broker's sessions (model); ids and states of transactions (transactions).
+Also in this file, each below its heading: the names of the subscription types (subscription_types); the values that the
+broker's sessions use with every protocol (model); ids and states of transactions (transactions).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
 
 
 def pulsar_type_name(name: str) -> str:
+    """Returns the name of a subscription type in Pulsar's spelling: `Key_Shared` for KEY_SHARED."""
     return name.title()
 
 
@@ -198,7 +199,8 @@ entries: 8,000 of 1 KiB with 16 MiB."""
 
 
 class AccessMode(enum.IntEnum):
-    """How a producer wants to access its topic: together with others, alone, alone after a wait, or alone at once."""
+    """How a producer wants to access its topic. EXCLUSIVE: alone, or the request fails. WAIT_FOR_EXCLUSIVE: alone,
+    after the other producers have left. EXCLUSIVE_WITH_FENCING: alone at once; the other producers are fenced."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -214,16 +216,16 @@ class InitialPosition(enum.IntEnum):
 
 
 class RedeliveryOrder(enum.IntEnum):
-    """Which other messages may be delivered while a failed message waits for its redelivery: any, or only those with
-    another key."""
+    """Which other messages may be delivered while a failed message waits for its redelivery. ANY: all. KEY: only those
+    with another key."""
 
     ANY = 0
     KEY = 1
 
 
 class KeySharedMode(enum.IntEnum):
-    """Who assigns the slots of keys to the consumers of a Key_Shared subscription: the broker divides them, or each
-    consumer names its own."""
+    """Who assigns the slots of keys to the consumers of a Key_Shared subscription. AUTO_SPLIT: the broker divides them.
+    STICKY: each consumer names its own."""
 
     AUTO_SPLIT = 0
     STICKY = 1
@@ -251,7 +253,8 @@ class Failure(NamedTuple):
         )  # fmt: skip
 
     def to_properties(self, attempts: int) -> dict[str, str]:
-        """Returns the properties of a dead letter that tell of it. `attempts`: how often the message was given back."""
+        """Returns the properties that describe this failure in a dead letter; empty ones are left out. `attempts`: how
+        often the message was given back."""
         told = {
             ERROR: self.error, ERROR_MESSAGE: self.message, ERROR_TRACEBACK: self.traceback,
             ERROR_ATTEMPTS: str(attempts), ERROR_CONSUMER: self.consumer,
@@ -269,7 +272,7 @@ class AckedEntry(NamedTuple):
 
 
 class EntrySet(NamedTuple):
-    """A set of whole entries of one ledger."""
+    """A set of whole entries of one ledger, such as those that are acknowledged."""
 
     ledger_id: int
     entries: bytes
@@ -291,8 +294,8 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_from_number(kind: type[E], value: int, what: str) -> E:
-    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is none; its text
-    calls the value `what`."""
+    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is none. `what`
+    names the value in the text of the error."""
     try:
         return kind(value)
     except ValueError:
@@ -358,7 +361,8 @@ class TxnId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """Parses a transaction id from text such as "(3,1099511627781)". Raises InvalidRequest."""
+        """Parses a transaction id from text such as "(3,1099511627781)"; the brackets may be missing. Raises
+        InvalidRequest if the text is not a transaction id."""
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
@@ -384,8 +388,8 @@ class TxnId(NamedTuple):
 
 
 def coordinator_of(name: str, coordinators: int) -> int:
-    """Returns the number of the coordinator for the transactions of `name`, which names a holder (a program's
-    transactions) or a sink. `coordinators`: the number of coordinators."""
+    """Returns the number of the coordinator for the transactions of `name`, from 0 to `coordinators` - 1. `name`: that
+    of a holder (a program's transactions) or of a sink."""
     return choose_partition_of_key(name, coordinators)
 
 

@@ -1,9 +1,9 @@
-"""What administration answers, once: statistics and settings as frozen values, for brokers, protocols and clients.
+"""What administration answers: statistics and settings as frozen values, the same for brokers, protocols and clients.
 
-A value is the message of proto/wire.proto with the fields of the same names (proto/translation.py). Units are in the
-names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time of day), `_s`.
-Counters run since the owner loaded the topic. Closed sets: proto/states.py.
-Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/grpc/test_stats.py.
+Each value has a message of proto/wire.proto with fields of the same names (proto/translation.py). A unit is a part of
+the name unless it is "messages" or "entries": `_bytes`, `_ms` (since the epoch for a time of day), `_s`. Counters run
+since the owner loaded the topic. Closed sets of values are in proto/states.py. Guarding tests:
+tests/client/admin/test_grpc_transport.py, tests/broker/grpc/test_stats.py.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def _field_of(each: msgspec.structs.FieldInfo) -> object:
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A frozen value with the fields of its class. `dataclasses.asdict`, `fields` and `replace` take it as a dataclass;
-    its class is made in a third of the time, and there are sixty of them in the start of each command."""
+    """Base of all values of this module: frozen, with the fields of its class. `dataclasses.asdict`, `fields` and
+    `replace` accept it like a dataclass. A struct is used because its class is made in a third of the time, and each
+    command makes sixty of them when it starts."""
 
     __dataclass_fields__ = _LazyFields()
 
@@ -85,7 +86,7 @@ class TenantInfo(Value, frozen=True):
 
 
 class Permissions(Value, frozen=True):
-    """The permissions that roles have on a namespace, or on a topic (then only `roles` is set)."""
+    """The permissions that roles have on a namespace or on a topic. For a topic only `roles` is set."""
 
     roles: Mapping[str, tuple[str, ...]]  # role → actions, such as "produce", "consume"
     subscriptions: Mapping[str, tuple[str, ...]]  # name → the only roles that may use it
@@ -110,7 +111,7 @@ class Unloaded(Value, frozen=True):
 
 
 class BundleRow(Value, frozen=True):
-    """A bundle that a broker owns, and what is loaded and flows there. Rates count a second."""
+    """A bundle that a broker owns, with its loaded topics and its traffic. Rates are per second."""
 
     namespace: str
     bundle: str  # as 0x00000000_0x08000000
@@ -124,14 +125,14 @@ class BundleRow(Value, frozen=True):
 
 
 class BundlePage(Value, frozen=True):
-    """The bundles that brokers own. `silent` names the brokers that did not answer, or are of an older release."""
+    """The bundles that brokers own. `silent`: the brokers that did not answer, or are of an older release."""
 
     bundles: tuple[BundleRow, ...]
     silent: tuple[str, ...]
 
 
 class BundleMove(Value, frozen=True):
-    """A bundle that a balance moves. `load` is its messages and KiB a second, in and out, and a tenth for each topic.
+    """A bundle that a balance moves. `load`: its messages and KiB per second, in and out, plus a tenth for each topic.
     """
 
     namespace: str
@@ -283,7 +284,8 @@ class NamespaceStats(Value, frozen=True):
 
 
 class BriefTopicStats(Value, frozen=True):
-    """What a list of topics shows of the TopicStats of a topic without partitions, or of one partition."""
+    """The statistics that a list of topics shows of a topic without partitions, or of one partition: a part of
+    TopicStats."""
 
     name: str
     messages_in: int
@@ -429,7 +431,8 @@ class BacklogAnalysis(Value, frozen=True):
 
 
 class SubscriptionFilterState(Value, frozen=True):
-    """The filter of a subscription at one partition, and what it has done there: the fields of SubscriptionStats."""
+    """The filter of a subscription at one partition, and its counters there. The fields are those of SubscriptionStats
+    with these names."""
 
     filter: str
     judged: int
@@ -461,8 +464,8 @@ class MessageState(Value, frozen=True):
 
 
 class MessageTrace(Value, frozen=True):
-    """What has become of a message: whether the topic has it, and its state in each subscription. Of a message that the
-    topic has not, no subscription has a state."""
+    """What has become of a message: whether the topic has it, and its state in each subscription. If the topic does not
+    have the message, `subscriptions` is empty."""
 
     stored: str  # a sentence
     subscriptions: tuple[MessageState, ...]
@@ -477,8 +480,8 @@ class CancelledMessage(Value, frozen=True):
 
 
 class ScheduleStats(Value, frozen=True):
-    """A schedule of a topic, and what has become of it. Exactly one of `cron`, `every_ms` and `at_ms` is set. Times are
-    in ms since the epoch; 0: there is none."""
+    """A schedule of a topic, and the history of its fires. Exactly one of `cron`, `every_ms` and `at_ms` is set. Times
+    are in ms since the epoch; 0: there is none."""
 
     name: str
     cron: str
@@ -499,8 +502,9 @@ class ScheduleStats(Value, frozen=True):
 
 
 class FoundEntry(Value, frozen=True):
-    """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its other
-    messages; `acknowledged`: of those that the subscription of the request has acknowledged."""
+    """A stored entry with messages that a search has found. `acked_batch_indexes`: the batch indexes of its messages
+    that the search has not found. `acknowledged`: the batch indexes of messages that the subscription of the request
+    has acknowledged."""
 
     ledger_id: int
     entry_id: int
@@ -511,8 +515,8 @@ class FoundEntry(Value, frozen=True):
 
 class FoundMessages(Value, frozen=True):
     """The answer of one search in a partition: the found entries, the newest first, and how far the search got.
-    `before_index`: the index below which the next search must continue; 0: everything was looked at. `why`: the reason
-    why the search stopped before that."""
+    `before_index`: the index below which the next search must continue; 0: the search has looked at all messages.
+    `why`: the reason why the search stopped before that."""
 
     entries: tuple[FoundEntry, ...]
     before_index: int
@@ -579,7 +583,7 @@ class TopicRow(Value, frozen=True):
 
 
 class NamespaceSums(Value, frozen=True):
-    """The totals of a namespace's loaded topics at one broker. An empty `name`: of all namespaces."""
+    """The totals of a namespace's loaded topics at one broker. An empty `name`: the totals of all namespaces."""
 
     name: str
     topics: int
@@ -596,8 +600,8 @@ class NamespaceSums(Value, frozen=True):
 
 class BrokerSummary(Value, frozen=True):
     """A broker with its totals, and its topics with the most traffic, with the largest backlog, and with the oldest
-    message (at most 50 of each). If `since_ms` is 0, it is of an older release, and only its name, address and version
-    ("": not known either) are known."""
+    message (at most 50 of each). If `since_ms` is 0, the broker is of an older release, and only `name`, `endpoint` and
+    `version` are known (an empty version is not known either)."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -664,8 +668,8 @@ class BrokerSetting(Value, frozen=True):
 
 
 class BrokerDescription(Value, frozen=True):
-    """What a broker tells an operator about itself: its clock, its limit of open files, and its settings; if asked for,
-    also where each of its tasks waits, and its metrics."""
+    """The facts that a broker reports about itself to an operator: its clock, its limit of open files, and its
+    settings. If they were asked for, also where each of its tasks waits, and its metrics."""
 
     name: str
     version: str
@@ -782,8 +786,8 @@ class RefusedCaller(Value, frozen=True):
 
 
 class SecurityDescription(Value, frozen=True):
-    """Who is connected to the broker that was asked, and to whom it denied operations, the callers with the most
-    refusals first."""
+    """The credentials with which clients are connected to the broker that was asked, and the callers to whom it denied
+    operations, those with the most refusals first."""
 
     broker: str
     roles: tuple[ConnectedRole, ...]
@@ -814,7 +818,7 @@ class OrphanLedger(Value, frozen=True):
 
 
 class Orphans(Value, frozen=True):
-    """The result of a search for orphaned ledgers. `orphans`: the ledgers that no topic and no cursor refers to;
+    """The result of a search for orphaned ledgers. `orphans`: the ledgers that no topic and no cursor refers to.
     `missing`: the ledgers that a topic refers to although they were deleted."""
 
     orphans: tuple[OrphanLedger, ...]
@@ -868,7 +872,9 @@ class CoordinatorTransactions(Value, frozen=True):
 
 
 class HalfState(IntEnum):
-    """The state of a half message that has not ended. ENDING: its end is being stored."""
+    """The state of a half message that has not ended. WAITING: its program has not decided. ASKED: a program of its
+    group was asked for the decision. COMMITTING: the decision is to commit. ENDING: its end is being stored. PARKED: it
+    waits for an operator."""
 
     WAITING = 0
     ASKED = 1
@@ -879,7 +885,7 @@ class HalfState(IntEnum):
 
 class HalfDecision(IntEnum):
     """An operator's decision about a half message: commit it, roll it back, park it (no program is asked any more), or
-    revive it."""
+    revive it (programs of its group are asked again)."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -913,7 +919,7 @@ class CoordinatorHalves(Value, frozen=True):
 
 
 class PendingOfTransaction(Value, frozen=True):
-    """What a transaction has acknowledged for one subscription. It counts when the transaction is committed."""
+    """The acknowledgements of a transaction for one subscription. They count when the transaction is committed."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one

@@ -16,15 +16,17 @@ metadata: a client that does not know it passes over it. The summary covers the 
 (`filter_properties`). A property that is longer than a filter reads counts as absent, as in `proto/filters.py`.
 
 Rule: a summary never hides a message. `may_match` is True for every entry with a message for which the expression is
-TRUE. Two values may have the same hash, so a hash proves that a value is *not* there, and never that it is:
+TRUE. Two values may have the same hash, so a missing hash proves that a value is *not* there, and a present one proves
+nothing:
 
-- `=` and IN with texts or booleans, and LIKE without `%`, look for the hashes. Presence is known from the flags.
-- NOT is pushed inwards to the comparisons. A negated comparison needs a message that has the property, and no more.
-- All else (numbers, `<`, LIKE, two names) needs the property, and fields of the message itself may have any value.
-- What cannot be parsed, or has another version, says nothing: every filter may match.
+- `=` and IN with texts or booleans, and LIKE without `%`, look for the hashes. The flags say whether a property occurs.
+- NOT is pushed inwards to the comparisons. A negated comparison only needs a message that has the property.
+- Other comparisons (numbers, `<`, LIKE, two names) only need a message that has the property. Fields of the message
+  itself may have any value.
+- A summary that cannot be parsed, or has another version, says nothing: every filter may match.
 
-`find_candidates` is the same decision for any evidence, not only for one entry: the index of a ledger answers with the
-set of blocks that may have a match (broker/log/key_index_core.py).
+`find_candidates` makes the same decision for any evidence, not only for one entry: the index of a ledger answers with
+the set of blocks that may have a match (broker/log/key_index_core.py).
 
 Guarding tests: tests/proto/test_summary.py.
 """
@@ -111,7 +113,7 @@ def _make_mask(value: int, bits: int) -> int:
 
 # ------------------------------------------------------------------------------------------------------- building
 class SummaryBuilder:
-    """Collects the properties of the messages of one batch. `names`: those that the summary covers."""
+    """Collects the properties of the messages of one batch. `names`: the properties that the summary covers."""
 
     __slots__ = ("_names", "_values")
 
@@ -148,7 +150,8 @@ def _make_bloom_filter(hashes: Iterable[int], size: int) -> bytes:
 
 
 def check_names(names: Sequence[str]) -> str | None:
-    """Returns what is wrong with the names that a summary should cover; None if they can be covered."""
+    """Returns a text that says what is wrong with the names that a summary should cover; None if they can be covered.
+    """
     if len(set(names)) > NAMES_MAX:
         return f"at most {NAMES_MAX} different properties are summarized, not {len(set(names))}"
     long = [name for name in names if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX]
@@ -157,7 +160,8 @@ def check_names(names: Sequence[str]) -> str | None:
 
 # -------------------------------------------------------------------------------------------------------- reading
 class EntrySummary:
-    """A summary that was read: the evidence of `find_candidates` for the messages of one entry, of type bool."""
+    """A summary that was read: the evidence of `find_candidates` for the messages of one entry. Its answers are bools:
+    whether a message of the entry may be so."""
 
     __slots__ = ("_bits", "_bloom", "_flags", "_hashes")
 
@@ -195,7 +199,7 @@ class EntrySummary:
 
 @lru_cache(maxsize=4096)
 def parse_summary(summary: bytes) -> EntrySummary | None:
-    """Reads a summary. Returns None if there is none, or one that says nothing: of another version, or damaged."""
+    """Reads a summary. Returns None if `summary` is empty, damaged, or of another version. Results are cached."""
     try:
         if len(summary) > SUMMARY_BYTES_MAX or summary[0] != VERSION or not 0 < summary[1] <= NAMES_MAX:
             return None
@@ -215,13 +219,15 @@ def parse_summary(summary: bytes) -> EntrySummary | None:
 
 
 def may_match(expression: Node, summary: EntrySummary | None) -> bool:
-    """Returns False if the expression is certainly TRUE for no message of the entry that has this summary."""
+    """Returns False if the expression is certainly TRUE for no message of the entry that has this summary; else True.
+    None: the entry has no summary."""
     return summary is None or find_candidates(expression, summary)
 
 
 # ------------------------------------------------------------------------------------------------------- deciding
 class Combinable(Protocol):
-    """What evidence answers: a bool for one entry, or a set of blocks."""
+    """The type of the answers of an `Evidence`: a bool for one entry, or a set of blocks. `&` is the intersection, `|`
+    the union."""
 
     def __and__(self, other: Any, /) -> Self: ...
     def __or__(self, other: Any, /) -> Self: ...
@@ -232,7 +238,9 @@ T_co = TypeVar("T_co", bound=Combinable, covariant=True)
 
 
 class Evidence(Protocol[T_co]):
-    """What is known of some messages without looking at them. Each answer may have too much, and never too little."""
+    """What is known of some messages without looking at them; `EntrySummary` and the key index of a ledger implement
+    it. Each answer may include too much, and never too little. `everything` and `nothing` are the answers "anywhere"
+    and "nowhere"."""
 
     @property
     def everything(self) -> T_co: ...
@@ -240,12 +248,15 @@ class Evidence(Protocol[T_co]):
     def nothing(self) -> T_co: ...
     def may_equal(self, name: Name, text: str) -> T_co:
         """Returns where a message may have this text as its property or field."""
+
     def may_exist(self, name: Name) -> T_co:
         """Returns where a message may have the property or field."""
+
     def may_lack(self, name: Name) -> T_co:
-        """Returns where a message may lack it, or have a value that is too long for a filter."""
+        """Returns where a message may lack the property or field, or have a value that is too long for a filter."""
+
     def may_be_between(self, name: Name, low: float, high: float) -> T_co:
-        """Returns where a message may have a number from `low` to `high` as the field of a system name."""
+        """Returns where a message may have a number from `low` to `high` (inclusive) as the field of a system name."""
 
 
 class _Bounds(NamedTuple):
@@ -254,7 +265,8 @@ class _Bounds(NamedTuple):
 
 
 def find_candidates(expression: Node, evidence: Evidence[T]) -> T:
-    """Returns where the expression may be TRUE, by the evidence."""
+    """Returns where the expression may be TRUE for a message, by the evidence: an answer of its type. Elsewhere it is
+    certainly not TRUE."""
     return _find_true(expression, evidence)
 
 

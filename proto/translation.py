@@ -1,8 +1,9 @@
-"""Plain values to messages of proto/wire.proto and back, by the names of their fields.
+"""Converts plain values to messages of proto/wire.proto and back, by the names of their fields.
 
-    request_of(wire.TopicSpec, {"topic": "t", "partitions": 4})     an argument that no field is named for is its `name`
-    make_reply_message(wire.Names, ["a", "b"])                                a value that is no message is the first
-    field value_of(tuple[str, ...], reply)                                … and back
+    make_request(wire.TopicSpec, {"topic": "t", "partitions": 4})   an argument without a field of its name becomes
+                                                                    the field `name`
+    make_reply_message(wire.Names, ["a", "b"])                      a value that is no message becomes the first field
+    convert_reply(tuple[str, ...], reply)                           … and back
 
 Guards: tests/client/admin/test_grpc_transport.py compares each answer with its message, field by field;
 tests/broker/grpc/test_stats.py.
@@ -35,8 +36,9 @@ _PLAIN = frozenset((bool, bytes, float, int, str))
 
 # ------------------------------------------------------------------------------------ to messages
 def make_request(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """Makes a request message of class `kind` from these arguments and returns it. Raises InvalidRequest, whose text
-    names the operation `name`, if a value does not fit its field."""
+    """Makes a request message of class `kind` from these arguments and returns it. An argument without a field of its
+    name becomes the field `name`. Raises InvalidRequest if a value does not fit its field; its text begins with the
+    operation `name`."""
     known = kind.DESCRIPTOR.fields_by_name
     given: dict[str, object] = {}
     for argument, value in arguments.items():
@@ -51,7 +53,8 @@ def make_request(kind: type[M], arguments: Mapping[str, object], name: str = "")
 
 def make_reply_message(kind: type[Message], value: object, field: str = "") -> Message:
     """Makes a reply message of class `kind` from a handler's result `value` and returns it. `field`: the field of the
-    reply for the result; empty: the first field, or, if `value` is a dataclass, the whole reply."""
+    reply for the result; "": the first field, or the whole reply if `value` is a dataclass. None makes an empty
+    message; a message is returned unchanged."""
     if isinstance(value, Message):
         return value
     if value is None:
@@ -103,8 +106,8 @@ def convert_reply(
     kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None
 ) -> Any:
     """Converts a reply message to a value of type `kind` and returns it. `field`: the field of the reply with the
-    value; empty: the first one, or the whole reply. `made`: functions that convert messages to the caller's own types,
-    by type."""
+    value; "": the first field, or the whole reply if `kind` is a dataclass. `made`: functions that convert messages to
+    the caller's own types, by type."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
         return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
     return (made or {}).get(kind, lambda found: _value(kind, found))(reply)
@@ -196,6 +199,6 @@ def _is_optional(hint: Any) -> bool:
 
 @cache
 def get_field_types(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Returns (name, type) of each field of a dataclass, in order."""
+    """Returns (name, type) of each field of a dataclass, in order. Results are cached."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))

@@ -6,10 +6,10 @@ head keeps its layout up to its checksum in every version, so that damage is tol
 version grows when an older Magnetar could not read the new data; fields that readers may ignore (JSON, protobuf)
 need no new one. Guard: tests/upgrade/ opens what earlier versions wrote.
 
-A magic of two letters does not name a format by itself: "MD" begins a snapshot of deduplication and a bucket of delayed
-messages, "MK" an entry of a key index, "MC" a cursor's entry and a compacted ledger's, "MX" the outcomes of a topic and
-a coordinator's record. Each is read only from a ledger that the metadata record of its owner names; the ledger's
-properties name that owner too.
+A magic of two letters does not name a format by itself. "MD" begins a snapshot of deduplication and a bucket of delayed
+messages, "MK" an entry of a key index. "MC" begins a cursor's entry and a compacted ledger's, "MX" the outcomes of a
+topic and a coordinator's record. Each is read only from a ledger that the metadata record of its owner names; the
+ledger's properties name that owner too.
 
 Not in this table: the stored entry (proto/entry.py) and the serialized message id, whose bytes are Pulsar's and never
 change, and Spark's offsets, whose file has Spark's own version.

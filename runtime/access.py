@@ -21,8 +21,8 @@ from .budget import CallerMemory
 
 class PrincipalKind(Enum):
     """How a caller was authenticated. LOCAL: not at all, because the listener has no guard. ANONYMOUS: the caller sent
-    no credentials, and the listener accepts that. CLIENT: by the credentials of a client. MEMBER: by a certificate of
-    the cluster."""
+    no credentials, and the configuration has a role for such callers. CLIENT: by the credentials of a client. MEMBER:
+    by a certificate of the cluster."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
@@ -52,8 +52,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The facts about a caller that the listener knows before it reads a request. Only `certificate` has been verified.
-    """
+    """What the listener knows about a caller before it reads a request. Only `certificate` has been verified."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -69,7 +68,8 @@ AUTHORIZATION_MAX = 16 << 10
 
 
 class Guard(Protocol):
-    """Authenticates the callers of one listener, and decides which rpcs a caller may use."""
+    """Authenticates the callers of one listener, and decides which rpcs a caller may use. `Authenticator` is the guard
+    of a broker, `MemberGuard` that of the metadata service; the listener calls the methods."""
 
     async def authenticate(self, caller: Caller) -> Principal:
         """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing, wrong, expired or
@@ -85,8 +85,8 @@ class Guard(Protocol):
 
     def why_lapsed(self, principal: Principal) -> str:
         """Returns the reason why credentials that have not expired are no longer valid: they were revoked, or the key
-        that verified them was replaced. Returns "" if they are still valid. The listener calls this method again and
-        again for callers with open streams, so it must not wait."""
+        that verified them was replaced. Returns "" if they are still valid. The listener calls this method every few
+        seconds for callers with open streams, so it must not wait."""
         ...
 
 
@@ -104,8 +104,8 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """The limits for the callers of one listener: the number of connections, of streams from one address and of
-    simultaneous authentications, and the seconds that a stream may stay without progress."""
+    """The limits for the callers of one listener: numbers of connections, streams and simultaneous authentications, and
+    the seconds that a stream may stay without progress."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -116,7 +116,8 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """The rules for the callers of a listener: how they are authenticated, and the limits that apply to them."""
+    """The rules for the callers of a listener. `guard` authenticates them; None: every caller is LOCAL. `tls`: the
+    files for TLS; None: in clear. `limits` and `memory` limit what callers may use."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
@@ -126,8 +127,9 @@ class ListenerAccess:
 
 @dataclass(frozen=True, slots=True)
 class CallerAccess:
-    """The credentials that a client sends to a listener. `authorization` returns the value of the header
-    `authorization` for each call and stream; it must not wait."""
+    """The credentials that a client sends to a listener: its TLS files (None: in clear), and `authorization`, a
+    function that returns the value of the header `authorization`. The function is called for each call and stream; it
+    must not wait."""
 
     tls: TlsFiles | None = None
     authorization: Callable[[], str] | None = None

@@ -1,8 +1,8 @@
 """A timer at a moment of a clock.
 
 The event loop's time and a `Clock` have different origins in the simulator, so a moment of the clock is no argument of
-`loop.call_at`. An alarm converts it to seconds from now. Rounding may make the loop ring it slightly early: the owner
-compares the clock with its deadline, and sets the alarm again, at least RESOLUTION_S later.
+`loop.call_at`. An alarm converts it to seconds from now. Rounding may make the loop call `ring` slightly early: the
+owner must compare the clock with its deadline, and set the alarm again, at least RESOLUTION_S later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ RESOLUTION_S = 0.001
 
 
 class AlarmTimer:
-    """A timer that calls the function `ring` once, at the time `at` (seconds of `clock`). `at` is infinity while the
-    alarm is not set. Must be created inside a running event loop."""
+    """A timer that calls the function `ring` once, at the time `at` (seconds of the monotonic clock). `at` is infinity
+    while the alarm is not set; it is not set any more when `ring` is called. Must be created inside a running event
+    loop."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self.at = math.inf

@@ -1,6 +1,5 @@
 """Limits the memory that the callers of a process use: for messages that are arriving (`ArrivingMessagesMemory`), and
-in all (`MemoryBudget`, `CallerMemory`). If there is not enough memory, callers wait in the order of their arrival.
-"""
+in all (`MemoryBudget`, `CallerMemory`). If there is not enough memory, callers wait."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ SLOW_S, SLOW_LOOKS = 10.0, 4
 
 
 class ArrivingLongMessage(Protocol):
-    """A message of a stream that is too long for the receive window. Memory must be reserved for the message
-    (`ArrivingMessagesMemory.admit`) before it can arrive completely."""
+    """A message of a stream that is too long for the receive window; `MessageStream` implements it. Memory must be
+    reserved for the message (`ArrivingMessagesMemory.admit`) before it can arrive completely."""
 
     def on_memory_reserved(self) -> None:
         """Called when the message had to wait for memory, and the memory is now reserved."""
@@ -42,7 +41,8 @@ class ArrivingLongMessage(Protocol):
 
 class ArrivingMessagesMemory:
     """Limits the memory of all messages that are arriving at a process, or have arrived and were not read by the
-    service yet."""
+    service yet. Half of `limit` bytes is for receive windows, half for long messages. `windows` and `long` are the
+    reserved bytes."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
@@ -55,18 +55,21 @@ class ArrivingMessagesMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def reserve_window(self, wanted: int) -> int:
-        """Reserves memory for the receive window of a new stream. Returns the size of the window, at most `wanted`. The
-        memory stays reserved until `release_window` is called."""
+        """Reserves memory for the receive window of a new stream. Returns the size of the window in bytes: at most
+        `wanted`, and at least WINDOW_MIN or `wanted`. The memory stays reserved until `release_window` is called with
+        this size."""
         size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
 
     def release_window(self, size: int) -> None:
+        """Releases the memory of a window, whose size `reserve_window` returned."""
         self.windows -= size
 
     def admit(self, message: ArrivingLongMessage, size: int) -> bool:
-        """Reserves memory for a long message of `size` bytes. Returns False if there is not enough memory now: then
-        `message.on_memory_reserved` is called as soon as there is."""
+        """Reserves memory for a long message of `size` bytes, and returns True. Returns False if there is not enough
+        memory now, or if other messages wait: then `message.on_memory_reserved` is called as soon as the memory is
+        reserved."""
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
             self._waiting[message] = size
@@ -82,15 +85,15 @@ class ArrivingMessagesMemory:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def on_messages_read(self, message: ArrivingLongMessage) -> None:
-        """Called when the service has read all messages of this stream that have arrived completely. Frees their
-        memory."""
+        """Called when the service has read all messages of this stream that have arrived completely. Releases their
+        memory, and reserves it for messages that wait."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
             self._go_on()
 
     def discard(self, message: ArrivingLongMessage) -> None:
-        """Frees the memory of a long message whose stream has ended."""
+        """Releases the memory of a long message whose stream has ended. Does nothing if it has none."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
         self._go_on()
@@ -126,6 +129,7 @@ class ArrivingMessagesMemory:
             self._watch()
 
     def check(self) -> None:
+        """Checks that the reserved bytes are those of the messages, and that no message waits alone."""
         places = [*(size for size, _ in self._coming.values()), *self._whole.values()]
         assert self.long == sum(places), "the places are counted"
         assert not self._waiting or places, "what waits waits for others"
@@ -155,7 +159,8 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait_room(self) -> None:
-        """Waits until `held` is at most `limit`. Callers that wait continue in the order of their calls."""
+        """Waits until `held` is at most `limit`; returns at once if it is. Waiting callers are woken in the order of
+        their calls; a woken caller that finds no room waits again, after the others."""
         while self.held > self.limit:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
@@ -177,8 +182,8 @@ class MemoryBudget:
 
 
 class CallerMemory:
-    """Limits the memory that all callers of a process use. Requests and answers have separate limits, so that a caller
-    that does not read its answers does not stop the publishes of others.
+    """Limits the memory that all callers of a process use to `limit` bytes. Requests and answers have separate limits,
+    so that a caller that does not read its answers does not stop the publishes of others.
 
     `arrivals` has a quarter of the memory: for messages that are arriving, or that the service has not read yet.
     `requests` has a half: for requests that are not handled yet, and for publishes without an outcome. Above half of

@@ -13,11 +13,12 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The clocks of a process: the wall clock and a monotonic one."""
+    """The clocks of a process: the wall clock and a monotonic one. `SystemClock` and `ServerClock` are real, `SimClock`
+    is simulated."""
 
     def wall_ms(self) -> int:
-        """Returns the wall-clock time in milliseconds since the epoch. The clock may jump, so it is for records that
-        people read, never for deadlines."""
+        """Returns the wall-clock time in milliseconds since the epoch. The clock may jump, so it is for times that are
+        stored or compared with stored ones, such as the expiry of a message. For time-outs use `monotonic`."""
         ...
 
     def monotonic(self) -> float:
@@ -45,8 +46,8 @@ HOLD_S = 300.0
 class ServerClock(SystemClock):
     """The clocks of a server, on which the expiry of messages depends. A jump of the time of day by JUMP_MS or more,
     ahead or back, counts only when it has lasted HOLD_S: until then the time of day goes on by the monotonic clock. So
-    a clock that is set wrong and right again expires nothing, and stamps nothing with a wrong time. A clock that is
-    wrong when the process starts is believed."""
+    a clock that is set wrong for a short time makes no message expire, and gives no message a wrong time. The time of
+    day at the start of the process is taken as right."""
 
     def __init__(self) -> None:
         self._known = super().wall_ms(), time.monotonic()  # a time of day that counted, and when; threads read both

@@ -6,20 +6,19 @@ In the environment two underscores stand for a level: MAGNETAR_BOOKIE__STORE__ME
 [bookie.store]. After the section one is enough (MAGNETAR_BROKER_ROLL_MINUTES). A program first calls
 `set_variables_from_files`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
 
-Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
-comment is the text after the field in the source (`#` on its line, or a string literal below it). `list_settings` lists
-them for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
-environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
+Every setting has a name with its unit, a type, a default, and a comment, which says its effect or limit, and its cost.
+The comment is the text after the field in the source (`#` on its line, or a string literal below it). `list_settings`
+lists them for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated
+in the environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
 relations and raises InvalidConfiguration or ValueError. A static method `fill_values(values)` may return the values
 that were given together with those that follow from them.
 
-Every mistake is InvalidConfiguration with the fields `setting`, `source`, `allowed`: an unknown key or
-section (also an unknown MAGNETAR_<SECTION>_… variable), a value of the wrong type or out of bounds, a file that is not
-TOML.
+A mistake raises InvalidConfiguration, in most cases with the fields `setting`, `source` and `allowed`. Mistakes are an
+unknown key, section or MAGNETAR_<SECTION>_… variable, a value of the wrong type or out of bounds, and a file that is
+not TOML.
 
-Also in this file, below its heading: the division of a process's memory among its parts (memory_shares); the memory of
-this machine, or of the container that this process runs in (machine); the settings of a process as a whole, whatever it
-runs (settings).
+Also in this file, each below its heading: the division of a process's memory among its parts (memory_shares); the
+memory of this machine or container (machine); the settings that every process has (settings).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _SOURCES: dict[str, dict[str, str]] = {}
 
 
 class Setting(NamedTuple):
-    """One setting in the generated table of settings: its name, type, default and comment."""
+    """One setting in the generated table of settings: its name, type, default and comment, all as text."""
 
     name: str
     type: str
@@ -72,9 +71,10 @@ def load_config(
     overrides: Mapping[str, object] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> Config:
-    """Returns the configuration of the class `kind` (a frozen struct) for `section`. Its values come from the file, the
-    environment and `overrides`; overrides of None are ignored. `defaults` replace the defaults of `kind`. Raises
-    InvalidConfiguration if a setting is unknown or its value is invalid."""
+    """Returns the configuration of the class `kind` (a frozen struct) for `section`. Its values come from `file` (a
+    path), the environment (None: that of the process) and `overrides`; overrides of None are ignored. `defaults`
+    replace the defaults of `kind`. Raises InvalidConfiguration if a setting is unknown, if its value is invalid, or if
+    settings contradict each other."""
     values: dict[str, object] = dict(defaults or {})
     sources = _SOURCES[section] = dict.fromkeys(values, "default")
     if file is not None:
@@ -99,9 +99,9 @@ def load_config(
 
 def find_source(section: str, name: str, *, is_default: bool) -> str:
     """Returns the source of a setting's value: "environment", "file", "default" or "option". "option" means that the
-    program gave the value, or computed it as a share of `memory_bytes`. Works only for settings that `load_config` has
-    read.
-    `is_default`: whether the setting has its default value."""
+    program gave the value, or computed it as a share of `memory_bytes`. Only settings that `load_config` has read have
+    a source. `is_default`: whether the setting has its default value; it decides between "default" and "option" for
+    other settings."""
     return _SOURCES.get(section, {}).get(name) or ("default" if is_default else "option")
 
 
@@ -123,7 +123,7 @@ def find_explicit_settings(
 
 def get_setting_value(config: msgspec.Struct, name: str) -> object:
     """Returns the value of one setting of `config`. `name` has the form of the names that `find_explicit_settings`
-    returns, such as `store.memtable_bytes`."""
+    returns, such as `store.memtable_bytes`. Raises AttributeError if there is no such setting."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return get_setting_value(value, rest) if rest else value
@@ -429,8 +429,9 @@ NO_LIMIT = 1 << 50
 
 
 class MemoryShare(NamedTuple):
-    """The part of a process's memory that one setting limits: the smallest and largest value of the setting, and the
-    weight of this part when memory is divided among the parts."""
+    """The part of a process's memory that one setting limits. `least` and `most`: the smallest and largest value of the
+    setting. `unit_bytes`: the bytes of memory for each unit of the value. `weight`: of this part, when memory is
+    divided among the parts."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -446,7 +447,7 @@ class MemoryShare(NamedTuple):
 
 
 class MemoryPlan(NamedTuple):
-    """How the memory of a process is divided among its shares."""
+    """How the memory of a process (`budget` bytes) is divided among its shares: the value of each setting."""
 
     budget: int
     shares: Sequence[MemoryShare]
@@ -454,11 +455,12 @@ class MemoryPlan(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Returns how many bytes each share gets, by the name of the share."""
+        """Returns how many bytes of memory each share gets, by the name of the share."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
     def apply_to_config(self, config: Config, section: str) -> Config:
-        """Returns a copy of `config`, the configuration of `section`, with the values of the plan."""
+        """Returns a copy of `config`, the configuration of `section`, with the values that the plan has for settings of
+        this section."""
         own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
         return replace_settings(config, own)
 
@@ -470,8 +472,8 @@ def compute_minimum_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int
 
 
 def plan_memory(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
-    """Divides the bytes `budget` among the shares, and returns the plan. `given`: the values of the settings that the
-    operator has set. Raises InvalidConfiguration if the budget is too small for the shares."""
+    """Divides `budget` bytes among the shares, and returns the plan. `given`: the values of the settings that the
+    operator has set, by name; they stay. Raises InvalidConfiguration if the budget is too small for the shares."""
     needed = compute_minimum_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)
@@ -528,8 +530,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def measure_machine_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Returns the bytes of memory that this process could use: the memory of the machine, or the smallest limit of its
-    control groups (versions 1 and 2) and of their parents, whichever is less."""
+    """Returns the bytes of memory that this process could use. That is the memory of the machine, or the smallest limit
+    of the process's control groups (versions 1 and 2) and their parents, whichever is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])
 
@@ -577,10 +579,10 @@ def compute_process_memory(
     file: str | None, option: int | None, shares: Sequence[MemoryShare], given: Mapping[str, int], most: int = NO_LIMIT,
     processes: int = 1,
 ) -> int:  # fmt: skip
-    """Returns how many bytes of memory this process may use: an equal share of the memory that is set for all
-    `processes` together. If none is set, an equal share of a quarter of the machine's memory (at most `most`), but
-    never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting is invalid.
-    """
+    """Returns how many bytes of memory this process may use: an equal share of the memory that `file` or `option` sets
+    for all `processes` together. If none is set, an equal share of a quarter of the machine's memory (at most `most`
+    bytes), but never less than the process needs with the settings `given`. Raises InvalidConfiguration if the setting
+    is invalid."""
     process = load_config(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = compute_minimum_bytes(shares, given)
     own = process.memory_bytes // processes

@@ -42,15 +42,17 @@ NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class DescriptorLimits(NamedTuple):
-    """The limits on open files of this process, as `FileDescriptors.prepare` found or set them."""
+    """The limits of this process that `FileDescriptors.prepare` has set: `limit`, how many files may be open, and
+    `connections_max`, how many connections its ports may have together."""
 
     limit: int
     connections_max: int
 
 
 class FileDescriptors:
-    """Manages the file descriptors of one process: reserves a few spare descriptors for files, and limits the number of
-    connections. Files may be opened from any thread."""
+    """The file descriptors of one process: keeps a few spare descriptors for files, and limits the number of
+    connections. Files may be opened from any thread; connections are counted in the event loop. `lent`: spare
+    descriptors that files have used and that are not open again."""
 
     def __init__(self) -> None:
         self.connections = 0  # that ports accepted and that are open
@@ -63,11 +65,13 @@ class FileDescriptors:
 
     @property
     def connections_max(self) -> int:
+        """Returns how many connections all ports of the process may have together: the limit of open files less a
+        reserve."""
         return max(self.limit - min(RESERVE, self.limit // 2), 1)
 
     def prepare(self) -> DescriptorLimits:
-        """Raises the process's limit of open files, and opens the spare descriptors. In a forked process, first drops
-        the state that it inherited from its parent."""
+        """Raises the process's limit of open files, opens the spare descriptors, and returns the limits. In a forked
+        process, first drops the state that it inherited from its parent."""
         self.limit = raise_files_limit()
         if self._pid != os.getpid():  # those of a parent are open here, too
             for each in self._spares:
@@ -83,12 +87,13 @@ class FileDescriptors:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """Opens a file like `os.open`. If no file descriptor is free, closes a spare one first. Raises OSError if there
-        is no spare descriptor either."""
+        """Opens a file like `os.open`, and returns its descriptor. If no file descriptor is free, closes a spare one
+        first. Raises OSError if there is no spare descriptor either."""
         return self._opened(lambda: os.open(path, flags, mode))
 
     def list_directory(self, path: str) -> list[str]:
-        """Lists a directory like `os.listdir`. If no file descriptor is free, closes a spare one first."""
+        """Lists a directory like `os.listdir`. If no file descriptor is free, closes a spare one first. Raises OSError
+        if there is no spare descriptor either."""
         return self._opened(lambda: os.listdir(path))
 
     def _opened(self, opening: Callable[[], T]) -> T:
@@ -129,17 +134,20 @@ class FileDescriptors:
         return True
 
     def release_connection(self) -> None:
+        """Counts the end of a connection for which `reserve_connection` has returned True."""
         self.connections -= 1
 
 
 def get_soft_files_limit() -> int:
+    """Returns the soft limit of open files of this process, at most FILES_MAX."""
     if resource is None:
         return FILES_MAX
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def raise_files_limit() -> int:
-    """Raises the soft limit of open files to the hard limit, but at most to FILES_MAX. Returns the new soft limit."""
+    """Raises the soft limit of open files to the hard limit, but at most to FILES_MAX. Returns the soft limit, which
+    stays as it was if the system refuses."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -107,7 +107,7 @@ class SystemFile:
 
 class DirectFile(SystemFile):
     """A file that was opened with O_DIRECT | O_DSYNC: one system call writes and syncs page-aligned memory without
-    using the page cache."""
+    using the page cache. Offsets and sizes must be multiples of DIRECT_ALIGNMENT, else OSError (EINVAL)."""
 
     __slots__ = ("_arena",)
     direct = True
@@ -117,7 +117,7 @@ class DirectFile(SystemFile):
         self._arena = memoryview(b"")
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Reads like `File.pread`. The end of the file need not be at a page boundary."""
+        """Reads like `File.pread`. The end of the file need not be at a multiple of DIRECT_ALIGNMENT."""
         arena = self._scratch(size)[:size]
         return bytes(arena[: self.pread_into(arena, offset)])
 

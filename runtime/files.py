@@ -1,11 +1,13 @@
 """Files: the interface between the store and a disk.
 
-Every implementation guarantees: `fdatasync` makes durable all bytes that were written to that file before; a `pwrite`
-of a file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
-`sync_directory` of its folder. Nothing else is durable. The simulated disk (`runtime/sim/disk.py`) loses everything
-else at a crash.
-All calls are synchronous; a call that may wait for the disk is made from a `Worker` (runtime/tasks.py).
-Errors are `OSError`, as the system reports them.
+Every implementation guarantees these rules; nothing else is durable:
+- `fdatasync` makes all bytes durable that were written to that file before.
+- A `pwrite` of a file that was opened `direct` is durable when it returns.
+- A new, renamed or removed name is durable after `sync_directory` of its folder.
+
+The simulated disk (`runtime/sim/disk.py`) loses everything else at a crash of its machine. All calls are synchronous; a
+call that may wait for the disk is made from a `Worker` (runtime/tasks.py). Errors are `OSError`, as the system reports
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ DIRECT_ALIGNMENT = 4096
 
 
 class File(Protocol):
-    """An open file. Every read and write names its absolute position, because there is no file cursor."""
+    """An open file. Every read and write names its absolute position, because there is no file cursor. Every method
+    raises OSError if the system refuses, or if the file is closed."""
 
     @property
     def path(self) -> str:
@@ -57,8 +60,14 @@ class File(Protocol):
         is noticed here and not by a later write."""
         ...
 
-    def truncate(self, size: int) -> None: ...
-    def size(self) -> int: ...
+    def truncate(self, size: int) -> None:
+        """Sets the size of the file to `size` bytes; a larger size adds zeros."""
+        ...
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes."""
+        ...
+
     def advise_dontneed(self) -> None:
         """Tells the kernel that the page cache need not keep the content of this file."""
         ...
@@ -67,7 +76,9 @@ class File(Protocol):
         """Tells the kernel not to read ahead in this file."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the file, without a sync. May be called twice."""
+        ...
 
 
 class Files(Protocol):
@@ -86,23 +97,30 @@ class Files(Protocol):
         """Returns a buffer of `size` zero bytes, aligned so that a `direct` file reads and writes it without a copy."""
         ...
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Returns whether a file or a folder has this path."""
+        ...
+
     def list_directory(self, path: str) -> list[str]:
-        """Returns the sorted names of the files and folders in a folder."""
+        """Returns the sorted names of the files and folders in a folder. Raises OSError if there is no such folder."""
         ...
 
     def make_directories(self, path: str) -> None:
-        """Creates a folder and its missing parents with mode 0700, and syncs each new one into its parent. It is no
-        error if the folder exists."""
+        """Creates a folder and its missing parents with mode 0700, and syncs each new one into its parent. Does nothing
+        if the folder exists."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Renames a file, and replaces a file that has the name `new`. Durable after `sync_directory`."""
+        """Renames a file, and replaces a file that has the name `new`. Durable after `sync_directory` of the folders.
+        """
         ...
 
-    def remove(self, path: str) -> None: ...
+    def remove(self, path: str) -> None:
+        """Removes a file. Durable after `sync_directory`. Raises FileNotFoundError if there is none."""
+        ...
+
     def sync_directory(self, path: str) -> None:
-        """Makes the creations, renames and removals of names in this directory durable."""
+        """Makes all earlier creations, renames and removals of names in this directory durable."""
         ...
 
     def disk_usage(self, path: str) -> tuple[int, int]:
@@ -115,8 +133,8 @@ class Files(Protocol):
         ...
 
     def end_process(self, reason: str) -> None:
-        """Ends the process at once (exit code 70) without flushing anything. Called after a failed fsync, when the
-        content of files is not known any more."""
+        """Ends the process at once (exit code 70) without flushing anything; never returns. Called after a failed
+        fsync, when the content of files is not known any more."""
         ...
 
 

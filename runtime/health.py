@@ -8,9 +8,9 @@
 **/livez** is 200 while the last beat is younger than HUNG_S, else 503. It asks neither another process nor the event
 loop, because it must answer when the event loop hangs. **/startz** is 200 once the process has started, whatever
 happens later. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a line for each reason (with
-`Accept: application/json` an object). If the event loop does not answer within READY_S, that is a reason too.
-Probes need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX connections are open,
-each for REQUEST_S at most; beyond that the oldest is closed, so that idle connections of others make no probe fail.
+`Accept: application/json` an object). If the event loop does not answer within READY_S, that is a reason too. Probes
+need no credentials, so the answers say nothing about stored data. At most CONNECTIONS_MAX connections are open, each
+for REQUEST_S at most. If one more comes, the oldest is closed, so that idle connections make no probe fail.
 **systemd** gets a notification at the start (READY=1), at each beat if it asked for a watchdog (WATCHDOG=1), and at the
 end (STOPPING=1): sd_notify(3). Guarding tests: tests/runtime/test_health.py.
 """
@@ -51,8 +51,9 @@ _now = SystemClock().monotonic
 
 # ----------------------------------------------------------------------------------------------------- heartbeat
 class EventLoopHeartbeat:
-    """A periodic call (beat) in one event loop, whose delay shows how busy the loop is. Other threads may read the
-    results."""
+    """A function that one event loop calls every BEAT_S (a beat); the delay of the calls shows how busy the loop is.
+    Other threads may read the results. `beat_at`: the time of the last beat, by the monotonic clock; None: there was
+    none."""
 
     def __init__(self) -> None:
         self.beat_at: float | None = None  # by the monotonic clock; None: it has not begun
@@ -61,7 +62,7 @@ class EventLoopHeartbeat:
         self._watched = False
 
     def start(self) -> None:
-        """Starts the periodic calls in the running event loop. They end when that loop is closed."""
+        """Starts the beats in the running event loop. They end when that loop is closed."""
         self._watched = has_systemd_watchdog()
         self._beat(asyncio.get_running_loop(), _now())
 
@@ -82,7 +83,7 @@ class EventLoopHeartbeat:
     @property
     def busy_ratio(self) -> float:
         """Returns the share (0 to 1) of the last half minute during which the thread of the event loop used a
-        processor."""
+        processor; 0 if there were not two beats yet."""
         if len(self._used) < 2:
             return 0.0
         (began, before), (ended, after) = self._used[0], self._used[-1]
@@ -107,7 +108,8 @@ async def _stopping() -> Sequence[str]:
 
 class Health:
     """Tells probes whether the process is ready to serve clients, and if not, why. `readiness`: a coroutine function
-    that returns the reasons why it is not ready; it is called in the event loop."""
+    that returns the reasons why it is not ready; it is called in the event loop. The process sets it when it has
+    started. `endpoint`: where probes ask; None: nowhere."""
 
     def __init__(self) -> None:
         self.readiness: Readiness = _starting
@@ -115,15 +117,16 @@ class Health:
 
     @property
     def has_started(self) -> bool:
-        """True from the moment that the process serves, or begins to stop."""
+        """Returns whether the process has started: it serves, or it is stopping."""
         return self.readiness is not _starting
 
     def on_process_stopping(self) -> None:
-        """Called when the process begins to stop: the process is not ready from now on. Tells systemd."""
+        """Called when the process begins to stop: it is not ready from now on. Notifies systemd."""
         self.readiness = _stopping
         notify_systemd("STOPPING=1")
 
     async def why_not_ready(self) -> Sequence[str]:
+        """Returns the reasons why the process is not ready; empty if it is."""
         return await self.readiness()
 
 
@@ -132,7 +135,8 @@ HEALTH = Health()
 
 # -------------------------------------------------------------------------------------------------------- probes
 class HealthServer:
-    """Answers health probes over HTTP, with one thread for its listener and one for each connection."""
+    """Answers health probes over HTTP, with one thread for its listener and one for each connection. `start` creates
+    it."""
 
     def __init__(self, listener: socket.socket, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
         self.endpoint = endpoint
@@ -156,7 +160,7 @@ class HealthServer:
         return cls(listener, endpoint._replace(port=listener.getsockname()[1]), asyncio.get_running_loop())
 
     def close(self) -> None:
-        """Closes the listener. The port is free when this method returns."""
+        """Closes the listener. The port is free when this method returns; answers in progress may still be sent."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()

@@ -37,9 +37,10 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 def configure_logging(
     format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
 ) -> None:
-    """Configures the logs of the process: all log records are written to `stream` (default: stderr). Replaces an
-    earlier configuration. `process`: a name that each line contains, for a server of several processes that write to
-    the same stream. Raises InvalidConfiguration if the format or the level is unknown."""
+    """Configures the logs of the process: all log records of `level` and above are written to `stream` (default:
+    stderr), as text or JSON. The audit log is written there too. Replaces an earlier configuration. `process`: a name
+    that each line contains, for a server of several processes that write to the same stream. Raises
+    InvalidConfiguration if the format or the level is unknown."""
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
     if level.lower() not in LEVELS:
@@ -60,7 +61,7 @@ def configure_logging(
 def set_level(level: str | None, source: str) -> None:
     """Changes the log level of the running process; None sets the level that `configure_logging` got. The audit log has
     no level and does not change. Logs the change as a warning that names `source`, the person or program that requested
-    it."""
+    it. Does nothing if the level is the same."""
     root, before, after = logging.getLogger(), get_log_level(), level or _configured
     if after == before:
         return
@@ -75,8 +76,9 @@ def get_log_level() -> str:
 
 
 def open_audit_log(path: str) -> None:
-    """Starts to write the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, a new
-    one is created. Raises InvalidConfiguration if the file cannot be written."""
+    """Writes the audit log to the file `path` from now on, instead of the server's log. The file has mode 0600; lines
+    are added at its end. If a log rotation moves the file away, a new one is created. Raises InvalidConfiguration if
+    the file cannot be written."""
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):
@@ -102,7 +104,7 @@ def _audit_to(handler: logging.Handler) -> None:
 
 
 def find_extra_values(record: logging.LogRecord) -> dict[str, object]:
-    """Returns the values that a log record got in `extra`, by name."""
+    """Returns the values that a log record got in `extra`, by name; {} if there are none."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
@@ -153,7 +155,7 @@ class JsonFormatter(logging.Formatter):
 #
 # An act that needs a grant alone, as a program does it, is written at most ACTS_MAX times in ACTS_S seconds for its
 # role, whatever it is done to. Of administration no act is left out; only the same one again, done to the same with the
-# same result, has that bound. `removed_entries` says how many more there were: in the next such line, or in one of its
+# same result, has that bound. `left_out` says how many more there were: in the next such line, or in one of its
 # own when the time is over and anything else is written. Guarding tests: tests/runtime/test_audit.py.
 
 
@@ -180,7 +182,7 @@ class _Repeated:
 
 class AuditLog:
     """Writes the audit log of a process. If a caller repeats an act or a denied act very often, some lines are left
-    out; the next line says how many."""
+    out; a later line says how many."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -191,9 +193,12 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """Writes an act of a caller to the audit log: the operation `act` on the object `on`, and its result. Acts of a
-        LOCAL caller are not written, because it has no name. `is_administration`: only acts with the same object and
-        result count as repetitions of this act."""
+        """Writes an act of a caller to the audit log: the operation `act` on the object `on`, and its result. `peer`:
+        the caller's address; `more`: further members of the line. Acts of a LOCAL caller are not written, because it
+        has no name.
+
+        At most ACTS_MAX repetitions of an act in ACTS_S seconds are written. `is_administration`: only acts with the
+        same object and result count as repetitions of this act."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
@@ -231,12 +236,13 @@ class AuditLog:
         return {caller: count for caller, (_, count) in self._denials.items()}
 
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
-        """Writes to the audit log that an authenticated caller was not permitted to do something."""
+        """Writes to the audit log that an authenticated caller was not permitted to do the act `act` on the object
+        `on`, and why. Of one caller at most DENIALS_MAX denials in DENIALS_S seconds are written."""
         self._denied(str(principal), principal, act, on, why, peer)
 
     def record_refusal(self, caller: Caller, act: str, why: str) -> None:
         """Writes to the audit log that the credentials of a caller were refused. The reason `why` must not quote the
-        credentials."""
+        credentials. Of one address at most DENIALS_MAX refusals in DENIALS_S seconds are written."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
 

@@ -60,8 +60,8 @@ class Histogram:
     unbounded.
 
     Only one thread may observe, and it must also make the page. A caller that observes one value per message may append
-    it to `waiting`, and call `count_waiting_values` when WAITING of them wait; they are counted then, or when the
-    counts are read.
+    it to the list `waiting`, and call `count_waiting_values` when the list has WAITING values. The values in the list
+    are counted then, or when the counts are read.
     """
 
     __slots__ = ("_counts", "_total", "bounds", "waiting")
@@ -108,6 +108,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
+        """The number of all observations."""
         return sum(self.counts)
 
     @property
@@ -123,16 +124,16 @@ class Histogram:
 
 class RecentQuantiles:
     """Computes quantiles of the values that a histogram got in the last one or two minutes, for tools that cannot read
-    buckets. Calls within a minute compare with the same earlier counts; after a long pause, the quantiles are of all
-    values since the last call. A quantile is interpolated inside its bucket; in the last bucket it is the last
-    bound."""
+    buckets. Calls within a minute compare with the same earlier counts. After a pause of more than a minute, the
+    quantiles are of all values since the last call."""
 
     def __init__(self) -> None:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def compute_quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """Returns one quantile for each share in `wanted` (0.99: the 99th percentile); NaN if there are no values.
-        `key` identifies the histogram, and must be the same in all calls for it."""
+        """Returns one quantile for each share in `wanted` (0.99: the 99th percentile), in the same order; NaN if there
+        are no values. `key` identifies the histogram, and must be the same in all calls for it; `now` is a time in
+        seconds. A quantile is interpolated inside its bucket; in the last bucket it is the last bound."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= RECENT_S or key not in self._looks:
@@ -158,7 +159,8 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 def format_labels(**values: str) -> str:
-    """Returns the labels as text for a line of metrics, sorted and escaped."""
+    """Returns the labels as text for a line of metrics, sorted and escaped: `{a="1",b="2"} `, with a space at the end.
+    """
     return "{" + ",".join([f'{name}="{escape_label(text)}"' for name, text in sorted(values.items())]) + "} "
 
 
@@ -169,7 +171,7 @@ def escape_label(text: str) -> str:
 
 class MetricSeries:
     """The lines of one metric that has very many label values, such as a value for each topic. A caller with very many
-    lines appends them to `lines` itself: each line consists of the labels as `format_labels` returns them, the number,
+    lines appends them to `lines` itself. Each line consists of the labels as `format_labels` returns them, the number,
     and a line break."""
 
     __slots__ = ("_head", "_name", "lines")
@@ -182,11 +184,12 @@ class MetricSeries:
         self.lines: list[str] = []
 
     def add(self, labels: str, value: float) -> None:
+        """Adds a line: `labels` as `format_labels` returns them, and the value."""
         self.lines.append(f"{labels}{value}\n")
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text in pieces of CHUNK_LINES lines, so that making one piece blocks the interpreter only for a
-        short time."""
+        """Yields the text of the metric in pieces of at most CHUNK_LINES lines, so that making one piece blocks the
+        interpreter only for a short time. Yields nothing if there are no lines."""
         for first in range(0, len(self.lines), CHUNK_LINES):
             text = self._name + self._name.join(self.lines[first : first + CHUNK_LINES])
             yield (text if first else self._head + text).encode()
@@ -203,8 +206,8 @@ class MetricsQuery(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MetricsQuery:
-        """Returns the MetricsQuery for the query part of a URL. Raises InvalidRequest if a parameter is unknown or its
-        value is invalid."""
+        """Returns the MetricsQuery for the query part of a URL; "" gives the defaults. Raises InvalidRequest if a
+        parameter is unknown or its value is invalid, ValueError if there are more than 8 parameters."""
         found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
         unknown = sorted(found.keys() - {"level", "namespace"})
         if unknown:
@@ -219,8 +222,8 @@ class MetricsQuery(NamedTuple):
 
 
 class MetricsPage:
-    """The metrics of a process at one moment. It is a Collector for prometheus-client; metrics with very many label
-    values are in addition to it, as `MetricSeries`.
+    """The metrics of a process at one moment, which the parts of the process add. It is a Collector for
+    prometheus-client, without the metrics with very many label values (`MetricSeries`).
 
     `shown`: every number and histogram of the page by its name and labels, for code that exports them a second time
     under other names.
@@ -243,7 +246,7 @@ class MetricsPage:
         return made
 
     def copy_from(self, other: MetricsPage) -> None:
-        """Copies the content of `other` to this page, which must be empty."""
+        """Makes the content of `other` that of this page, which must be empty. The two pages then share it."""
         assert not self.shown, "the page is empty"
         self._families, self.shown, self._series = other._families, other.shown, other._series
         self.process, self.others = other.process, other.others
@@ -258,7 +261,7 @@ class MetricsPage:
         return (chunk for each in self._series for chunk in each.chunks())
 
     def add_counter(self, name: str, help: str, value: float, **labels: str) -> None:
-        """Adds a counter: a value that only rises."""
+        """Adds a sample of a counter (a value that only rises) to the page. The name must end in `_total`."""
         from prometheus_client.core import CounterMetricFamily
 
         assert name.endswith("_total"), f"the counter {name} must end in _total"
@@ -283,7 +286,7 @@ class MetricsPage:
 
     def add_foreign(self, name: str, help: str, value: float, **labels: str) -> None:
         """Adds a number under the name that another system (Pulsar) gives it. The number has no metric type, because a
-        type would add a suffix to its name."""
+        type would add a suffix to its name. It is not in `shown`."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -303,7 +306,8 @@ class MetricsPage:
         self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str
     ) -> None:
         """Adds all `numbers`, which a part's method `statistics()` returned: as gauges if they are named in `gauges`,
-        else as counters."""
+        else as counters. The name of each metric is `magnetar_`, the name of the part and that of the number, with
+        `_total` for a counter."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:
@@ -324,6 +328,7 @@ class MetricsPage:
         return family
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the metrics of the page for prometheus-client, without those in a `MetricSeries`."""
         return (family for family, _ in self._families.values())
 
 

@@ -4,15 +4,14 @@
     server.endpoint                                            with the port that it listens on
     await server.close()
 
-The text is always Prometheus' plain format (0.0.4). Metrics of which there are few go through prometheus-client; those
-of each topic are written line by line while the event loop reads the topics (metrics.py `MetricSeries`), in slices that
-delay neither the loop nor the interpreter, and are sent in pieces.
+The text is always Prometheus' plain format (0.0.4). Metrics with few lines go through prometheus-client. Those of each
+topic are written line by line while the event loop reads the topics (metrics.py `MetricSeries`), and are sent in
+pieces, so that they delay neither the loop nor the interpreter.
 
 Rule: only the event loop of the parts reads them. The thread that answers a request waits for the loop, at most
 `MEASURE_TIMEOUT_S`; then the request fails (500), and the numbers of that moment are missing. At most CONNECTIONS_MAX
-are open at a time.
-prometheus-client and `http.server` are imported when a server starts: switched off, metrics cost nothing.
-Guarding tests: tests/runtime/test_metrics_server.py, tests/cli/run/test_metrics.py.
+connections are open at a time. prometheus-client and `http.server` are imported when a server starts, so that metrics
+that are switched off cost nothing. Guarding tests: tests/runtime/test_metrics_server.py, tests/cli/run/test_metrics.py.
 
 Also in this file, below its heading: the metrics of several processes as one page (together).
 """
@@ -53,7 +52,9 @@ _HELP, _TYPE = "# HELP ", "# TYPE "
 
 
 def join_metrics_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yields the joined metrics pages of several processes, in pieces: one for each metric of each process."""
+    """Yields the joined metrics pages of several processes, in pieces: one for the head of each metric, and one for its
+    lines of each process. `texts`: the pages in Prometheus' text format, by process. Each line gets the label
+    `process`."""
     heads: dict[str, list[str]] = {}
     groups: dict[str, list[tuple[str, list[str]]]] = {}  # metric → process, its lines
     for process, text in texts.items():
@@ -129,7 +130,8 @@ def _process() -> CollectorRegistry:
 
 def format_metrics_page(page: MetricsPage) -> Iterator[bytes]:
     """Yields the metrics page in Prometheus' text format: first the metrics of the process itself, then those of its
-    parts, then those of the other processes."""
+    parts. If the page has the name of its process, it is joined with the pages of the other processes
+    (`join_metrics_pages`)."""
     if page.process:
         yield from join_metrics_pages({page.process: b"".join(_own(page)), **page.others})
     else:
@@ -228,7 +230,8 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
 
 
 class MetricsServer:
-    """Serves the metrics over HTTP, with a thread of its own. The event loop of the process makes each page."""
+    """Serves the metrics over HTTP, with a thread of its own; the event loop of the process makes each page. `start`
+    creates it."""
 
     def __init__(self, server: WSGIServer, thread: Thread, host: str) -> None:
         self._server = server
@@ -237,8 +240,9 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Starts to serve the metrics at `endpoint`, and returns the server. `measure`: the function that fills each
-        page. Raises Busy if the port is taken, or the address does not belong to this machine."""
+        """Starts to serve the metrics at `endpoint` (port 0: a free port), and returns the server. `measure`: the
+        coroutine function that fills each page; it is called in the running event loop. Raises Busy if the port is
+        taken, or the address does not belong to this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)

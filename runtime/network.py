@@ -3,19 +3,20 @@
 Three transports, each real (runtime/grpc/client.py and server.py on our HTTP/2, runtime/peer/client.py on ZeroMQ,
 runtime/tcp/listening.py on TCP) and simulated (runtime/sim/world.py), implement the protocols of this module.
 
-**gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
-in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
-`async def produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same
-`MagnetarError` (status plus `magnetar-error-bin`). A handler is not cancelled when its caller disconnects: a unary one
-runs to its end, a streaming one gets the error from its stream.
-*Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; a
-flusher sends all queued items (up to about 1 MiB) as one gRPC message, and never waits for more. `receive` returns all
-items that have arrived. So what a gRPC message costs a side is paid per turn of the loop, not per entry.
+**gRPC.** A service is described by its descriptor in proto/wire.proto. A handler is an object with one method per rpc,
+in snake case. A unary one is `async def lookup(self, request, context) -> reply`, a streaming one `async def
+produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same `MagnetarError`
+(status plus `magnetar-error-bin`). A handler is not cancelled when its caller disconnects: a unary one runs to its end,
+a streaming one gets the error from its stream.
+*Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; once in
+a turn of the loop all queued items (up to about 1 MiB) are sent as one gRPC message. `receive` returns all items that
+have arrived. So the cost of a gRPC message is paid per turn of the loop, not per entry.
 
 **Peers.** A request has a short `head` (struct-packed, the service's own format) and payload `frames` that are not
 copied; so has the answer. Requests are pipelined and matched by id. All requests of one turn of the event loop are one
 multipart message that names the server's identity (16 bytes); a server with another identity answers WrongIdentity and
-reads no more of it. Every request has a deadline. A missing answer is TimedOut or ConnectionLost: unknown, not failed.
+reads no more of it. Every request has a deadline. If an answer is missing, the request fails with TimedOut or
+ConnectionLost, and its outcome is unknown.
 
 Also in this file, each below its heading: the world as one value (world); the keys of peer connections (keys).
 """
@@ -49,16 +50,16 @@ NO_KEY = "00" * 32
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The two keys of a process for its peer connections (CURVE). They are created when the process starts; the secret
-    key is never stored."""
+    """The two keys of a process for its peer connections (CURVE): the public one, 64 hexadecimal digits, and the secret
+    one. They are created when the process starts; the secret key is never stored."""
 
     public: str  # 64 hexadecimal digits
     secret: bytes = field(repr=False)  # 32 bytes
 
 
 class PeerGate(Protocol):
-    """Decides which processes may connect to a peer server. A process is identified by its public key, as 64
-    hexadecimal digits."""
+    """Decides which processes may connect to a peer server. The server calls it. A process is identified by its public
+    key, as 64 hexadecimal digits."""
 
     async def admit(self, key: str) -> bool:
         """Returns whether a client with this public key may connect. Raises a MagnetarError if that cannot be decided
@@ -73,7 +74,7 @@ class PeerGate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerServerKeys:
-    """The keys of a peer server, and its gate. The server serves only clients that know its public key and that the
+    """The keys of a peer server, and its gate. The server accepts only clients that know its public key and that the
     gate admits."""
 
     own: KeyPair
@@ -82,7 +83,8 @@ class PeerServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class PeerClientKeys:
-    """The keys of the client of a peer connection, and the public key that its server must have."""
+    """The keys of the client of a peer connection (`own`; None: in clear), and the public key that its server must have
+    (`server`)."""
 
     server: str = ""  # empty: it registered none
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)
@@ -134,6 +136,8 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
+        """Returns the endpoint in the text HOST:PORT or [IPv6]:PORT. Raises ValueError if there is no host, or the port
+        is not a number from 0 to 65535."""
         host, _, digits = text.rpartition(":")
         port = parse_number(digits)
         if not host or port is None or port > 65535:
@@ -180,7 +184,7 @@ class Rpc(Generic[Req, Rep]):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The caller of a call, as the handler of the call sees it."""
+    """The caller of a call, as the handler of the call gets it."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -192,21 +196,27 @@ Pieces = tuple[Buffer, ...]
 
 
 class Stream(Protocol[Out, In]):
-    """An end of a bidirectional stream of items. An item may be given as its bytes, or as `Pieces` of them.
+    """An end of a bidirectional stream of items; `GrpcStream` and `SimStream` implement it. An item may be given as its
+    bytes, or as `Pieces` of them. Once the stream has ended, every method that sends or waits raises the error with
+    which it ended, in most cases ConnectionLost."""
 
-    `receive` returns at least one item, or raises EndOfStream when the other end closed in order, or a MagnetarError
-    when the stream broke. One reader at a time. `send_nowait` never waits; `send` waits while more than
-    STREAM_QUEUE_BYTES are queued. Both raise ConnectionLost once the stream is known to be broken.
-    """
+    def send_nowait(self, item: Out) -> None:
+        """Queues an item. Never waits, whatever the size of the queue."""
+        ...
 
-    def send_nowait(self, item: Out) -> None: ...
-    async def send(self, item: Out) -> None: ...
+    async def send(self, item: Out) -> None:
+        """Queues an item. First waits while more than STREAM_QUEUE_BYTES are queued."""
+        ...
+
     async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
         """Waits until at most `bytes_max` bytes are in the queue of this stream."""
         ...
 
     @property
-    def queued_bytes(self) -> int: ...
+    def queued_bytes(self) -> int:
+        """Returns how many bytes wait in the queue of this stream."""
+        ...
+
     @property
     def sent_bytes(self) -> int:
         """Returns how many bytes have left the queue since the stream began. This number plus `queued_bytes` is the
@@ -214,11 +224,16 @@ class Stream(Protocol[Out, In]):
         ...
 
     async def wait_sent(self, offset: int) -> None:
-        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost if the stream
-        breaks."""
+        """Waits until the first `offset` bytes of the stream have left the queue. Raises the error with which the
+        stream breaks."""
         ...
 
-    async def receive(self) -> Sequence[In]: ...
+    async def receive(self) -> Sequence[In]:
+        """Waits for items, and returns all that have arrived: at least one. Raises EndOfStream when the other end has
+        closed the stream normally, else the MagnetarError with which it broke. One reader may wait at a time; a
+        cancelled reader loses no item."""
+        ...
+
     async def close(self) -> None:
         """Closes the stream. At a client: ends its direction after the queued items, and waits until the server ends
         the other one. At a server: does nothing."""
@@ -234,14 +249,21 @@ class EndOfStream(Exception):
 
 
 class Channel(Protocol):
-    """A client's channel to one server. The connection is made when it is first needed, and again after it has
-    broken."""
+    """A client's channel to one server; `GrpcChannel` and `SimChannel` implement it. The connection is made when it is
+    first needed, and again after it has broken."""
 
     @property
     def endpoint(self) -> Endpoint: ...
-    async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
+    async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
+        """Calls a unary rpc and returns its reply. Raises the error of the handler. If no connection can be made,
+        raises Unavailable, and nothing was sent. Raises TimedOut if there is no reply within `timeout_s` seconds,
+        ConnectionLost if the connection breaks or the channel is closed. Raises MessageTooLarge if the request is
+        larger than MESSAGE_BYTES_MAX."""
+        ...
+
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]:
-        """Opens a stream of the call `rpc`, on which both ends send messages."""
+        """Opens a stream of the rpc `rpc`, and returns it at once; the connection may be made later. If it cannot be
+        made, the stream ends with Unavailable. Raises ConnectionLost if the channel is closed."""
         ...
 
     async def is_answering(self, timeout_s: float) -> bool:
@@ -249,7 +271,9 @@ class Channel(Protocol):
         `timeout_s` for one, and returns whether there is one then."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes the channel. Calls in progress, streams and later calls fail with ConnectionLost."""
+        ...
 
 
 class RunningServer(Protocol):
@@ -260,7 +284,10 @@ class RunningServer(Protocol):
         """Returns the endpoint at which the listener listens, with the actual port."""
         ...
 
-    async def close(self, grace_s: float = 0.0) -> None: ...
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stops accepting. Connections or calls that are open may continue for `grace_s` seconds, and are then ended.
+        Returns when all has ended, and the port is free. A second call does nothing."""
+        ...
 
 
 class RunningByteServer(RunningServer, Protocol):
@@ -282,15 +309,15 @@ class RunningPeerServer(RunningServer, Protocol):
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """With `slow`, receives requests only slowly, so that the senders must store what they cannot send; without,
-        receives normally again. Slowly means one multipart message every SLOW_S seconds, from each connection in turn.
-        So a request that ends the overload, or has nothing to do with it, still arrives, and a live connection still
-        answers heartbeats."""
+        """With `slow`, receives only one multipart message every SLOW_S seconds, from each connection in turn; without,
+        receives normally again. While the server is slow, senders must store the requests that they cannot send. A
+        request that ends the overload still arrives, and a live connection still answers heartbeats."""
         ...
 
 
 class Request(Protocol):
-    """A request of a peer, as the server receives it. The server must call `reply` exactly once."""
+    """A request of a peer, as the server receives it. `head` and `frames` are those of `Peer.request`. The server must
+    call `reply` exactly once."""
 
     head: bytes
     frames: Sequence[Buffer]
@@ -314,8 +341,8 @@ class Request(Protocol):
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        """Sends the answer to this request. May be called later, but only in the event loop. Answers of one turn of the
-        loop are sent together."""
+        """Sends the answer to this request. May be called later, but only in the event loop, and only once. Answers of
+        one turn of the loop are sent together."""
         ...
 
 
@@ -327,16 +354,21 @@ class PeerReply(NamedTuple):
 
 
 class AnswerListener(Protocol):
-    """Receives the outcome of a request that was sent with `Peer.send_request`. Exactly one of its methods is called,
-    once, and it must not raise."""
+    """Receives the outcome of a request that was sent with `Peer.send_request`. The peer calls exactly one of the
+    methods, once, in the event loop; the method must not raise."""
 
-    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
-    def on_failed(self, error: BaseException) -> None: ...
+    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+        """Called with the answer: its head and its frames."""
+        ...
+
+    def on_failed(self, error: BaseException) -> None:
+        """Called when there will be no answer, with the error: one of those that `Peer.request` names."""
+        ...
 
 
 def send_and_notify(asker: AnswerListener, answer: Future[PeerReply]) -> None:
-    """Passes the outcome of a request to `asker`. `answer` is the future that `Peer.request` returned; it must be
-    done."""
+    """Passes the outcome of a request to `asker`. `answer` is the future that `Peer.request` returned; it must be done.
+    If it was cancelled, `asker` gets CancelledError."""
     error = CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:
         asker.on_failed(error)
@@ -349,14 +381,15 @@ PeerService = Callable[[Sequence[Request]], None]
 
 
 class Peer(Protocol):
-    """The client end of a connection to another process of the cluster, `identity` at `endpoint`."""
+    """The client end of a connection to another process of the cluster: the server at `endpoint` with a given identity
+    (16 bytes). The connection is made at the first request."""
 
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
-        """Sends a request, and returns a future of the answer. Never raises. The future fails with TimedOut,
-        ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (this process is no member, or only one of the two
-        ends has keys) or BackPressure (the queue is full; nothing was sent)."""
+        """Sends a request, and returns a future of the answer. Never raises, and does not wait. The future fails with
+        TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (this process is no member, or only one of
+        the two ends has keys) or BackPressure (the queue is full; nothing was sent)."""
         ...
 
     def send_request(
@@ -367,8 +400,13 @@ class Peer(Protocol):
         was sent, and `asker` is not called."""
         ...
 
-    def statistics(self) -> dict[str, int]: ...
-    async def close(self) -> None: ...
+    def statistics(self) -> dict[str, int]:
+        """Returns the counters of this connection by name, such as `requests` and `in_flight`."""
+        ...
+
+    async def close(self) -> None:
+        """Closes the connection. Requests without an answer fail with ConnectionLost, and so do later ones."""
+        ...
 
 
 Room = Callable[[], memoryview]
@@ -381,7 +419,8 @@ now: most pieces of a large frame are of no use to it alone. Must not raise."""
 
 
 class ByteStream(Protocol):
-    """One end of a TCP connection that carries bytes, for a protocol that divides them into frames itself."""
+    """One end of a TCP connection that carries bytes, for a protocol that divides them into frames itself. `TcpStream`
+    and `SimByteStream` implement it."""
 
     @property
     def peer(self) -> str:
@@ -390,7 +429,8 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns what the connection knows about the other end before any byte is read."""
+        """Returns the address and the verified certificate of the other end, which are known before any byte is read.
+        """
         ...
 
     @property
@@ -406,11 +446,13 @@ class ByteStream(Protocol):
         ...
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
-        """Reads bytes into the memory that the function `room` returns. Returns how many bytes were read; 0 if the
-        other end has closed the connection. Raises ConnectionLost if the connection is lost. Only one reader may read
-        at a time. With `enough`, continues to read: calls `enough` with the size of each piece until it returns True,
-        and returns the size of the last piece. A cancelled reader loses no bytes; with `enough`, pieces that `enough`
-        was told of count as read."""
+        """Waits for bytes, and writes them into the memory that the function `room` returns. Returns how many bytes
+        were read; 0 if the other end has closed the connection. Raises ConnectionLost if the connection is lost. Only
+        one reader may read at a time.
+
+        With `enough`, continues to read: calls `enough` with the size of each piece until it returns True, and returns
+        the size of the last piece. A cancelled reader loses no bytes; with `enough`, pieces that `enough` was told of
+        count as read."""
         ...
 
     def write_nowait(self, data: bytes) -> None:
@@ -433,7 +475,8 @@ class ByteStream(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes the connection after the queued bytes were sent. May be called twice; never raises."""
+        """Closes the connection after the queued bytes were sent, or after a second at most. May be called twice; never
+        raises."""
         ...
 
 
@@ -442,13 +485,15 @@ ByteService = Callable[[ByteStream], Awaitable[None]]
 
 
 class Network(Protocol):
-    """The network as a process uses it: makes connections, and starts listeners."""
+    """The network as a process uses it: makes connections, and starts listeners. `SystemNetwork` is the real one,
+    `SimNetwork` the simulated one."""
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> RunningServer:
-        """Starts a gRPC server. Each service is (name in proto/wire.proto, handler). Port 0 means a free port. Raises
-        Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used."""
+        """Starts a gRPC server, and returns it when it listens. Each service is (name in proto/wire.proto, handler).
+        Port 0 means a free port. Raises Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used.
+        """
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
@@ -459,25 +504,30 @@ class Network(Protocol):
     async def serve_bytes(
         self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
     ) -> RunningByteServer:
-        """Starts a listener for TCP connections, or TLS ones. Port 0 means a free port. Raises Busy if the port is
-        taken, InvalidConfiguration if a TLS file cannot be used. Of the limits in `access`, only `connections` and
-        `streams_per_address` apply."""
+        """Starts a listener for TCP connections, or TLS ones, and returns it. `service` is called for each connection.
+        Port 0 means a free port. Raises Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used.
+        Of the limits in `access`, only `connections` and `streams_per_address` apply."""
         ...
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        """Makes a TCP connection. With `tls`, verifies the certificate and the name of the other end by `ca` or the
-        system's authorities. Raises Unavailable if no process listens there, UntrustedServer, or InvalidConfiguration
-        if a TLS file cannot be used."""
+        """Makes a TCP connection, and returns it. With `tls`, verifies the certificate and the name of the other end by
+        `ca` or the system's authorities. Raises Unavailable if no process listens there, UntrustedServer if the
+        certificate is not trusted, InvalidConfiguration if a TLS file cannot be used."""
         ...
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> RunningPeerServer:
-        """Starts a listener for requests of peers. Without `access`, its connections are not encrypted. Raises Busy if
-        the port is taken."""
+        """Starts a listener for requests of peers, and returns it. `identity`: of this server, 16 bytes. `service` is
+        called with the requests of each turn of the loop. Without `access`, connections are not encrypted. Raises Busy
+        if the port is taken."""
         ...
 
-    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer: ...
+    def connect_peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+        """Returns the client end of a connection to the peer server at `endpoint` with this `identity` (16 bytes). The
+        connection is made at the first request. With `access.own`, the connection is encrypted, and only a server with
+        the key `access.server` is accepted."""
+        ...
 
     def generate_keys(self) -> KeyPair:
         """Creates and returns the keys of this process for its peer connections."""
@@ -492,7 +542,7 @@ REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Se
 def find_rpc(service: str, method: str) -> Rpc[Any, Any]:
     """Returns the description of the rpc `method` of `service` in proto/wire.proto, with the classes of its messages.
     For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself is given by its
-    full name."""
+    full name. Raises KeyError if there is no such service or method."""
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2
@@ -548,8 +598,8 @@ def list_rpc_names(service: str) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class World:
     """The environment of a process: its clock, random numbers, disk, threads and network. All other code uses these
-    only through its World, so that a simulation can replace them. The real one is
-    `runtime.process.make_system_world()`; the simulated one `runtime.sim.world.Simulation.world(node)`."""
+    only through its World, so that a simulation can replace them. `make_system_world` of runtime/process.py returns the
+    real one, `Simulation.world` of runtime/sim/world.py a simulated one."""
 
     clock: Clock
     rng: random.Random

@@ -1,6 +1,6 @@
 """Several processes as one server: a parent that forks them, starts them again, and ends with them.
 
-    parent = Parent([[ProcessSpec("storage", run_storage)], [ProcessSpec("broker-1", run_broker)]], on_serve)
+    parent = ParentProcess([[ProcessSpec("storage", run_storage)], [ProcessSpec("broker-1", run_broker)]], on_serve)
     code = parent.run()                     `run_storage(child)` runs in the process, and returns its exit code
 
 The parent has imported all modules before it forks, so its processes share the memory of these modules. The parent has
@@ -10,8 +10,8 @@ decisions of the parent are in runtime/schedule_core.py.
 - *A signal*: SIGTERM and SIGINT end all processes in order, the last tier first; a second signal ends the parent at
   once. The processes ignore SIGINT, because a terminal sends it to them too. SIGTERM to one process ends this process
   in order, and the parent starts it again.
-- *The parent dies*: its processes are killed with it (Linux: PR_SET_PDEATHSIG), or end themselves at the end of their
-  link (parent.py). So `kill -9` of the parent is `kill -9` of all.
+- *The parent dies*: its processes are killed with it (Linux: PR_SET_PDEATHSIG), or end themselves when their link to it
+  ends (`ParentLink`). So `kill -9` of the parent is `kill -9` of all.
 - *Systemd's watchdog*: each process that serves sends BEAT to the parent while its event loop runs, and the parent
   notifies systemd (WATCHDOG=1). If the loop of one process has not run for HUNG_S, the parent sends no notification any
   more, and systemd restarts the whole server after its WatchdogSec.
@@ -20,8 +20,8 @@ decisions of the parent are in runtime/schedule_core.py.
 
 Guards: tests/runtime/.
 
-Also in this file, below its heading: a process that a parent forked, and its link to that parent (child); the frames
-between a process and the parent that forked it, over a pair of sockets (link).
+Also in this file, each below its heading: the link of a forked process to its parent (child); the frames that they
+exchange over a pair of sockets (link).
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessSpec(NamedTuple):
-    """The description of a process that a Parent starts. `work` runs in the process and returns its exit code.
-    `stop_s`: seconds for its end, before it is killed."""
+    """The description of a process that a ParentProcess starts. `work` runs in the forked process, gets the link to the
+    parent, and returns the exit code. `stop_s`: seconds that the process has for its end after SIGTERM, before it is
+    killed."""
 
     name: str
     work: Callable[[ParentLink], int]
@@ -88,8 +89,9 @@ class _Running:
 
 
 class ParentProcess:
-    """Starts the processes of one server, and restarts a process that ends. Calls `on_serve` once, when all processes
-    serve, with the addresses that each of them reported."""
+    """Starts the processes of one server, and restarts a process that ends. `tiers`: the processes of a tier are
+    started when all those of the earlier tiers serve. Calls `on_serve` once, when all processes serve, with the facts
+    that each of them reported (`ParentLink.report_ready`)."""
 
     def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
@@ -110,8 +112,9 @@ class ParentProcess:
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
-        """Runs the processes until all have ended, and returns the exit code of the server: 0 after SIGTERM, 130 after
-        SIGINT, else the exit code of the process that could not start."""
+        """Runs the processes until all have ended, and returns the exit code of the server. The code is 0 after
+        SIGTERM, 130 after SIGINT, else the exit code of the process that could not start. Replaces the handlers of
+        these signals until then. A forked process never returns from this call."""
         tune_glibc_heap()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
@@ -408,7 +411,8 @@ class LinkFrameKind(enum.IntEnum):
 
 
 class LinkFrame(NamedTuple):
-    """One message on the link between a child process and its parent."""
+    """One message on the link between a child process and its parent. The table above says what `number` and `body` of
+    each kind are."""
 
     kind: LinkFrameKind
     number: int = 0
@@ -416,6 +420,7 @@ class LinkFrame(NamedTuple):
 
 
 def encode_frame(frame: LinkFrame) -> bytes:
+    """Returns the bytes of a frame on the link."""
     return _HEAD.pack(_LENGTH + len(frame.body), frame.kind, frame.number) + frame.body
 
 
@@ -426,8 +431,8 @@ class LinkFrameDecoder:
         self._bytes = bytearray()
 
     def decode_frames(self, data: bytes) -> Iterator[LinkFrame]:
-        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if the bytes are not a
-        valid frame."""
+        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if a frame is too long or
+        has an unknown kind."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)
@@ -455,7 +460,8 @@ Text = Callable[[str], Awaitable[bytes]]
 
 class OtherProcessMetrics(NamedTuple):
     """The metrics of the other processes of this server. `pages`: the text of each process that answered in time, by
-    the name of the process. `restarts`: how often each process was restarted, by its name."""
+    the name of the process. `restarts`: how often each process of the server was restarted, by its name; {} if the
+    parent did not answer."""
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]
@@ -474,7 +480,8 @@ class _Question:
 
 
 class ParentLink:
-    """The connection ("link") of this process to the parent process that has forked it."""
+    """The connection ("link") of this process to the parent process that has forked it. If the parent ends, this
+    process exits at once with code 1."""
 
     def __init__(self, name: str, link: socket.socket) -> None:
         self.name = name
@@ -486,8 +493,8 @@ class ParentLink:
         self._last = 0
 
     async def attach(self, text: Text) -> None:
-        """Connects to the parent process. `text` returns the metrics of this process as text; it is called when another
-        process asks for them."""
+        """Begins to use the link, in the running event loop. Must be called once, before all other methods. `text`
+        returns the metrics of this process as text for a query; it is called when another process asks for them."""
         reader, self._writer = await asyncio.open_connection(sock=self._link)
         self._tasks.spawn(self._read(reader, text), "child-link")
 
@@ -500,7 +507,7 @@ class ParentLink:
 
     def report_ready(self, **facts: object) -> None:
         """Tells the parent process that this process is ready to serve clients. `facts`: values that the parent shows,
-        by name, such as the URL."""
+        by name, such as the URL. If systemd watches the parent, sends a beat every BEAT_S from now on."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(LinkFrame(LinkFrameKind.READY, 0, json.dumps(shown).encode()))
         if os.environ.get("WATCHDOG_USEC"):  # of the parent, which alone speaks to systemd
@@ -512,8 +519,8 @@ class ParentLink:
             loop.call_later(BEAT_S, self._beat, loop)
 
     async def ask_metrics_of_others(self, query: str = "") -> OtherProcessMetrics:
-        """Asks the other processes of the server for their metrics, and returns the answers that arrived within
-        OTHERS_S. `query`: the query part of a metrics URL (`MetricsQuery` in runtime/metrics.py)."""
+        """Asks the other processes of the server for their metrics, waits for them at most OTHERS_S, and returns the
+        answers that arrived. `query`: the query part of a metrics URL (`MetricsQuery` in runtime/metrics.py)."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()

@@ -1,4 +1,4 @@
-"""A real process: its world, and how it runs and ends.
+"""A real process: its world, its run and its end.
 
 `make_system_world()` is the one place where the interfaces get their real implementations. `run_process(main)` runs a
 program on the fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit
@@ -91,7 +91,8 @@ class SystemRandomNumbers(random.SystemRandom):
         return taken
 
     def reset(self) -> None:
-        """Drops the random bytes of the current block that were not used yet."""
+        """Drops the random bytes of the current block that were not used yet. Called in a forked process, so that it
+        does not use the same bytes as its parent."""
         self._block, self._at = b"", 0
 
 
@@ -164,12 +165,14 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 def run_process(
     main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING
 ) -> int:
-    """Runs a program to its end and returns its exit code.
+    """Runs the program `main` to its end on a new event loop, and returns its exit code.
 
     SIGTERM and SIGINT (the signals in `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what
-    it opened. A second signal has the system's default effect: it ends the process. The exit code is the result of
-    `main` (None: 0); 0 after SIGTERM and 130 after SIGINT; 2 for a wrong configuration or request, and 1 for any other
-    MagnetarError, both with one line on stderr. Any other exception is a bug and is raised.
+    it opened. A second signal has the system's default effect: it ends the process.
+
+    The exit code is the result of `main` (None: 0), or 0 after SIGTERM and 130 after SIGINT. It is 2 for a wrong
+    configuration or request, and 1 for any other MagnetarError, both with one line on stderr. Any other exception is a
+    bug and is raised.
     """
     tune_glibc_heap()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -221,9 +224,9 @@ TRIM_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
 
 
 def tune_glibc_heap() -> None:
-    """Makes glibc take buffers of 128 KiB and more from its heap, instead of calling mmap and munmap for each. This
-    takes 5 µs instead of 41 µs for each of 64 stored copies of 128 KiB. Up to 64 MiB of free heap stay with the
-    process. Does nothing with another C library, or if the user has set MALLOC_*."""
+    """Makes glibc take buffers of 128 KiB and more from its heap, instead of calling mmap and munmap for each, which
+    takes eight times as long. Up to 64 MiB of free heap stay with the process. Does nothing with another C library, or
+    if the user has set MALLOC_*."""
     mallopt = _mallopt()
     if mallopt is None:
         return
@@ -263,8 +266,8 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 def freeze_objects() -> None:
     """Excludes all objects that exist now from garbage collection. Must be called after start-up. Does not collect
-    garbage before: only 57 of 75,000 objects were garbage, even after the replay of 80 MB, and the search for them
-    would stop the event loop for 20 ms while the first clients connect."""
+    garbage before: almost no object is garbage then, and the search would stop the event loop for 20 ms while the first
+    clients connect."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
@@ -290,7 +293,8 @@ class ProcessPartState(enum.Enum):
 
 
 class ProcessPartStatistics:
-    """The state of one part of a process, and how many seconds its start and its stop took."""
+    """The state of one part of a process, and how many seconds its start and its stop took. `stop_s` is 0 until it has
+    stopped."""
 
     __slots__ = ("name", "start_s", "state", "stop_s")
 
@@ -308,7 +312,8 @@ class _Started:
 
 
 class ProcessParts:
-    """The parts of one process, such as its bookie and its broker, in the order of their start."""
+    """The parts of one process, such as its bookie and its broker, in the order of their start. As a context manager,
+    closes itself at the end of the block."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -323,7 +328,8 @@ class ProcessParts:
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Part:
         """Awaits `starting`, which starts the part `name`, and returns its result. Later, `close` calls `stop` with
-        this result."""
+        this result, and waits for it at most `stop_timeout_s`. If `starting` fails, raises its error, and `stop` is not
+        called."""
         began = self._clock.monotonic()
         part = await starting
         statistics = ProcessPartStatistics(name, ProcessPartState.RUNNING, self._clock.monotonic() - began, 0.0)
@@ -331,8 +337,9 @@ class ProcessParts:
         return part
 
     async def close(self) -> None:
-        """Stops the running parts in the reverse order of their start. Raises nothing except CancelledError, if the
-        caller is cancelled."""
+        """Stops the running parts one by one, in the reverse order of their start. A part that fails to stop, or takes
+        too long, is logged. Raises nothing except CancelledError, if the caller is cancelled. Parts that were stopped
+        before are left out."""
         for started in reversed(self._started):
             if started.statistics.state is ProcessPartState.RUNNING:
                 await self._stop(started)
@@ -353,6 +360,7 @@ class ProcessParts:
             statistics.stop_s = self._clock.monotonic() - began
 
     def statistics(self) -> list[ProcessPartStatistics]:
+        """Returns the state of each part, in the order of their start."""
         return [started.statistics for started in self._started]
 
     async def __aenter__(self) -> ProcessParts:

@@ -1,11 +1,12 @@
 """The decisions of the parent of a server's processes: which one it starts, ends, and starts again, and when.
 
     schedule = ProcessSchedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
-    effects = schedule.start(now)                        ForkProcess for the first tier
-    effects = schedule.on_process_ready("storage", now)          ForkProcess for the next tier; after the last,
-    ReportServing effects = schedule.on_process_exited("broker-2", code, now)    a later `tick` returns the next
-    ForkProcess effects = schedule.stop(code, now)                   TerminateProcess, the last tier first; at the end
-    Exit effects = schedule.tick(now)                         the effects that are due, at `next_timer_at` or later
+    effects = schedule.start(now)                                ForkProcess for the first tier
+    effects = schedule.on_process_ready("storage", now)          ForkProcess for the next tier; after the last tier
+                                                                 ReportServing
+    effects = schedule.on_process_exited("broker-2", code, now)  a later `tick` returns the next ForkProcess
+    effects = schedule.stop(code, now)                           TerminateProcess, the last tier first; at the end Exit
+    effects = schedule.tick(now)                                 the effects that are due, at `next_timer_at` or later
 
 | a process | ends | then |
 |---|---|---|
@@ -15,7 +16,7 @@
 | that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
 | that has to stop | not within STOP_S, or its own time for that | KillProcess |
 
-`code` is an exit code, or 128 and the number of the signal. Guards: tests/runtime/test_schedule.py.
+`code` is an exit code, or 128 plus the number of the signal. Guards: tests/runtime/test_schedule.py.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class KillProcess(NamedTuple):
 
 
 class ReportServing(NamedTuple):
-    """Effect: report that all processes serve, for the first time."""
+    """Effect: report that all processes serve; returned once."""
 
 
 class Exit(NamedTuple):
-    """Effect: end the parent, because all processes have ended."""
+    """Effect: end the parent with the exit code `code`, because all processes have ended."""
 
     code: int
 
@@ -65,7 +66,7 @@ Effect = ForkProcess | TerminateProcess | KillProcess | ReportServing | Exit
 
 
 class ProcessState(enum.Enum):
-    """The state of one process of the server, such as starting or serving."""
+    """The state of one process of the server; the values describe the states."""
 
     DOWN = "not started yet, or it waits for its next start"
     STARTING = "it runs and does not serve yet"
@@ -75,7 +76,8 @@ class ProcessState(enum.Enum):
 
 
 class ManagedProcess:
-    """One process of the server as the schedule sees it: its state and its restarts."""
+    """One process of the server as the schedule sees it: its state and its restarts. `due`: when it is started again,
+    or killed, if it is to be; None otherwise."""
 
     def __init__(self, name: str, stop_s: float) -> None:
         self.name = name
@@ -88,15 +90,18 @@ class ManagedProcess:
 
     @property
     def is_running(self) -> bool:
+        """Returns whether the process was started and has not ended."""
         return self.state in (ProcessState.STARTING, ProcessState.SERVING, ProcessState.STOPPING)
 
 
 class ProcessSchedule:
     """Decides when the parent starts, restarts and stops the processes of a server. The head of this module states the
-    rules."""
+    rules. All methods that take `now`, the monotonic time in seconds, return the effects that the caller must carry
+    out, in order."""
 
     def __init__(self, tiers: Sequence[Sequence[str]], stop_s: Mapping[str, float] = MappingProxyType({})) -> None:
-        """`stop_s`: by process, how many seconds it has for its end, if not STOP_S."""
+        """Creates the schedule. `tiers`: the names of the processes. `stop_s`: by process, how many seconds it has for
+        its end, if not STOP_S."""
         self._tiers = [[ManagedProcess(name, stop_s.get(name, STOP_S)) for name in tier] for tier in tiers]
         self._by_name = {each.name: each for tier in self._tiers for each in tier}
         self._served = False
@@ -105,9 +110,12 @@ class ProcessSchedule:
 
     # ------------------------------------------------------------------ facts
     def start(self, now: float) -> list[Effect]:
+        """Starts the processes of the first tier. Called once."""
         return self._start_members(self._tiers[0], now)
 
     def on_process_ready(self, name: str, now: float) -> list[Effect]:
+        """Fact: a process serves. When its whole tier serves, the next tier is started; after the last tier, returns
+        ReportServing, once."""
         member = self._by_name[name]
         if member.state is not ProcessState.STARTING:
             return []  # it was told to end meanwhile
@@ -123,7 +131,7 @@ class ProcessSchedule:
         return [ReportServing()]
 
     def on_process_exited(self, name: str, code: int, now: float) -> list[Effect]:
-        """Fact: a process has ended with this exit code."""
+        """Fact: a running process has ended with this exit code."""
         member = self._by_name[name]
         assert member.is_running, f"{name} ends, and did not run"
         if self._code is not None:
@@ -141,7 +149,8 @@ class ProcessSchedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[Effect]:
-        """Begins to stop all processes. `code` will be the exit code of the server."""
+        """Begins to stop all processes. `code` will be the exit code of the server. Does nothing if it stops already.
+        """
         if self._code is not None:
             return []
         self._code = code
@@ -151,6 +160,7 @@ class ProcessSchedule:
         return self._stop_next(now)
 
     def tick(self, now: float) -> list[Effect]:
+        """Returns the effects that are due at `now`: processes to start again, and processes to kill."""
         effects: list[Effect] = []
         for member in self._by_name.values():
             if member.due is None or member.due > now:
@@ -170,7 +180,7 @@ class ProcessSchedule:
 
     @property
     def is_stopping(self) -> bool:
-        """True from the moment that all processes are to end."""
+        """Returns whether all processes are to end."""
         return self._code is not None
 
     @property
@@ -180,7 +190,7 @@ class ProcessSchedule:
 
     @property
     def serving(self) -> list[str]:
-        """The names of the processes that are ready."""
+        """The names of the processes that serve now."""
         return [name for name, member in self._by_name.items() if member.state is ProcessState.SERVING]
 
     def restart_wait_s(self, name: str, now: float) -> float | None:
@@ -189,6 +199,7 @@ class ProcessSchedule:
         return None if member.state is not ProcessState.DOWN or member.due is None else max(0.0, member.due - now)
 
     def check(self) -> None:
+        """Checks the invariants of the schedule."""
         for member in self._by_name.values():
             assert member.due is None or member.state in (ProcessState.DOWN, ProcessState.STOPPING), (
                 "what is due has a reason"

@@ -9,16 +9,17 @@ runs to its end although its caller is cancelled (`run_to_end`).
 
     await run_together([a(), b()], "repair")  all at once; the first error ends the others, and is raised
 
-Which of them: work that must run as long as its part does belongs to a `Supervisor`; work that is started in passing
-belongs to a `Tasks`; work whose caller waits for it is run by `run_together`. Each task has a name and an owner, and
-ends with its owner. A task that its caller awaits elsewhere belongs to none of them, because its error is raised there.
-Guarded by tests/runtime/test_tasks.py.
+Work that must run as long as its part does belongs to a `Supervisor`. Work for which its caller does not wait belongs
+to a `Tasks`. Work for which its caller waits is run by `run_together`. Each task has a name and an owner, and ends with
+its owner. A task that its caller awaits elsewhere belongs to none of them, because its error is raised there. Guarded
+by tests/runtime/test_tasks.py.
 
-The real workers: one thread each, fed by a queue, answering through the event loop.
+Also in this file: the real workers (`SystemWorker`). Each has one thread, which gets calls from a queue, and returns
+results through the event loop.
 
-Calls run in the order given. Results return in that order through `call_soon_threadsafe`, and one wake-up of the loop
-delivers all results that are ready by then: a wake-up costs a system call and a turn of the loop, a result a few
-hundred nanoseconds. `_main` runs on the worker's thread and `_deliver` on the loop's; they share nothing else.
+Calls run in the order given. Results return in that order through `call_soon_threadsafe`. One wake-up of the loop
+delivers all results that are ready by then: a wake-up costs a system call and a turn of the loop, a result much less.
+`_main` runs on the worker's thread and `_deliver` on the loop's; they share nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...], dict[s
 
 
 class SystemWorker:
-    """A worker with a thread of its own. Must be used only in the event loop in which it was started."""
+    """A worker (`Worker`) with a thread of its own, which starts at once. Must be used only in the event loop in which
+    it was started."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +64,8 @@ class SystemWorker:
         return future
 
     async def close(self) -> None:
-        """Waits until every queued call has run and its future is done."""
+        """Waits until every queued call has run and its future is done, and ends the thread. A second call does
+        nothing."""
         if self._closed:
             return
         last = self.run(threading.get_ident)
@@ -140,26 +143,30 @@ class SystemWorkers:
 
 
 class Worker(Protocol):
-    """Runs functions in a thread, one after the other."""
+    """Runs functions in a thread, one after the other. `SystemWorker` is a real one; `SimWorker` simulates a thread."""
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queues the call of a function, and returns a future of its result, which belongs to the calling event loop.
-        Calls run in the order in which they were queued."""
+        Calls run in the order in which they were queued. A call runs even if its future is cancelled. Must not be
+        called after `close`."""
         ...
 
     async def close(self) -> None:
-        """Waits until the queued calls have run."""
+        """Waits until the queued calls have run, and ends the worker."""
         ...
 
 
 class Workers(Protocol):
-    """Starts the worker threads of a process."""
+    """Starts the worker threads of a process. `SystemWorkers` is the real implementation, `SimWorkers` the simulated
+    one."""
 
-    def start(self, name: str) -> Worker: ...
+    def start(self, name: str) -> Worker:
+        """Starts a worker and returns it. `name` is the name of its thread."""
+        ...
 
     async def load(self, *modules: str) -> None:
-        """Imports the modules, one after the other, in a thread. If all of them are imported already, returns in the
-        same turn of the loop."""
+        """Imports the modules, one after the other, in a thread, and returns when all are imported. If all of them are
+        imported already, returns in the same turn of the loop."""
         ...
 
 
@@ -169,8 +176,8 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """The running tasks of one part of the program. `failures` counts the tasks that failed; the function `on_failure`
-    is called with the error of each."""
+    """The running tasks of one part of the program. An error of a task is logged; `failures` counts the tasks that
+    failed, and the function `on_failure` is called with the error of each."""
 
     __slots__ = ("_on_failure", "_running", "closed", "failures")
 
@@ -185,8 +192,8 @@ class Tasks:
         return len(self._running or ())
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Starts the coroutine `work` as a task in the running loop, and returns the task. Raises RuntimeError after
-        `close`."""
+        """Starts the coroutine `work` as a task in the running loop, and returns the task. After `close`, closes the
+        coroutine and raises RuntimeError."""
         if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
@@ -207,12 +214,14 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Waits until no task is running. Also waits for tasks that are started during the wait."""
+        """Waits until no task is running, also for tasks that are started during the wait. Raises no error of a task.
+        """
         while self._running:
             await asyncio.wait(list(self._running))
 
     def cancel(self) -> None:
-        """Cancels all tasks. If the caller is one of these tasks, it is not cancelled, and ends by itself."""
+        """Cancels all tasks, and does not wait for their end. If the caller is one of these tasks, it is not cancelled.
+        Tasks may be spawned afterwards."""
         for task in self._others():
             task.cancel()
 
@@ -220,8 +229,8 @@ class Tasks:
         return [task for task in self._running or () if task is not asyncio.current_task(task.get_loop())]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Waits up to `grace_s` for the tasks, then cancels those that still run and waits for their end. If the caller
-        is one of these tasks, it is not cancelled."""
+        """Waits up to `grace_s` seconds for the tasks, then cancels those that still run and waits for their end. If
+        the caller is one of these tasks, it is not cancelled. No task may be spawned afterwards."""
         self.closed = True
         ending = self._others()
         if ending and grace_s:
@@ -283,8 +292,9 @@ def _set_ended(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """Runs `work` to its end even if the caller is cancelled; CancelledError is then raised after that end. Otherwise
-    returns the result of `work`, or raises its error. Several callers may wait for the same future."""
+    """Runs `work` to its end even if the caller is cancelled; CancelledError is then raised after that end, and an
+    error of `work` is logged. Otherwise returns the result of `work`, or raises its error. Several callers may wait for
+    the same future."""
     ending = work if isinstance(work, asyncio.Future) else _begun(work)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
@@ -354,7 +364,9 @@ def _none_is_final(error: Exception) -> bool:
 
 
 class SupervisedTask:
-    """A long-running task that is restarted whenever it fails, and the state of its restarts."""
+    """A long-running task that is restarted whenever it fails, and the state of its restarts. `why`: the text of the
+    last failure; "" once the task has run for SOUND_S since. `ended`: a future that is done when the task has returned,
+    has raised a final error, or was cancelled."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
         self.name = name
@@ -402,8 +414,8 @@ class SupervisedTask:
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Ends the task for good. If it is running, returns the asyncio task, so that the caller can await its end;
-        else returns None."""
+        """Ends the task for good, and does not wait. If it is running, returns the asyncio task, so that the caller can
+        await its end; else returns None."""
         if not self.ended.done():
             self.ended.cancel()
         if self._timer is not None:
@@ -415,8 +427,8 @@ class SupervisedTask:
 
 
 class Supervisor:
-    """Runs the long-lived tasks of one part of a process, and restarts them when they fail. `count_failing_tasks` and
-    the counter `restarted` are for all parts of the process, for its metrics."""
+    """Runs the long-lived tasks of one part of a process, and restarts them when they fail. `restarts` counts the
+    restarts of this part; `restarted` counts those of all parts of the process, for its metrics."""
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
     restarted: ClassVar[int] = 0
@@ -428,8 +440,8 @@ class Supervisor:
 
     @classmethod
     def count_failing_tasks(cls) -> Counter[str]:
-        """Returns, by task name, how many tasks with this name are failing now, in all parts of the process. 0 means
-        that all tasks of this name run."""
+        """Returns, by task name, how many tasks with this name are failing now, in all parts of the process. A task
+        fails from its error until it has run for SOUND_S again. 0 means that all tasks of this name run."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -437,15 +449,17 @@ class Supervisor:
         return found
 
     def start_supervised(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
-        """Starts `work()` as a task, starts it again whenever it fails, and returns the SupervisedTask. If the function
-        `final` returns True for an error of the task, the task is not restarted."""
+        """Starts `work()` as a task, and returns the SupervisedTask. Starts `work()` again whenever it fails, after a
+        pause of RETRY_MIN_S to RETRY_MAX_S. If the function `final` returns True for an error of the task, the task is
+        not restarted."""
         kept = SupervisedTask(name, work, final, self)
         self._kept.append(kept)
         return kept
 
     @property
     def failure_reasons(self) -> dict[str, str]:
-        """Returns the error text of each task of this part that is failing now, by the name of the task."""
+        """Returns the error text of each task of this part that is failing now, by the name of the task; {} if none is.
+        """
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:
@@ -456,6 +470,8 @@ class Supervisor:
         await asyncio.gather(*running, return_exceptions=True)
 
     def statistics(self) -> dict[str, int]:
+        """Returns how many tasks of this part have not ended, how many of them are failing, and how often tasks were
+        restarted."""
         return {
             "background_tasks": sum(not kept.ended.done() for kept in self._kept),
             "background_failing": len(self.failure_reasons),

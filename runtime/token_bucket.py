@@ -1,4 +1,4 @@
-"""Token buckets: how much of a rate is used up, and how long to wait. The one core of every rate: of a broker
+"""Token buckets: how much of a rate is used up, and how long to wait. All rates use this core: those of a broker
 (broker/common/token_bucket.py), of a repair worker (bookie/maintenance/repair_core.py) and of a program's handlers
 (client/common/rate_limits.py).
 
@@ -9,9 +9,9 @@ Tokens derive from the time that passed: `rate` a second, at most `burst` saved 
     bucket.try_spend_tokens(count, now)       refuses what is not there: no token is owed;
     bucket.seconds_until_tokens(count, now)   then this is the time until `try_spend_tokens` succeeds
 
-With a `burst` of one second's worth (the default) it is the token bucket of PIP-322: what was not used for a while may
-be used at once. With a burst of 1 it is a leaky bucket: one after the other, evenly. Guarding test:
-tests/runtime/test_token_bucket.py.
+With a `burst` of one second's worth (the default) a bucket is that of PIP-322: tokens that were not used for a while
+may be used at once. With a burst of 1 it is a leaky bucket, which spends tokens one by one at equal intervals. Guarding
+test: tests/runtime/test_token_bucket.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ROUNDING = 1e-6
 
 class TokenBucket:
     """A token bucket that limits one rate, in tokens per second. `burst`: the most tokens that are saved up; None: as
-    many as the rate gives in a second."""
+    many as the rate gives in a second. A new bucket is full. `now` is always the caller's time in seconds, and must not
+    go back."""
 
     __slots__ = ("_at", "_burst", "_tokens", "rate")
 
@@ -62,13 +63,14 @@ class TokenBucket:
         return self._tokens
 
     def delay_s(self, now: float) -> float:
-        """Returns the seconds until tokens are available again; 0 if some are available now."""
+        """Returns the seconds until tokens are available again: at least RESOLUTION_S, or 0 if some are available now.
+        """
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
 
     def try_spend_tokens(self, count: float, now: float) -> bool:
-        """Removes `count` tokens if so many are available, and returns whether they were. More than `burst` tokens are
-        never available: of those it needs `burst`, and the rest is owed."""
+        """Removes `count` tokens and returns True if that many are available; else removes none and returns False. For
+        more than `burst` tokens, `burst` tokens must be available, and the rest becomes a debt."""
         self._fill(now)
         if self._tokens < min(count, self.burst) - ROUNDING:
             return False

@@ -1,1 +1,1 @@
-"""The identity of callers, and what they may do."""
+"""The authentication of callers, and the files and settings that it needs."""

@@ -8,7 +8,7 @@
 Wrong credentials are refused: the caller does not become the anonymous role (as in Pulsar's HTTP), and is not
 authenticated by its other credentials. If a caller has both a header and a certificate, the header decides its role,
 and the caller is admitted until one of both expires. In Pulsar the client chooses one method, and with a token the
-certificate serves only for the connection.
+certificate is used only for the connection.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """Finds the principal that a client certificate names. Raises InvalidConfiguration if the library for certificates
-    is missing."""
+    """Finds the principal that a client certificate names, by the table above. The constructor raises
+    InvalidConfiguration if the library for certificates is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -104,8 +104,8 @@ class CertificateProvider:
         self._known = PrincipalCache()
 
     def verify_principal(self, pem: bytes) -> Principal:
-        """Returns the principal that a certificate names. Raises Unauthenticated if the certificate has expired, or
-        names no principal of this cluster."""
+        """Returns the principal that a certificate (PEM, verified by TLS) names. Raises Unauthenticated if the
+        certificate is too large, has expired, or does not name exactly one principal of this cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
         digest, now_ms = compute_credential_digest(pem), self._clock.wall_ms()
@@ -178,8 +178,9 @@ def _is_uuid(text: str) -> bool:
 
 
 class Authenticator:
-    """Authenticates the callers of a broker. `workers` are the threads that compare passwords and fetch the keys of
-    issuers. Raises InvalidConfiguration if a key cannot be read or is of the wrong kind."""
+    """Authenticates the callers of a broker; implements `runtime.access.Guard`. `workers` are the threads that compare
+    passwords and fetch the keys of issuers. The constructor raises InvalidConfiguration if a key cannot be read or is
+    of the wrong kind."""
 
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
@@ -192,8 +193,8 @@ class Authenticator:
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing or wrong;
-        Unavailable if too many passwords wait to be compared, or if an issuer of tokens does not answer."""
+        """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing, wrong, expired or
+        revoked; Unavailable if too many passwords wait to be compared, or if an issuer of tokens does not answer."""
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 
@@ -280,7 +281,8 @@ def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
 
 class SecuredNetwork:
     """A network for a broker: its listeners authenticate their callers, and its calls to other brokers contain the
-    broker's own token or certificate."""
+    broker's own token or certificate. Wraps another `runtime.network.Network`; peer connections and outgoing TCP
+    connections are those of the other network."""
 
     def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
         """Creates the network and its guard. Raises InvalidConfiguration if a key, a token or a certificate cannot be
@@ -316,8 +318,8 @@ class SecuredNetwork:
 
 
 class BrokerChannel:
-    """A channel to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
-    instead, because the program whose request caused this call is not at fault."""
+    """A channel to another broker; implements `runtime.network.Channel`. If the other broker refuses the credentials of
+    this broker, raises Unavailable instead, because the program whose request caused this call is not at fault."""
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
@@ -338,8 +340,8 @@ class BrokerChannel:
 
 
 class AuthenticatedBrokerStream:
-    """A stream to another broker. If the other broker refuses the credentials of this broker, raises Unavailable
-    instead, as `BrokerChannel` does."""
+    """A stream to another broker; implements `runtime.network.Stream`. If the other broker refuses the credentials of
+    this broker, `receive` raises Unavailable instead, as `BrokerChannel` does."""
 
     def __init__(self, inner: Stream[Any, Any], endpoint: Endpoint) -> None:
         self._inner, self._endpoint = inner, endpoint
@@ -373,9 +375,9 @@ TOKEN_SOON_MS = 14 * 86_400_000
 
 
 class BrokerOwnToken:
-    """The token with which this broker calls other brokers. It is read again for each call. At the start a log line
-    says when the token expires; from TOKEN_SOON_MS before that time on, a warning is logged once a day. Raises
-    InvalidConfiguration if there is no token."""
+    """The token with which this broker calls other brokers. It is read again for each call. When the broker starts, a
+    log line says when the token expires. From TOKEN_SOON_MS before that time on, a warning is logged once a day. The
+    constructor raises InvalidConfiguration if there is no token."""
 
     def __init__(self, source: str, clock: Clock) -> None:
         self._source, self._clock = source, clock
@@ -387,6 +389,8 @@ class BrokerOwnToken:
             )
 
     def read(self) -> str:
+        """Reads the token from its source and returns it. Logs the warning if it is due. Raises InvalidConfiguration if
+        the token cannot be read."""
         token = read_token(self._source)
         if not compare_digest(token.encode(), self._token.encode()):
             self._token, self._ends_ms = token, read_token_end_ms(token)
@@ -419,7 +423,8 @@ def _own_access(settings: SecuritySettings, token: BrokerOwnToken | None) -> Cal
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names (see `read_secret`). Raises InvalidConfiguration if it cannot be read."""
+    """Returns the token that `source` names (see `read_secret`), without white space at its ends. Raises
+    InvalidConfiguration if it cannot be read, or is not ASCII."""
     try:
         return read_secret(source).reveal_bytes().decode("ascii").strip()
     except UnicodeDecodeError:
@@ -427,8 +432,9 @@ def read_token(source: str) -> str:
 
 
 def make_secured_world(world: World, path: str) -> World:
-    """Returns the world of a broker, with a network that is secured by the settings in the file `path`. Raises
-    InvalidConfiguration if the settings are invalid."""
+    """Returns the world of a broker, with a network that is secured by the settings in the file `path`. Starts the
+    audit log if the settings name a file for it. Raises InvalidConfiguration if the settings are invalid, or if they
+    have no section by which callers can authenticate."""
     settings = SecuritySettings.load(path)
     if not settings.authenticates_callers:
         raise InvalidConfiguration(

@@ -1,7 +1,8 @@
-"""The files of a secured cluster: an authority, certificates of the broker and of the members, a key of tokens, tokens.
+"""The files of a secured cluster: an authority, certificates of the broker and of the members, a key that signs tokens,
+and tokens.
 
-Keys are EC on P-256; their files have mode 0600. The authority's key issues further certificates and does nothing else:
-it is kept off the servers.
+Keys are EC on P-256; their files have mode 0600. The authority's key only signs certificates, and must not be stored on
+the servers.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class CreatedFiles(NamedTuple):
 
 
 def create_authority_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
-    """Creates all files of a secured cluster (FILES) in a new or empty folder. `hosts`: the names and addresses for the
-    certificates of the broker and of the metadata service. `cluster`: the cluster's name in the members' certificates;
-    a random name if it is empty. Raises AlreadyExists if the folder is not empty, InvalidConfiguration if a host is not
-    a valid name or address."""
+    """Creates all files of a secured cluster (FILES) in a new or empty folder, and returns their names. `hosts`: the
+    names and addresses for the certificates of the broker and of the metadata service, at least one. `now`: the current
+    time, in UTC. `cluster`: the cluster's name in the members' certificates; a random name if it is empty. Raises
+    AlreadyExists if the folder is not empty, InvalidConfiguration if a host or the cluster is not a valid name."""
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
     make_member_uri(cluster, METADATA, make_member_name(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,9 +87,10 @@ def has_all_files(folder: Path) -> bool:
 
 
 def copy_server_files(folder: Path, servers: Path) -> list[str]:
-    """Copies the files that servers need from `folder` to the folder `servers`. Running servers load them like renewed
-    files. Returns the names of the files that were missing in `servers` or had another content. Raises AlreadyExists if
-    `servers` has files of another authority."""
+    """Copies the files that servers need from `folder` to the folder `servers`, and creates that folder if it is
+    missing. Running servers load changed files. The tokens that were revoked in either folder are revoked in `servers`
+    afterwards. Returns the names of the files that were missing in `servers` or had another content. Raises
+    AlreadyExists if `servers` has files of another authority."""
     if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
         raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
     (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,9 +145,10 @@ cluster = "CLUSTER"
 def issue_broker_certificate(
     folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """Issues a new certificate for brokers (`broker.pem`) and its key, signed by the authority in the folder. Running
-    brokers use it for the next connection. If `hosts` is empty, the certificate has the hosts of the certificate
-    before. Returns the names of the written files."""
+    """Issues a new certificate for brokers (`broker.pem`) and its key, signed by the authority in the folder, and
+    replaces the files. The certificate is valid for `days`. Running brokers use it for the next connection. If `hosts`
+    is empty, the certificate has the hosts of the certificate before. Returns the names of the written files. Raises
+    InvalidConfiguration if the folder has no authority, or if no hosts are known."""
     names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
     return _issue(folder, "broker", str(names[0].value), names, now, days)
 
@@ -164,11 +167,12 @@ def _names_before(path: Path) -> list[Any]:
 def issue_member_certificate(
     folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """Issues a new certificate and its key for the member `role`/`name` of the cluster, in the members' folder. Returns
-    the names of the written files. Raises InvalidConfiguration if the settings do not name the cluster.
+    """Issues a new certificate and its key for the member `role`/`name` of the cluster, in the members' folder, and
+    replaces the files. The certificate is valid for `days`. Returns the names of the written files. Raises
+    InvalidConfiguration if the settings do not name the cluster, or if the folder has no authority.
 
     `hosts`: the hosts of the metadata service. Other members only make calls: their certificates contain no hosts, so
-    that none of them can pose as the metadata service.
+    that none of them can pretend to be the metadata service.
     """
     from cryptography import x509
 
@@ -182,7 +186,8 @@ def issue_member_certificate(
 
 def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
     """Creates another authority, which issues all certificates from now on. Puts its certificate into `ca.pem`, before
-    the certificates of the older authorities. Returns the names of the written files."""
+    the certificates of the older authorities, which stay valid, and replaces `ca-key.pem`. Returns the names of the
+    written files."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -190,8 +195,8 @@ def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 
 def create_token_key(folder: Path) -> list[str]:
-    """Creates another key, which signs all tokens from now on. Older tokens stay valid, because `token-public.pem` also
-    contains the older keys. Returns the names of the written files."""
+    """Creates another key, which signs all tokens from now on, and replaces `token-key.pem`. Older tokens stay valid,
+    because `token-public.pem` also contains the older keys. Returns the names of the written files."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)
@@ -199,8 +204,8 @@ def create_token_key(folder: Path) -> list[str]:
 
 
 def find_tokens_of_older_keys(folder: Path) -> list[str]:
-    """Returns the roles whose token in the folder (`broker.token`, `admin.token`) is signed by a key other than the
-    newest key of `token-public.pem`. A missing token file is left out."""
+    """Returns the roles whose token in the folder (`broker.token`, `admin.token`) is not signed by the newest key of
+    `token-public.pem`. A missing token file is left out."""
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     newest, found = load_pem_public_key(_newest(folder / "token-public.pem")), []
@@ -214,7 +219,8 @@ def find_tokens_of_older_keys(folder: Path) -> list[str]:
 
 
 def remove_all_but_newest(path: Path) -> None:
-    """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`)."""
+    """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`). What
+    the removed ones have signed is not valid any more."""
     _replace(path, _newest(path), 0o644)
 
 

@@ -1,14 +1,14 @@
 """Authenticates callers by user and password (`Authorization: Basic …`), with the password hashes of an htpasswd file.
 
-An unknown user and a wrong password get the same answer after the same work: for an unknown user, the password is
+An unknown user and a wrong password get the same answer after the same work. For an unknown user, the password is
 compared with the hash of another user, and the result is ignored. Hashes are computed in AT_ONCE workers; further
-callers wait, at most WAITING_MAX. A success is stored for REMEMBER_S under a keyed digest of user and password, unless
-the file changes. A password that another machine sends without encryption is refused.
+callers wait, at most WAITING_MAX. A successful login is cached for REMEMBER_S under a keyed digest of user and
+password, or until the file changes. A password that another machine sends without encryption is refused.
 
 Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
 
-Hashes of crypt(3) are refused: DES looks at eight characters only, and a short salt is quickly tried out. Empty lines
-and lines that begin with # are skipped. An error names the line, never what it says.
+Hashes of crypt(3) are refused, because DES uses only eight characters of the password, and its salt is short. Empty
+lines and lines that begin with # are skipped. The text of an error names the number of a line, and never quotes it.
 
 Also in this file, below its heading: the limit to the guessing of passwords (guessing).
 """
@@ -81,7 +81,7 @@ def _unusable(hashed: str) -> str:
 
 def matches_password(password: bytes, hashed: str) -> bool:
     """Returns whether `hashed` is a hash of the password. `hashed` must be a hash that `parse_htpasswd` returned.
-    Occupies one core for up to a second."""
+    Occupies one core for up to a second or more, so it must not be called in an event loop."""
     if hashed.startswith("$2"):
         import bcrypt
 
@@ -94,7 +94,8 @@ def matches_password(password: bytes, hashed: str) -> bool:
 
 
 def hash_apr1(password: bytes, salt: bytes) -> str:
-    """Returns the hash of the password by Apache's variant of MD5 (apr1), with 1,000 rounds."""
+    """Returns the hash of the password by Apache's variant of MD5 (apr1), with 1,000 rounds, as a line of htpasswd has
+    it: `$apr1$SALT$HASH`."""
     inner = _md5(password + salt + password)
     text = password + b"$apr1$" + salt + (inner * (len(password) // 16 + 1))[: len(password)]
     for bit in range(len(password).bit_length()):
@@ -132,7 +133,8 @@ KEYS_MAX = 10_000
 
 
 class FailedLogins:
-    """Counts the failed logins, by address and by user. Failures delay further attempts."""
+    """Counts the failed logins, by address and by user. From the FAILURES_FREE-th failure on, the next attempt must
+    wait, longer after each failure."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
@@ -147,6 +149,7 @@ class FailedLogins:
         return max(0.0, last_s + wait_s - now_s)
 
     def record_failure(self, key: str, now_s: float) -> None:
+        """Counts a failed login of the address or user `key`, at the time `now_s` in seconds."""
         count, last_s = self._failed.pop(key, (0, now_s))
         self._failed[key] = (1 if now_s - last_s >= FORGET_S else count + 1, now_s)
         if len(self._failed) > KEYS_MAX:
@@ -169,8 +172,9 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """Authenticates users by a file of users and password hashes. Raises InvalidConfiguration if the file cannot be
-    read, if other users may read it, or if a line is malformed."""
+    """Authenticates users by a file of users and password hashes. The constructor raises InvalidConfiguration if the
+    file cannot be read, if other users may read it, or if a line is malformed. A file that changes later is read again.
+    """
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:
@@ -191,10 +195,11 @@ class BasicProvider:
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
         """Returns the principal of the user whose name and password are in `credentials`, the text after `Basic ` in
-        the header.
+        the header. May wait for other comparisons of passwords.
 
-        Raises Unauthenticated if the credentials are malformed or wrong, if the password was sent without encryption
-        from another machine, or after too many failures of this address or user; Unavailable if too many logins wait.
+        Raises Unauthenticated if the credentials are malformed or wrong, or if another machine sent the password
+        without encryption. Also raises it after too many failures of this address or user. Raises Unavailable if too
+        many logins wait.
         """
         address = caller.peer.rpartition(":")[0].strip("[]")
         if not (caller.is_encrypted or _is_loopback(address)):

@@ -38,7 +38,7 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 def make_member_uri(cluster: str, role: str, name: str) -> str:
     """Returns the URI that identifies a member of the cluster in its certificate. Raises InvalidConfiguration if a part
-    contains characters other than letters, digits and ._:-"""
+    is empty, is too long, or contains characters other than letters, digits and ._:-"""
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -46,8 +46,8 @@ def make_member_uri(cluster: str, role: str, name: str) -> str:
 
 
 def make_member_name(host: str) -> str:
-    """Returns a default name for a member of the cluster that runs at this host: the host's name or address, in which
-    each character that a name may not have is replaced by `-`; `member` if nothing is left."""
+    """Returns a default name for a member of the cluster that runs at this host. It is the host's name or address, in
+    which `-` replaces each character that a name may not have; `member` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
 
 
@@ -60,8 +60,8 @@ class MemberGuard:
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of the member that calls. Raises Unauthenticated if the caller is no member,
-        CredentialsExpired if its certificate has expired."""
+        """Returns the principal of the member that calls. Raises Unauthenticated if the caller has no certificate of a
+        member, CredentialsExpired if its certificate has expired."""
         digest = hashlib.sha256(caller.certificate).digest()
         found = self._known.get(digest)
         if found is None:
@@ -85,7 +85,7 @@ class MemberGuard:
 
 
 def role_of(principal: Principal) -> str:
-    """Returns the role of a member; empty if the principal is not a member."""
+    """Returns the role of a member, one of ROLES; "" if the principal is not a member."""
     return principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
 
 
@@ -117,8 +117,8 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Returns the paths of the certificate and of the key of `role` in the members' folder. Raises InvalidConfiguration
-    if the certificate is missing."""
+    """Returns the paths of the certificate and of the key of `role` in the members' folder, and of the file of the
+    authorities. Raises InvalidConfiguration if the certificate is missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):
@@ -129,8 +129,8 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
 
 
 def read_own_member_name(settings: MembersSection, role: str) -> str:
-    """Returns the NAME in the certificate of this process. Raises InvalidConfiguration if the certificate is for
-    another role or another cluster."""
+    """Returns the NAME in the certificate of `role` on this machine. Raises InvalidConfiguration if the certificate
+    cannot be read, or is for another role or another cluster."""
     path = tls_files(settings, role).certificate
     try:
         with open(path, "rb") as file:

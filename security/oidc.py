@@ -1,12 +1,13 @@
 """Tokens of OpenID Connect: verified with the public keys that their issuer publishes.
 
-The issuer of a token (`iss`) is one of the settings', exactly; its discovery document names the address of its keys.
-Keys are used for DROP_S at most and fetched again after REFRESH_S; a token with an unknown `kid` fetches them too, at
-most every UNKNOWN_KID_S. Fetches run in a worker of the issuer's own, so the loop waits for none. While an issuer does
-not answer, its keys go on until DROP_S; without keys its callers get Unavailable, at once for RETRY_S after a failure.
+The issuer of a token (`iss`) must be exactly one of those in the settings; its discovery document names the address of
+its keys. Keys are fetched again after REFRESH_S; a token with an unknown `kid` fetches them too, at most every
+UNKNOWN_KID_S. Each issuer has a worker that fetches, so that the event loop never waits. If an issuer does not answer,
+its keys stay in use until they are DROP_S old. Without keys its callers get Unavailable, and for RETRY_S after a
+failure they get it at once.
 
-Required are `iss`, `sub`, `aud`, `iat` and `exp`. Pulsar asks for `nbf` too, which several issuers do not give; it is
-compared where it is given. Headers of a token choose a key of the issuer by `kid`, and nothing else.
+A token must have `iss`, `sub`, `aud`, `iat` and `exp`. Pulsar requires `nbf` too, which several issuers do not set; it
+is compared where it is set. Of the headers of a token only `kid` is used, to choose a key of the issuer.
 
 Also in this file, below its heading: JSON Web Key Sets (jwks).
 """
@@ -48,7 +49,8 @@ _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
 
 
 class IssuerPublicKey(NamedTuple):
-    """A public key of an issuer of tokens, by which the signatures of its tokens are verified."""
+    """A public key of an issuer of tokens, with which the signatures of its tokens are verified. `kid`: its id, "" if
+    it has none; `algorithms`: those for which it may be used."""
 
     kid: str
     algorithms: tuple[str, ...]
@@ -131,13 +133,13 @@ class OidcProvider:
         self._version = 0
 
     def is_issuer_known(self, token: str) -> bool:
-        """Returns whether the token, which is not verified yet, names one of the configured issuers. Raises
+        """Returns whether the token names one of the configured issuers. The token is not verified. Raises
         Unauthenticated if the text is not a token."""
         return self._issuer_of(decode_unverified_token(token)[1].get("iss")) is not None
 
     async def verify_principal(self, token: str) -> Principal:
-        """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid, Unavailable if
-        the issuer's keys are not known and the issuer does not answer."""
+        """Verifies a token and returns its principal. May wait for the issuer's keys. Raises Unauthenticated if the
+        token is not valid, Unavailable if the issuer's keys are not known and the issuer does not answer."""
         version = sum(each.version for each in self._issuers.values())
         if version != self._version:
             self._version = version

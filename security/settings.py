@@ -13,19 +13,20 @@
     [broker]
     token = "broker.token"
 
-A section is a class here and a field of one of its settings: the table of docs/settings.md is made from them. Each of
-[token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller brings
-decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls] brokers
-show each other their certificate of [tls]. With [members] the metadata service takes members alone, and brokers and
-bookies have keys among each other. A file that only `magnetar metadata` and `magnetar bookie` read needs no other
-section. An unknown name, and a value of a wrong type, is InvalidConfiguration.
+Each section is a class of this module, and each setting is a field of its class; the table of docs/settings.md is made
+from them. The sections [token], [oidc], [basic] and [certificate] are the ways in which callers authenticate, and a
+broker needs at least one. The kind of a caller's credentials decides which section applies; a token whose `iss` is one
+of the issuers belongs to [oidc]. With `ca` of [tls], brokers present their certificate of [tls] to each other. With
+[members], the metadata service admits only members, and the connections between brokers and bookies are encrypted with
+keys. A file that only `magnetar metadata` and `magnetar bookie` read needs no other section than [members]. An unknown
+name, or a value of a wrong type, raises InvalidConfiguration.
 
-Secrets: read from files and the environment, and never shown.
+Secrets (`Secret`, `read_secret`) are read from files and the environment, and never shown.
 
-A file with a secret is readable for its owner alone, who is the reader or root: with wider modes it is refused, as ssh
-does. The error has the command that mends it.
+A file with a secret may be readable only by its owner, who must be the user of this process or root; otherwise it is
+refused, as by ssh. The error text contains the command that corrects the mode.
 
-Also in this file, below its heading: a value that is made of a secret's source, and made anew when its file changes
+Also in this file, below its heading: a value that is made from a secret's source, and made again when its file changes
 (watched).
 """
 
@@ -54,7 +55,7 @@ NAME_MAX = 80
 
 
 class Secret:
-    """Secret bytes, such as a key or a password, that no repr, error or log line shows."""
+    """Secret bytes, such as a key or a password, that no repr, error or log line shows. Cannot be pickled."""
 
     __slots__ = ("_value",)
 
@@ -112,7 +113,8 @@ def describe_secret_source(source: str) -> str:
 
 def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
     """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if other users may read
-    it; the error text contains the command that corrects this."""
+    it (the error text contains the command that corrects this), or if it belongs to another user than this one or root.
+    Also raises it if the file cannot be read, is empty, or has more than `bytes_max` bytes."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -147,7 +149,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 class WatchedValue(Generic[T]):
     """A value that the function `load` makes from the content of `source` (a source as for `read_secret`), and makes
-    again when the content changes. `version` is incremented with each new value."""
+    again when the content changes. `version` is incremented with each new value. The constructor calls `load`, and
+    raises its error."""
 
     def __init__(self, source: str, load: Callable[[], T], clock: Clock) -> None:
         self.version = 0
@@ -160,7 +163,7 @@ class WatchedValue(Generic[T]):
 
     def load_current(self) -> T:
         """Returns the current value. If CHECK_S seconds have passed since the last check, first checks whether the
-        source has changed, and loads the new value. If it cannot be loaded, the old value stays."""
+        source has changed, and loads the new value. If it cannot be loaded, logs the error, and the old value stays."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + CHECK_S
@@ -274,7 +277,8 @@ class BrokerSection:
 
 @dataclass(frozen=True, slots=True)
 class MembersSection:
-    """The settings for the certificates of the cluster's processes, which the metadata service verifies."""
+    """The settings for the certificates with which the processes of the cluster identify each other; the metadata
+    service verifies them."""
 
     folder: str = ""  # has ROLE.pem and ROLE-key.pem of the processes of this machine
     ca: str = ""  # who signs the members' certificates
@@ -314,7 +318,8 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """The sections of the security file. A section is None if the file does not have it."""
+    """The sections of the security file. A section that the file does not have is None, or has its defaults if all its
+    settings are optional."""
 
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None
@@ -335,6 +340,7 @@ class SecuritySettings:
 
     @property
     def tls_files(self) -> TlsFiles | None:
+        """Returns the files for TLS of the listeners; None if the file has no section [tls]."""
         if self.tls is None:
             return None
         return TlsFiles(
@@ -343,9 +349,8 @@ class SecuritySettings:
 
     @classmethod
     def load(cls, path: str) -> SecuritySettings:
-        """Returns the settings in the file. Raises InvalidConfiguration if the file cannot be read, or a setting is
-        unknown or wrong.
-        """
+        """Returns the settings in the file at `path`. Raises InvalidConfiguration if the file cannot be read, if a
+        setting is unknown or wrong, or if settings contradict each other."""
         try:
             with open(path, "rb") as file:
                 text = file.read(SETTINGS_BYTES_MAX).decode()

@@ -1,4 +1,4 @@
-"""JSON Web Tokens: who a caller is, as Pulsar's token provider decides it.
+"""JSON Web Tokens: verifies them, and finds the role of a caller by the rules of Pulsar's token provider.
 
 A key verifies with its own algorithms only: a public key never as an HMAC secret, and "none" never. Headers that name
 keys or addresses (jku, x5u, jwk) are not followed. Time claims are compared with the server's wall clock, which
@@ -53,6 +53,7 @@ class PrincipalCache:
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
     def find(self, digest: bytes, now: float) -> Principal | None:
+        """Returns the principal with this digest; None if it is not in the cache, or has expired."""
         principal, until = self._known.get(digest, (None, 0.0))
         if principal is None or (until and now >= until):
             return None
@@ -60,11 +61,13 @@ class PrincipalCache:
         return principal
 
     def add(self, digest: bytes, principal: Principal, until: float) -> None:
+        """Adds a principal, which `find` returns before the time `until`; 0: always."""
         self._known[digest] = principal, until
         if len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)
 
     def clear(self) -> None:
+        """Removes all principals."""
         self._known.clear()
 
 
@@ -92,7 +95,7 @@ class TokenProvider:
     changes, drops all cached results."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
-        """Creates the verifier. Raises InvalidConfiguration like TokenVerifier."""
+        """Creates the provider. Raises InvalidConfiguration like TokenVerifier."""
         source = settings.secret_key or settings.public_key
         self._verifier = WatchedValue(source, lambda: TokenVerifier(settings, clock), clock)
         self._version = 0
@@ -122,7 +125,8 @@ class TokenProvider:
 class TokenVerifier:
     """Verifies tokens with one secret key, or with the public keys of a file; the signature must match one of them.
 
-    Raises InvalidConfiguration if a key cannot be read, is weak, or is of the wrong kind.
+    The constructor raises InvalidConfiguration if a key cannot be read, is weak, or is of the wrong kind. `proofs`: a
+    digest of each key, which principals have as their `proof`.
     """
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
@@ -157,8 +161,9 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """The rules for the claims of a token. The token must be for one of `audiences`; if `audiences` is empty, any
-    audience is accepted, as in Pulsar."""
+    """The rules for the claims of a token: which claim contains the role, which claims are required, and how many
+    seconds clocks may differ. The token must be for one of `audiences`; if `audiences` is empty, any audience is
+    accepted, as in Pulsar."""
 
     role_claim: str = "sub"
     audience_claim: str = "aud"
@@ -168,8 +173,8 @@ class ClaimRules:
 
 
 def verify_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
-    """Verifies the signature of a token and returns its claims. Raises Unauthenticated if the token is malformed, or
-    was not signed by the key with one of the algorithms."""
+    """Verifies the signature of a token and returns its claims. Raises Unauthenticated if the token is malformed or too
+    long, or was not signed by the key with one of the algorithms. Does not check the claims: `principal_of` does."""
     jwt = _sized(token)
     options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
     try:
@@ -288,8 +293,8 @@ def format_unverified_token(token: str) -> str:
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
     """Creates a signed token for the role `subject` and returns it. The token has an id (jti), by which it can be
-    revoked. If `lifetime_s` is None, the token does not expire. `key`: a shared secret, or a private key in PEM. Raises
-    InvalidConfiguration if the key does not fit the algorithm."""
+    revoked. It expires `lifetime_s` seconds after `now_ms` (ms since the epoch); None: never. `key`: a shared secret,
+    or a private key in PEM. Raises InvalidConfiguration if the key does not fit the algorithm."""
     claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000, "jti": os.urandom(12).hex()}
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)
@@ -310,6 +315,7 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
 
 
 def format_time(ms: int) -> str:
+    """Returns a time in ms since the epoch as text, such as "2025-10-09 08:53:20 UTC"; as "N ms" if it is no date."""
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -392,8 +398,9 @@ HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/s
 
 
 class RevocationList:
-    """The list of revoked token ids and roles, in a file that is read again when it changes. Raises
-    InvalidConfiguration if the file cannot be read, or if a line is neither an id nor a role."""
+    """The list of revoked token ids and roles, in a file that is read again when it changes. The constructor raises
+    InvalidConfiguration if the file cannot be read, or if a line is neither an id nor a role. If a changed file cannot
+    be used, the list before stays."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._listed = WatchedValue(path, lambda: read_revocations(path), clock)
@@ -424,8 +431,8 @@ def read_revocations(path: str) -> frozenset[str]:
 
 
 def read_token_id(token: str) -> str:
-    """Returns the id (`jti`) of a token without verifying the token's signature. Raises Unauthenticated if the text is
-    not a token, InvalidRequest if the token has no id."""
+    """Returns the id (`jti`) of a token, whose signature is not verified. Raises Unauthenticated if the text is not a
+    token, InvalidRequest if the token has no id."""
     found = decode_unverified_token(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")
@@ -433,8 +440,9 @@ def read_token_id(token: str) -> str:
 
 
 def add_revocation(path: str, what: str) -> None:
-    """Adds `what`, a token id or a role, to the file of revoked tokens. Raises InvalidRequest if `what` is neither,
-    InvalidConfiguration if the file cannot be used."""
+    """Adds `what`, a token id or a role, to the file of revoked tokens, which is created if it is missing. The file is
+    synced when this function returns. Does nothing if `what` is in the file already. Raises InvalidRequest if `what` is
+    neither, InvalidConfiguration if the file cannot be used."""
     if not is_valid_role(what) or what != what.strip() or what.startswith("#"):
         raise InvalidRequest(
             "neither the id nor the role of a token: printable text on one line, without # at its start"

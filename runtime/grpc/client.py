@@ -4,7 +4,7 @@ A channel has one connection, which is made at its first call, and again after i
 attempt to connect; a call that begins after a failed attempt makes another attempt. A call is sent only after the
 server's settings have arrived: so an error before that is definite, because nothing was sent.
 
-Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/stream.py`.
+Streams and the translation of errors are in `runtime/grpc/stream.py`.
 """
 
 from __future__ import annotations
@@ -340,8 +340,9 @@ _Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
 class GrpcChannel:
-    """A client's channel to one gRPC server: makes its connection when it is needed. Belongs to the event loop in which
-    it is first used."""
+    """A client's channel to one gRPC server (`runtime.network.Channel`). Makes its connection at the first call, and
+    again after it broke. Belongs to the event loop in which it is first used. The constructor raises
+    InvalidConfiguration if a TLS file cannot be used, or if credentials would leave this machine without encryption."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
         check_credentials_encrypted(endpoint, access)
@@ -549,7 +550,7 @@ class GrpcChannel:
         return self._opened() is not None
 
     async def close(self) -> None:
-        """Closes the channel. Calls in progress fail with ConnectionLost."""
+        """Closes the channel and its connections. Calls in progress and later calls fail with ConnectionLost."""
         self._closed = True
         gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         for stream in list(self._unopened):
@@ -566,6 +567,8 @@ class GrpcChannel:
 
 
 def connect(endpoint: Endpoint, access: CallerAccess = NOTHING) -> GrpcChannel:
+    """Returns a channel to `endpoint`, which connects at its first call. Raises InvalidConfiguration like
+    `GrpcChannel`."""
     return GrpcChannel(endpoint, access)
 
 

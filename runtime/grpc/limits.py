@@ -2,8 +2,8 @@
 (`OpenStreams`); the authentication of callers (`CallerAuthenticator`); and the TLS of listeners and channels.
 
 The listener limits the number of connections, and the windows of a connection limit its memory (runtime/tcp/http2.py).
-`OpenStreams` limits the streams of an address, and checks all streams periodically, so that a message causes no work.
-It counts checks and not seconds, so that a process that was paused does not end streams for the time of the pause.
+`OpenStreams` limits the streams of an address. It checks all streams periodically, so that a message causes no work. It
+counts checks and not seconds, so that a process that was paused does not end streams for the time of the pause.
 
 Also in this file, below its heading: TLS and credentials of gRPC (access).
 """
@@ -45,7 +45,8 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class WatchedStream(Protocol):
-    """A stream as `OpenStreams` sees it when it searches for streams that are silent, or whose caller does not read."""
+    """A stream of a listener, as `OpenStreams` checks it; `GrpcStream` implements it. `queued_bytes`: bytes that wait
+    to be sent. `sent_bytes`: bytes that were sent since the stream began."""
 
     has_read: bool  # something came
 
@@ -68,8 +69,9 @@ class _Seen:
 
 
 class OpenStreams:
-    """The open streams of one listener. Limits how many streams an address may have, and ends streams that make no
-    progress."""
+    """The open streams of one listener. Limits how many streams an address may have. Ends a stream with ConnectionLost
+    if its caller sends nothing for `first_frame_s` at its beginning, or takes none of the queued bytes for `unread_s`,
+    which is less while memory is short (`CallerLimits`)."""
 
     def __init__(self, limits: CallerLimits, answers: MemoryBudget) -> None:
         self._limits = limits
@@ -97,11 +99,13 @@ class OpenStreams:
                 del self._hosts[host]
 
     def add(self, stream: WatchedStream, peer: str) -> None:
+        """Starts to check the stream, which a caller at `peer` (HOST:PORT) has opened."""
         self._seen[stream] = _Seen(peer)
         if self._next is None:
             self._next = asyncio.get_running_loop().call_later(self._pause, self._check_streams)
 
     def remove(self, stream: WatchedStream) -> None:
+        """Stops checking the stream. Does nothing if it is not checked."""
         self._seen.pop(stream, None)
         if not self._seen and self._next is not None:
             self._next.cancel()
@@ -159,11 +163,12 @@ class CallerAuthenticator:
 
     @property
     def requires_authentication(self) -> bool:
+        """Returns whether the listener has a guard."""
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Authenticates a caller, and checks that it may call the rpc `path`. Returns the principal of the caller.
-        Raises the errors of the guard; refusals are written to the audit log."""
+        """Authenticates a caller, and checks that it may call the rpc `path`. Returns its principal; LOCAL if the
+        listener has no guard. Raises the errors of the guard (`Guard`), and writes each refusal to the audit log."""
         if self._guard is None:
             return LOCAL
         try:
@@ -179,14 +184,14 @@ class CallerAuthenticator:
         return principal
 
     def record_refusal(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
-        """Writes to the audit log that the caller was refused when it called the rpc `path`, and the text of the error.
-        """
+        """Writes to the audit log that the caller was refused when it called the rpc `path`, with the text of the
+        error."""
         self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager
     def end_when_credentials_expire(self, principal: Principal, end: End) -> Iterator[None]:
         """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
-        principal expire or are revoked."""
+        principal expire, or at most LOOK_S seconds after they were revoked."""
         key, timer = object(), self._expiry(principal, end)
         if principal.kind is PrincipalKind.CLIENT:
             self._held[key] = principal, end
@@ -250,13 +255,13 @@ PROTOCOL = "h2"
 
 
 def make_authorization_header(access: CallerAccess) -> bytes:
-    """Returns the value of the header `authorization` for a client's credentials; empty if there are none."""
+    """Returns the value of the header `authorization` for a client's credentials; b"" if there are none."""
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 
 def make_server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the TLS context of a listener. Raises InvalidConfiguration if a file cannot be read, or is no PEM file.
-    """
+    """Returns the TLS context of a listener. Raises InvalidConfiguration if a file cannot be read or is no PEM file, or
+    if the private key does not belong to the certificate."""
     _pem(tls.certificate, "CERTIFICATE")
     _pem(tls.key, "PRIVATE KEY")
     _check_pair(tls)
@@ -266,8 +271,8 @@ def make_server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 class ChannelTls:
-    """Makes the TLS context of a channel from its PEM files. Raises InvalidConfiguration if a file cannot be read, or
-    is no PEM file."""
+    """The TLS of a channel: makes its context from PEM files, and keeps the present one in `context`. The constructor
+    raises InvalidConfiguration like `make_channel_tls_context`."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -276,7 +281,7 @@ class ChannelTls:
 
     def reload(self) -> bool:
         """Reads the PEM files again if they have changed. Returns True if there is a new `context`, which later
-        connections must use."""
+        connections must use. If the new files cannot be used, logs the error, keeps the context and returns False."""
         try:
             stamps = _stamps(self._tls)
             if stamps == self._stamps:
@@ -290,7 +295,8 @@ class ChannelTls:
 
 
 def make_channel_tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the TLS context of a channel. Raises InvalidConfiguration if a file cannot be read, or is no PEM file."""
+    """Returns the TLS context of a channel. Raises InvalidConfiguration if a file cannot be read or is no PEM file, if
+    a certificate is given without its key or the reverse, or if the two do not belong together."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfiguration("a client certificate has a certificate file and a private key file: give both")
     if tls.certificate:

@@ -1,9 +1,12 @@
-"""gRPC's messages on a stream of HTTP/2: a byte that is 0 (not compressed), four of the length, and the message.
+"""gRPC's messages on an HTTP/2 stream, and the envelopes in them.
 
-A message that has arrived in full is passed on (`MessageStream`). For a longer one memory is reserved when its length
-is known, and the connection reads into that memory. A message longer than its receiver allows is refused by its length.
-The functions below split an envelope into its items (`measure_item_to_parse`), and read items with one long field
-without a copy (`LongItem`).
+A gRPC message is a byte that is 0 (not compressed), four bytes of the length, and the content. `MessageStream` joins
+received data to messages, and passes on each message that has arrived in full. For a longer message, memory is reserved
+when its length is known, and the connection reads into that memory. A message longer than its receiver allows is
+refused by its length.
+
+Also in this file, below its heading: the items of an envelope (envelope). `measure_item_to_parse` splits an envelope
+into its items, and `LongItem` reads an item with one long field without a copy.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
 
 class MessageStream(Http2Stream):
     """The receiving side of a gRPC stream: joins the data that arrives to messages of at most `in_bytes_max` bytes. A
-    subclass handles each message that has arrived or is refused."""
+    subclass overrides `on_message` and `on_message_refused`."""
 
     __slots__ = (
         "_arrivals", "_cost", "_early", "_ended_early", "_filled", "_has_waiting", "_message", "_place", "_prefix",
@@ -40,7 +43,7 @@ class MessageStream(Http2Stream):
     )  # fmt: skip
 
     def __init__(self, in_bytes_max: int, arrivals: ArrivingMessagesMemory | None = None) -> None:
-        """Creates a stream. `arrivals` bounds the memory of long messages; None: nothing does."""
+        """Creates a stream. `arrivals` limits the memory of long messages; None: there is no limit."""
         super().__init__()
         self._arrivals = arrivals
         self._early: bytearray | None = None  # what came of a long message that has no place yet, and after it …
@@ -55,8 +58,8 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
-        """Called with the bytes of a complete message. `cost` is how much of the receive window the message used; the
-        service must later pass it to `on_service_read`."""
+        """Called with the bytes of a complete message. `cost` is the number of bytes of the receive window that the
+        message used; the service must later pass it to `on_service_read`."""
         raise NotImplementedError
 
     def on_message_refused(self, size: int) -> None:
@@ -66,7 +69,7 @@ class MessageStream(Http2Stream):
 
     @property
     def has_partial_message(self) -> bool:
-        """Returns True if a part of a message has arrived, and the rest has not."""
+        """Returns whether a message has arrived only in part."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def on_data(self, data: memoryview) -> int:
@@ -126,7 +129,8 @@ class MessageStream(Http2Stream):
             self.on_memory_reserved()
 
     def on_memory_reserved(self) -> None:
-        """Called when memory is reserved for the long message that had to wait. Continues to receive this message."""
+        """Called when memory is reserved for a long message that had to wait for it. Copies the received part of the
+        message into this memory, and continues to receive."""
         early = self._early
         assert early is not None, "it waits"
         self._make_place(self._size)
@@ -151,7 +155,8 @@ class MessageStream(Http2Stream):
         raise NotImplementedError
 
     def discard_message(self) -> None:
-        """Drops the message that has arrived only in part, because the stream has ended or is no longer read."""
+        """Drops the message that has arrived only in part, and releases its memory. Called when the stream has ended or
+        is no longer read."""
         self._early = None
         if self._arrivals is not None:
             self._arrivals.discard(self)
@@ -178,7 +183,7 @@ class MessageStream(Http2Stream):
 
     def on_service_read(self, cost: int) -> None:
         """Called when the service has read all messages that arrived. `cost` is the sum of their costs: the other end
-        may now send as many bytes more."""
+        may now send that many bytes more."""
         self._has_waiting = False
         if self._arrivals is not None:
             self._arrivals.on_messages_read(self)
@@ -233,8 +238,8 @@ def find_bytes_field_tags(envelope: type[Any]) -> frozenset[int]:
 
 
 def find_field_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Returns (begin, end) of the content of the bytes field whose tag is at `offset`. The end exceeds the length of
-    `data` if the field is cut off."""
+    """Returns (begin, end) of the content of the bytes field whose tag is at `offset`. `end` is exclusive, and exceeds
+    the length of `data` if the field is cut off."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]
@@ -261,8 +266,8 @@ def measure_item_to_parse(data: bytes | bytearray, offset: int, copied: frozense
     WrongProtocol if there is no item at `offset`, MessageTooLarge if protobuf would have to parse more than
     PARSED_AT_ONCE bytes.
 
-    Reads only lengths, because most of the traffic are entries of some hundred KiB, and reading their bytes would cost
-    more than all other work here. `copied` is None at a client: then the item is not checked, and the number is 0.
+    Reads only lengths, because most items are entries of some hundred KiB, and reading their bytes would cost more than
+    all other work here. `copied` is None at a client: then the item is not checked, and the number is 0.
     """
     if data[offset] != _TAG:
         raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")
@@ -320,8 +325,8 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
 # ---------------------------------------------------------------------------------- long items
 class LongItem:
     """An item of a stream that consists of an `id` and one long bytes field of a oneof. It has the attributes of the
-    protobuf message, but the field is a view of the envelope's bytes. `to_protobuf_message` returns a real message,
-    which does not keep the envelope in memory."""
+    protobuf message, but the value of the field is a view of the envelope's bytes, so it keeps the envelope in memory.
+    """
 
     __slots__ = ("_field", "_item", "_value", "_view", "id")
 
@@ -331,6 +336,7 @@ class LongItem:
         self._field, self._value = field, value
 
     def WhichOneof(self, _group: str) -> str:
+        """Returns the name of the bytes field, as the method of the protobuf message does."""
         return self._field
 
     def __getattr__(self, name: str) -> memoryview:
@@ -339,12 +345,13 @@ class LongItem:
         raise AttributeError(name)
 
     def to_protobuf_message(self) -> Any:
+        """Returns the item as a protobuf message that does not keep the envelope in memory. Copies its bytes."""
         return self._item.FromString(bytes(self._view))
 
 
 def find_long_item_fields(envelope: type[Any]) -> dict[int, str]:
-    """Returns the names of the fields that a `LongItem` may have, by their tags: the bytes fields of a oneof beside a
-    number `id`."""
+    """Returns the names of the fields that a `LongItem` may have, by their tags: the bytes fields of the oneof. Returns
+    {} if an item has other fields outside of the oneof than `id`."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     if [field.name for field in fields if field.containing_oneof is None] != ["id"]:
         return {}
@@ -352,8 +359,9 @@ def find_long_item_fields(envelope: type[Any]) -> dict[int, str]:
 
 
 def split_long_items(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
-    """Splits off the long items at the beginning of `data`. Returns them, and the offset of the remaining bytes, which
-    protobuf must parse."""
+    """Splits off the long items at the beginning of `data`. Returns them ([] if the first item is not long), and the
+    offset of the remaining bytes, which protobuf must parse. `fields` is the result of `find_long_item_fields`; `item`
+    is the class of an item."""
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:

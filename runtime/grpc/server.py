@@ -3,10 +3,10 @@
     connection ──HEADERS──▶ `_ServerConnection.on_stream_opened` ──▶ `_UnaryCall` or `_ServerStream` ──▶ a task: handler
 
 Each call has one task. The caller is authenticated before anything of the request is read. A handler is not cancelled
-when its caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary
-call's handler runs to its end, because a change that it has begun must not stay half done: a topic that was being
-unloaded would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still
-arrives.
+when its caller disconnects. A stream's handler gets ConnectionLost from its stream and ends by itself. A unary call's
+handler runs to its end, because a change that it has begun must not stay half done. For example, a topic that is half
+unloaded would keep its consumers and send them nothing. An error of a handler ends the call; items that were sent
+before still arrive.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class RunningGrpcServer:
-    """A gRPC server that is listening."""
+    """A gRPC server that is listening (`runtime.network.RunningServer`). The function `serve` creates it."""
 
     def __init__(self, listener: _Listener, server: TcpListening, endpoint: Endpoint) -> None:
         self._listener = listener
@@ -87,8 +87,9 @@ class RunningGrpcServer:
         return self._endpoint
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stops accepting calls. Running calls may continue for `grace_s` seconds, and are then ended. Returns when all
-        handlers have returned."""
+        """Stops accepting calls. Running calls may continue for `grace_s` seconds; then their connections are closed,
+        and handlers that still run after HANDLERS_TIMEOUT_S are cancelled. Returns when all handlers have ended. A
+        second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -109,8 +110,9 @@ class RunningGrpcServer:
 async def serve(
     endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock
 ) -> RunningGrpcServer:
-    """Starts a gRPC server at `endpoint` (port 0: a free port). Raises Busy if the port is taken, InvalidConfiguration
-    if the TLS files cannot be used."""
+    """Starts a gRPC server at `endpoint` (port 0: a free port), and returns it. Each of `services` is (name of a
+    service in proto/wire.proto, its handler). Raises Busy if the port is taken, InvalidConfiguration if the TLS files
+    cannot be used."""
     listener = _Listener(services, access, clock)
     tls = make_server_tls_context(access.tls) if access.tls is not None else None
     server = await listen(endpoint, lambda: _ServerConnection(listener), tls, access.limits)

@@ -1,19 +1,19 @@
 """An end of a gRPC stream of items, the same for client and server. It has no task of its own.
 
-Out: `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to COALESCE_BYTES,
-leave as one envelope `{repeated X items = 1}`, built by hand (tag, length, item); nothing waits for more. Long pieces
-(APART_BYTES) are given to the transport as they are, not joined. What the windows of the other end, or the transport,
-do not take stays queued until they do.
-An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two slices: an item
-may have two bytes, and a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes
-besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
-In: the connection hands envelopes on as they come (`on_message`); `receive` parses and returns all items that have
-arrived. What it took is credited to the other end's window, so a stream that is not read holds STREAM_WINDOW at most.
-The credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before they are worked on: the other end sends the
-next ones meanwhile. A cancelled `receive` loses nothing.
+**Out.** `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to
+COALESCE_BYTES, leave as one envelope `{repeated X items = 1}`. The envelope is built by hand (tag, length, item), and
+no item waits for further ones. Long pieces (APART_BYTES) are given to the transport as they are, not joined. Bytes that
+the windows of the other end or the transport do not accept stay queued until they do.
+**In.** The connection passes each envelope to `on_message`; `receive` parses and returns all items that have arrived.
+The bytes that it returned are credited to the other end's window, so a stream that is not read stores at most
+STREAM_WINDOW. Credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before the items are parsed, so that the
+other end sends the next ones meanwhile. A cancelled `receive` loses nothing.
+**Slices.** An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two
+slices, because a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes besides
+entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
 
-Bounds: STREAM_QUEUE_BYTES out (`send` waits; `send_nowait` is for callers that have a bound of their own), a window and
-one envelope in.
+Bounds: STREAM_QUEUE_BYTES out (`send` waits; callers of `send_nowait` must have a bound of their own), a window and one
+envelope in.
 
 The two ends differ in how a stream begins and ends: `runtime/grpc/server.py`, `runtime/grpc/client.py`.
 
@@ -85,8 +85,8 @@ CROWDED_BYTES = 64 << 10
 
 
 class GrpcStream(MessageStream):
-    """One end of a gRPC stream of items. The object exists before the stream is opened on a connection, and after the
-    stream has ended."""
+    """One end of a gRPC stream of items; implements `runtime.network.Stream`. The object exists before the stream is
+    opened on a connection, and after the stream has ended."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class GrpcStream(MessageStream):
         *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
         copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
-        """Creates a stream that is not open yet. `memory` counts the queued bytes, and those that `receive` returned
-        last.
-        """
+        """Creates a stream that is not open yet. `envelope`: the class of the messages that arrive. `in_bytes_max`,
+        `out_bytes_max`: the largest envelope in each direction. `memory` counts the queued bytes, and those that
+        `receive` returned last."""
         super().__init__(in_bytes_max, memory.arrivals if memory is not None else None)
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
@@ -132,8 +132,8 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ out
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
-        """Adds an item, or the encoded bytes of an item, to the queue of this stream. Never waits. Raises an error if
-        the stream is broken."""
+        """Adds an item, or the encoded bytes of an item, to the queue of this stream. Never waits. If the stream is
+        broken, raises the error with which it broke."""
         if self._broken is not None:
             raise copy_error(self._broken)
         if isinstance(item, tuple):
@@ -169,7 +169,8 @@ class GrpcStream(MessageStream):
             raise copy_error(self._broken)
 
     async def finish(self) -> None:
-        """Waits until all queued items were passed to the connection, or the stream is broken."""
+        """Waits until all queued items were passed to the connection, or the stream is broken. Does not raise for a
+        broken stream."""
         while self.queued_bytes and self._broken is None:
             await self._wait_change()
 
@@ -201,11 +202,12 @@ class GrpcStream(MessageStream):
             self.on_output_drained()
 
     def answer(self) -> None:
-        """At a server: sends the headers of the answer. Called once, before the first item."""
+        """At a server: sends the headers of the answer. Called once, before the first item. A client does not implement
+        it."""
         raise NotImplementedError
 
     def on_output_drained(self) -> None:
-        """Called when the stream is closing and all queued items were sent."""
+        """Called when the stream is closing and all queued items were sent. The server's stream overrides it."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
         """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message).
@@ -353,8 +355,8 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def fail_sending(self, error: MagnetarError) -> None:
-        """Ends the sending direction: queued items are dropped, and senders get `error`. Items that have arrived can
-        still be received."""
+        """Ends the sending direction: drops the queued items, and makes senders raise `error`. Items that have arrived
+        can still be received. Does nothing if the direction has ended before."""
         if self._broken is not None:
             return
         self._broken = error
@@ -367,12 +369,14 @@ class GrpcStream(MessageStream):
         self._wake_waiting()
 
     def end_receiving(self, how: EndOfStream | MagnetarError) -> None:
-        """Ends receiving: `receive` returns the items that have arrived, and then raises `how`."""
+        """Ends the receiving direction: `receive` returns the items that have arrived, and then raises `how`. If the
+        direction has ended before, the earlier reason stays."""
         self._end = self._end or how
         self._wake_waiting()
 
     def terminate_with_error(self, error: MagnetarError) -> None:
-        """Ends both directions of the stream at once with `error`. Items that were not received yet are dropped."""
+        """Ends both directions of the stream at once with `error`, also at the other end. Items that were not received
+        yet are dropped."""
         self.fail_sending(error)
         self._forget_received()
         self._end = error
@@ -380,7 +384,8 @@ class GrpcStream(MessageStream):
         self.cut(error)
 
     def cut(self, error: MagnetarError) -> None:
-        """Ends the stream with `error`. If the stream was opened, resets it at the other end too."""
+        """Resets the stream at the other end if it was opened; a server sends `error` with it. Called by
+        `terminate_with_error`."""
         raise NotImplementedError
 
     def _forget_received(self) -> None:
@@ -401,6 +406,7 @@ class GrpcStream(MessageStream):
 
     @property
     def is_broken(self) -> bool:
+        """Returns whether nothing more can be sent, because the stream has ended or failed."""
         return self._broken is not None
 
     async def _wait_change(self) -> None:
@@ -474,16 +480,17 @@ class Status(IntEnum):
 
 
 def copy_error(error: MagnetarError) -> MagnetarError:
-    """Returns a copy of the error that can be raised again. (An exception object collects the traceback of each place
-    that raises it.)"""
+    """Returns a copy of the error that can be raised again: an exception object collects the traceback of each place
+    that raises it."""
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
     return copy
 
 
 def make_error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
-    """Returns the MagnetarError for a call that ended with `status`, by the table at the head of this module. `trailer`
-    is the value of the trailer `magnetar-error-bin`; empty if the answer has none."""
+    """Returns the MagnetarError for a call that ended with `status`, by the table above in this file. `trailer` is the
+    value of the trailer `magnetar-error-bin`; b"" if the answer has none. With a trailer, returns the error in it, or
+    WrongProtocol if it cannot be decoded."""
     if trailer:
         try:
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))
@@ -504,12 +511,13 @@ def make_error_for_status(status: int, details: str, trailer: bytes, endpoint: E
 
 
 def get_grpc_status_name(number: int) -> str:
+    """Returns the name of a gRPC status, such as "UNAVAILABLE"; "status N" if the number is not known."""
     return Status(number).name if number in Status._value2member_map_ else f"status {number}"
 
 
 def make_error_trailers(error: BaseException) -> list[Header]:
-    """Returns the trailers with which the server ends a failed call. An error that is not a MagnetarError is logged,
-    because it is a bug."""
+    """Returns the trailers with which the server ends a failed call: the status, its text, and the whole error. An
+    error that is not a MagnetarError is logged, because it is a bug, and becomes InternalError."""
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)
@@ -518,6 +526,8 @@ def make_error_trailers(error: BaseException) -> list[Header]:
 
 
 def make_status_trailers(status: Status, details: str = "") -> list[Header]:
+    """Returns the trailers `grpc-status` and, unless `details` is empty, `grpc-message`. Cuts the text to 1,024
+    characters."""
     trailers = [(b"grpc-status", b"%d" % status)]
     if details:
         quoted = urllib.parse.quote(details[:_DETAILS_MAX], safe=_UNESCAPED)

@@ -5,9 +5,9 @@ sockets as in `runtime/peer/sockets.py`.
 
 **Coalescing.** A request is queued and the flush is scheduled with `call_soon`: all requests of one turn of the loop
 leave as one multipart, closed at COALESCE_BYTES. The server passes all requests that have arrived to the service at
-once, and answers in the same way, per connection. Neither waits for more.
+once, and sends the answers in the same way, per connection. Neither end waits for further requests.
 
-**Deadlines**: `runtime/peer/inside.py`.
+**Deadlines.** `RequestsInFlight` in `runtime/peer/inside.py`.
 
 **Broken connections.** The socket's monitor reports every disconnect and refused connection. All requests in flight or
 in the queue then fail at once with ConnectionLost; replies that have arrived are delivered first. A socket whose
@@ -21,11 +21,10 @@ ZeroMQ: WrongProtocol, and nothing was sent.
 refuses our key is Unauthorized at once; so is one that speaks in clear where we have a key, or the other way. A server
 with another key than the expected one breaks the handshake: ConnectionLost after HANDSHAKES_MAX times.
 
-**Bounds.** A message part: MESSAGE_BYTES_MAX. A multipart: `MULTIPART_BYTES_MAX`; ZeroMQ gathers all parts
-of one before it hands over the first, so only who is admitted may be listened to. The queue: QUEUE_BYTES_MAX; above it
-the future fails with BackPressure (definite: nothing was sent), and a server drops the answers of a connection that
-does not take them.
-`statistics()` has the counters.
+**Bounds.** A message part has at most MESSAGE_BYTES_MAX, a multipart `MULTIPART_BYTES_MAX`. ZeroMQ gathers all parts of
+a multipart before it passes on the first, so a server receives only from admitted clients. The queue has
+QUEUE_BYTES_MAX; above it the future fails with BackPressure (definite: nothing was sent), and a server drops the
+answers of a connection that does not take them. `statistics()` has the counters.
 
 Buffers given to `request` and `reply` must not change until they have left.
 
@@ -69,8 +68,8 @@ _TIMEOUT_S = 1.0
 
 
 async def probe_security_mechanism(endpoint: Endpoint) -> str:
-    """Returns the security mechanism of the ZeroMQ server at `endpoint`: "NULL" if it has no keys, "CURVE" if it has;
-    empty if it sends no greeting in time."""
+    """Returns the security mechanism of the ZeroMQ server at `endpoint`: "NULL" if it has no keys, "CURVE" if it has.
+    Returns "" if it cannot be reached, or sends no greeting within a second."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -100,8 +99,8 @@ _MONITOR = struct.Struct("=Hi")
 
 
 class ZmqPeer:
-    """The client end of a connection to a peer, over ZeroMQ. Connects at its first request. Must be used in one event
-    loop only."""
+    """The client end of a connection to a peer, over ZeroMQ; implements `runtime.network.Peer`. Connects at its first
+    request. Must be used in one event loop only."""
 
     def __init__(
         self, context: ZmqContext, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
@@ -194,6 +193,8 @@ class ZmqPeer:
 
     # ---------------------------------------------------------------------------------- receiving
     def receive(self, envelope: Envelope | WrongEnvelopeMagic) -> None:
+        """Called with each envelope that has arrived: passes its answers, or its refusal, to the requests that wait for
+        them."""
         if isinstance(envelope, WrongEnvelopeMagic):
             self._fail_all(WrongProtocol(f"{self._endpoint} does not speak Magnetar's peer protocol: {envelope}"))
             return
@@ -223,22 +224,25 @@ class ZmqPeer:
 
     # ---------------------------------------------------------------------------------- failing
     def on_connected(self) -> None:
+        """Called when the handshake with the server has succeeded. Sends the queued requests."""
         self._handshakes_failed = 0
         self.flush()
 
     def on_disconnected(self, reason: str) -> None:
+        """Called when no connection can be made, or it is lost. Fails all requests with ConnectionLost."""
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
     def on_link_broken(self, how: str = "it broke") -> None:
-        """Called when the connection is lost. Closes the socket and fails all requests; the next request makes a new
-        connection."""
+        """Called when the connection is lost or was refused, and its socket is closed. Fails all requests with
+        ConnectionLost; the next request makes a new connection."""
         self._forget_link()
         self.on_disconnected(how)
 
     def on_handshake_failed(self, *, certain: bool) -> None:
-        """Called when a handshake with the server has failed, before anything was sent. Tries again, up to
-        HANDSHAKES_MAX times, because a correct server may need several attempts. After the last attempt, or if
-        `certain` (the server violated ZeroMQ's protocol), finds out the reason and fails all requests."""
+        """Called when a handshake with the server has failed, before anything was sent, and the socket is closed.
+        Connects again, up to HANDSHAKES_MAX times, because a correct server may need several attempts. After the last
+        attempt, or if `certain` (the server violated ZeroMQ's protocol), finds out the reason and fails all requests.
+        """
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
@@ -258,7 +262,7 @@ class ZmqPeer:
                 self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
 
     def on_key_mismatch(self) -> None:
-        """Called when only one of the two ends has keys. Fails all requests."""
+        """Called when only one of the two ends has keys. Fails all requests with Unauthorized."""
         clear = self.access.own is None
         asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
         self.on_refused(f"{asks}, as the other processes of its cluster")

@@ -74,8 +74,8 @@ class WrongEnvelopeMagic(ValueError):
 
 @dataclass(slots=True)
 class EnvelopeItem:
-    """One request or reply in an envelope. In a decoded item, `frames` contains None for each part that was not
-    received yet."""
+    """One request or reply in an envelope: its id, its head and its frames. In a decoded item, `frames` contains None
+    for each part that was not received yet."""
 
     id: int
     head: bytes
@@ -84,7 +84,8 @@ class EnvelopeItem:
 
 @dataclass(slots=True)
 class Envelope:
-    """The decoded header of a message between peers, with its requests or replies (items)."""
+    """The decoded header of a message between peers, with its requests or replies (items). `identity`: of the server,
+    16 bytes."""
 
     kind: EnvelopeKind
     identity: bytes
@@ -98,7 +99,8 @@ class Envelope:
 def encode_envelope(
     kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]
 ) -> list[Buffer]:
-    """Returns the parts of a ZeroMQ multipart message: the header, and then the large frames, which are not copied."""
+    """Returns the parts of a ZeroMQ multipart message: the header, and then the large frames, which are not copied.
+    Each of `items` is (id, head, frames)."""
     header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
     for id_, head, frames in items:

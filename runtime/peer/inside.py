@@ -1,11 +1,11 @@
-"""Peers within one process: a broker and bookies that share an event loop ask each other without a socket.
+"""Peers within one process: a broker and bookies that share an event loop send each other requests without a socket.
 
     network = InProcessNetwork(world.network, world.clock)      `magnetar standalone`
 
-Requests and answers are handed over as they are: nothing is encoded, sent, received or copied. So neither end may ever
-change a buffer that it gave to `request` or `reply`. A server listens as well, for other processes; a request to an
-endpoint that is not of this process, to another identity, or with keys, goes through the socket. The rest of the
-contract (`runtime/network.py`) holds:
+Requests and answers are passed on as they are: nothing is encoded, sent, received or copied. So neither end may ever
+change a buffer that it gave to `request` or `reply`. A server listens at a socket as well, for other processes. A
+request goes through the socket if its endpoint is not in this process, if it names another identity, or if it has keys.
+The rest of the contract (`runtime/network.py`) holds:
 
 | | |
 |---|---|
@@ -15,14 +15,14 @@ contract (`runtime/network.py`) holds:
 | deadlines | one alarm for all requests of a peer (`RequestsInFlight`) |
 | a server that closes | requests without an answer: ConnectionLost, unknown |
 
-Measured, against ZeroMQ over loopback: benchmarks/results, `produce` and `pulsar-java-produce`.
-Guards: tests/runtime/peer/test_inside.py.
+Measured, against ZeroMQ over loopback: benchmarks/results, `produce` and `pulsar-java-produce`. Guards:
+tests/runtime/peer/test_inside.py.
 
-The requests of one peer: those that have no answer yet, each with its deadline (`RequestsInFlight`), and the queue in
-front of the connection (`SendQueue`).
+Also in this file: the requests of one peer that have no answer yet, each with its deadline (`RequestsInFlight`), and
+the queue of messages for one connection (`SendQueue`).
 
-One alarm for all: it rings at the earliest deadline, fails the requests that are due, and is set to the earliest
-deadline that is left. With equal time-outs the table is read once per time-out.
+A peer has one alarm for all its requests: it rings at the earliest deadline, fails the requests that are due, and is
+set to the earliest deadline that is left. With equal time-outs the table of requests is read once per time-out.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from .sockets import TURN_BYTES
 
 
 class FutureAnswerListener:
-    """Sets the outcome of a request as the result or the error of a future. Does nothing if the future is done already,
-    because it was cancelled."""
+    """Sets the outcome of a request as the result or the error of its `future`. Does nothing if the future is done
+    already, because it was cancelled."""
 
     __slots__ = ("future",)
 
@@ -73,8 +73,9 @@ class FutureAnswerListener:
 
 
 class RequestsInFlight:
-    """The requests to one peer that have no answer yet, with their time-outs. Must be created inside a running event
-    loop. `late` counts answers that arrived after their request had an outcome."""
+    """The requests to one peer that have no answer yet, with their time-outs. A request without an answer in time fails
+    with TimedOut. Must be created inside a running event loop. `late` counts answers that arrived after their request
+    had an outcome."""
 
     def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
         self._now = clock.monotonic
@@ -89,7 +90,7 @@ class RequestsInFlight:
         return len(self._waiting)
 
     def add(self, asker: AnswerListener, timeout_s: float) -> int:
-        """Adds a request, whose outcome `asker` gets. Returns the id of the request."""
+        """Adds a request, whose outcome `asker` gets, within `timeout_s` seconds. Returns the id of the request."""
         self._last = id_ = self._last + 1
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
@@ -98,6 +99,8 @@ class RequestsInFlight:
         return id_
 
     def answer(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        """Passes an answer to the request `id_`. If the request has an outcome already, only counts the answer as late.
+        An error that the listener raises is reported to the event loop."""
         entry = self._waiting.pop(id_, None)
         if entry is None:
             self.late += 1
@@ -108,6 +111,7 @@ class RequestsInFlight:
             self._broke(error)
 
     def fail(self, id_: int, error: MagnetarError) -> None:
+        """Fails the request `id_` with `error`. Does nothing if the request has an outcome already."""
         entry = self._waiting.pop(id_, None)
         if entry is not None:
             self._fail(entry[0], error)
@@ -129,6 +133,7 @@ class RequestsInFlight:
         self._loop.call_exception_handler({"message": text, "exception": error})
 
     def close(self) -> None:
+        """Cancels the alarm. Requests that are left do not time out any more: call `fail_all` before."""
         self._alarm.cancel()
 
     def _expire(self) -> None:
@@ -154,6 +159,7 @@ Queued = tuple[int, bytes, Sequence[Buffer]]
 
 
 def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
+    """Returns how many bytes a request or a reply counts in a queue: its content and ITEM_BYTES."""
     size = ITEM_BYTES + len(head)
     for frame in frames:
         size += len(frame)
@@ -170,6 +176,7 @@ class SendQueue:
         self.bytes = 0
 
     def add(self, size: int, item: Queued) -> None:
+        """Adds a message, which counts `size` bytes (`message_bytes`). The caller must have asked `is_full_for`."""
         self.items.append((size, item))
         self.bytes += size
 
@@ -180,8 +187,8 @@ class SendQueue:
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def peek_next_batch(self) -> tuple[int, list[Queued]]:
-        """Returns (bytes, items) for the next multipart message. The items stay in the queue until `remove_sent` is
-        called."""
+        """Returns (bytes, items) for the next multipart message: items of at most COALESCE_BYTES together, or one
+        larger item. The items stay in the queue until `remove_sent` is called."""
         size = 0
         batch: list[Queued] = []
         for item_bytes, item in self.items:
@@ -192,6 +199,7 @@ class SendQueue:
         return size, batch
 
     def remove_sent(self, size: int, count: int) -> None:
+        """Removes the first `count` messages, which count `size` bytes together."""
         self.bytes -= size
         if count == len(self.items):
             self.items.clear()
@@ -200,14 +208,15 @@ class SendQueue:
                 self.items.popleft()
 
     def clear(self) -> None:
+        """Drops all messages."""
         self.items.clear()
         self.bytes = 0
 
 
 class InProcessRequest:
-    """A request (`runtime.network.Request`) between two parts of the same process. The object lives from the queue of
-    the peer until the answer. `InProcessPeer.send_request` sets its fields; `size` is the number of bytes that it takes
-    in the queue. The `AnswerListener` of a request may be a subclass of this class, which saves an object per
+    """A request (`runtime.network.Request`) between two parts of the same process. The object exists from the queue of
+    the peer until the answer. `InProcessPeer.send_request` sets its fields; `size` is the number of bytes that it
+    counts in the queue. The `AnswerListener` of a request may be a subclass of this class, which saves an object per
     request."""
 
     __slots__ = ("connection", "frames", "head", "id", "size")
@@ -227,7 +236,8 @@ class InProcessRequest:
 
 
 class InProcessServer:
-    """Receives the requests that peers in the same process send, from one peer after the other."""
+    """Receives the requests that peers in the same process send, from one peer after the other, and passes them to the
+    service once in a turn of the loop."""
 
     def __init__(self, identity: bytes, service: PeerService) -> None:
         self.identity = identity
@@ -240,7 +250,8 @@ class InProcessServer:
         self._slow = False
 
     def on_requests_queued(self, peer: InProcessPeer) -> None:
-        """Called when the queue of `peer` has requests. Schedules a turn in which they are received."""
+        """Called when the empty queue of `peer` has got a request. Schedules a turn in which its requests are received.
+        """
         self._peers.add(peer)
         self._turns[peer] = None
         if self._next is None:
@@ -266,16 +277,19 @@ class InProcessServer:
         self._service(came)
 
     def slow_down(self, slow: bool) -> None:
+        """With `slow`, receives a batch from one peer every SLOW_S; without, receives normally again."""
         self._slow = slow
         if self._next is not None:
             self._next.cancel()
             self._arm()
 
     def remove_peer(self, peer: InProcessPeer) -> None:
+        """Removes a peer that has closed: its queued requests are not received."""
         self._peers.discard(peer)
         self._turns.pop(peer, None)
 
     def close(self) -> None:
+        """Closes the server: requests that have no answer fail with ConnectionLost."""
         self.open = False
         if self._next is not None:
             self._next.cancel()
@@ -286,7 +300,8 @@ class InProcessServer:
 
 
 class InProcessPeer:
-    """The client end (`runtime.network.Peer`) of a connection to a server in the same process, without a socket."""
+    """The client end (`runtime.network.Peer`) of a connection to a server in the same process, without a socket.
+    Requests for another server go to `outside`, a peer with a socket."""
 
     def __init__(
         self, servers: dict[Endpoint, InProcessServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
@@ -309,6 +324,7 @@ class InProcessPeer:
 
     @property
     def has_queued_requests(self) -> bool:
+        """Returns whether requests wait for the server to receive them."""
         return bool(self._queue)
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
@@ -354,7 +370,7 @@ class InProcessPeer:
         return size
 
     def on_server_closed(self) -> None:
-        """Called when the server has closed. Fails all requests."""
+        """Called when the server has closed. Fails all requests with ConnectionLost."""
         self._close_with(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
 
     def _close_with(self, error: ConnectionLost) -> None:
@@ -379,8 +395,8 @@ class InProcessPeer:
 
 
 class RunningInProcessServer:
-    """A listener (`runtime.network.RunningPeerServer`) that serves peers in other processes by a socket, and peers in
-    this process without one."""
+    """A listener (`runtime.network.RunningPeerServer`) that receives from peers in other processes by a socket, and
+    from peers in this process without one."""
 
     def __init__(
         self, outside: RunningPeerServer, server: InProcessServer, servers: dict[Endpoint, InProcessServer]
@@ -403,7 +419,8 @@ class RunningInProcessServer:
 
 
 class InProcessNetwork:
-    """Wraps another `runtime.network.Network`, so that peers in the same process are reached without a socket."""
+    """Wraps another `runtime.network.Network`, so that peers in the same process are reached without a socket.
+    Everything else goes to the other network."""
 
     def __init__(self, outside: Network, clock: Clock) -> None:
         self._outside = outside

@@ -1,15 +1,16 @@
-"""The server end of peers over ZeroMQ: one ROUTER socket, every requester a route of it.
+"""The server end of peers over ZeroMQ: one ROUTER socket, with one route for each client.
 
-In each turn of the loop it receives what has arrived, refuses requests for another process (WrongIdentity) or of
-another protocol, passes all others to the service at once, and sends the answers of a turn together, per connection. A
-connection that takes nothing now is tried again every _RETRY_S. Its queue is bounded (`runtime/peer/inside.py`); an
-answer above the bound is dropped and counted, and its requester gets TimedOut, which is true.
+In each turn of the loop the server receives all messages that have arrived. It refuses requests for another process
+(WrongIdentity) or of another protocol, and passes all others to the service at once. It sends the answers of a turn
+together, per connection. A connection that accepts nothing now is tried again every _RETRY_S. The queue of each
+connection is bounded (`runtime/peer/inside.py`). An answer above the bound is dropped and counted, and its request
+times out at the client.
 
 **Back-pressure.** A turn receives about TURN_BYTES. After `slow_down(True)` it is one multipart every SLOW_S (a ROUTER
-takes from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX multiparts of each connection), then in the
-kernel's buffers, then at the requester: its high-water mark, its outbox, BackPressure. Receiving never stops: ZeroMQ
-does not read a connection whose queue is full, nor its heartbeats, and after some seconds would drop a requester that
-only waits. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
+receives from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX multiparts of each connection), then in
+the kernel's buffers, then at the client: in ZeroMQ, in its queue, and at last as BackPressure. Receiving never stops
+completely: ZeroMQ does not read a connection whose queue is full, nor its heartbeats, and after some seconds would drop
+a client that only waits. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
 
 Also in this file, below its heading: how many connections a peer server has (accepted).
 """
@@ -53,8 +54,9 @@ TOLD_EVERY_S = 10.0
 
 
 class AcceptedConnections:
-    """Counts and bounds the connections that one server's socket has accepted. `close` must be called before the socket
-    is closed."""
+    """Counts and limits the connections that one server's socket has accepted. A connection that the process has no
+    place for is shut down. `cut` counts these; `is_listening` is False once the socket has stopped listening. `close`
+    must be called before the socket is closed."""
 
     def __init__(self, socket: zmq.Socket[bytes], port: int) -> None:
         import zmq
@@ -74,6 +76,7 @@ class AcceptedConnections:
 
     @property
     def count(self) -> int:
+        """Returns how many connections are open."""
         return len(self._open)
 
     def _drain(self) -> None:
@@ -107,6 +110,7 @@ class AcceptedConnections:
             _LOG.warning("%d peers were refused: all %d connections are open", self.cut, PROCESS.connections_max)
 
     def close(self) -> None:
+        """Stops counting, and releases the places of the open connections."""
         self._loop.remove_reader(self._fd)
         self._socket.disable_monitor()
         self._monitor.close(0)
@@ -149,7 +153,7 @@ RECEIVED_MAX = 16
 
 
 class ZmqRequest:
-    """A request that a server received over ZeroMQ, with the route to its sender."""
+    """A request that a server received over ZeroMQ (`runtime.network.Request`), with the route to its sender."""
 
     __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
@@ -183,13 +187,15 @@ class ZmqRequest:
 
 
 class ZmqPeerServer:
-    """The server of peer connections over ZeroMQ (a ROUTER socket). It is created by the function `serve`."""
+    """The server of peer connections over ZeroMQ (a ROUTER socket); implements `runtime.network.RunningPeerServer`. The
+    function `serve` creates it."""
 
     def __init__(
         self, wire: WatchedZmqSocket, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerServerKeys | None = None, leave: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Creates the server. `leave` is called when it closes."""
+        """Creates the server, and starts to receive. `address`: of the bound socket, in ZeroMQ's syntax. `leave` is
+        called when the server has closed."""
         self._wire = wire
         self._access = access
         self._leave = leave
@@ -217,9 +223,12 @@ class ZmqPeerServer:
         return "" if self._access is None else self._access.own.public
 
     def find_principal(self, came: zmq.Frame) -> Principal | None:
+        """Returns the principal of the sender of a message, by the key of its connection; LOCAL without keys; None if
+        the sender is no longer a member of the cluster. `came`: a frame of the message."""
         return LOCAL if self._access is None else self._access.gate.find_principal(str(came.get("User-Id")))
 
     def statistics(self) -> dict[str, int]:
+        """Returns the counters of the server by name."""
         return {
             "requests": self.requests,
             "queued_bytes": sum(outbox.bytes for outbox in self._outboxes.values()),
@@ -232,8 +241,8 @@ class ZmqPeerServer:
         }
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Closes the server. Answers that the socket accepts at once are still sent. The port is free when this method
-        returns."""
+        """Closes the server. Answers that the socket accepts at once are still sent. Waits `grace_s` seconds, then
+        until the port is free. A second call does nothing."""
         if self._closed:
             return
         self._flush()
@@ -306,6 +315,8 @@ class ZmqPeerServer:
         return True
 
     def answer(self, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        """Queues the answer to the request `id_` of the connection `route`. Drops and counts it if the queue of the
+        connection, or all queues together, are full. Does nothing after `close`."""
         if self._closed:
             return
         outbox = self._outboxes.get(route)
@@ -366,7 +377,8 @@ class ZmqPeerServer:
 async def serve(
     context: ZmqContext, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
 ) -> ZmqPeerServer:
-    """Starts a peer server at `endpoint`, and returns it. Raises Busy if the port is taken."""
+    """Starts a peer server at `endpoint` (port 0: a free port), and returns it. `identity`: of this server, 16 bytes.
+    Without `access`, connections are not encrypted. Raises Busy if the port is taken."""
     import zmq
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"

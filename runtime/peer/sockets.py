@@ -4,11 +4,11 @@ clients by their keys (`ZapHandler`); and the network of a cluster's member, wit
 
 The descriptor of a ZeroMQ socket is *edge-triggered*: it signals once that something may have changed, and any call on
 the socket (a send as well) may consume that signal. So the rule of this module: after every drain and after every send
-the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender calls
+the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender must call
 `WatchedZmqSocket.check_for_missed_events` afterwards.
 
-`WatchedZmqSocket.receive` returns one envelope with its large frames; a malformed message is dropped to its last part
-and counted. One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing
+`WatchedZmqSocket.receive` returns one envelope with its large frames. A malformed message is dropped to its last part
+and counted. One context (one I/O thread) has all sockets of a world and ends with the last of them, so that nothing
 needs to be closed at the end of the process. `zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB
 (measured).
 """
@@ -94,11 +94,13 @@ class ZapHandler:
         return domain
 
     def remove(self, domain: str) -> bool:
-        """Removes the gate of the server with this ZAP domain. Returns True if no gate is left."""
+        """Removes the gate of the server with this ZAP domain, which `add` returned. Returns True if no gate is left.
+        """
         del self._gates[domain]
         return not self._gates
 
     def close(self) -> None:
+        """Stops answering, and cancels the questions that wait for a gate."""
         self._loop.remove_reader(self._fd)
         self._tasks.cancel()
 
@@ -202,6 +204,8 @@ class ZmqContext:
         self._admission: ZapHandler | None = None
 
     def open(self, kind: int) -> zmq.Socket[bytes]:
+        """Returns a new socket of the ZeroMQ type `kind`, with the options that all sockets of a world have. Creates
+        the context if there is none, or if it belongs to the process that forked this one."""
         import zmq
 
         if self._context is None or self._pid != os.getpid():
@@ -249,9 +253,8 @@ class ZmqContext:
         return domain
 
     def set_client_keys(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-        """Sets the keys of a client's socket before it connects, so that it accepts only the server with the key
-        `server`.
-        """
+        """Sets the keys of a client's socket before it connects, so that it accepts only the server with the public key
+        `server`; "": none."""
         import zmq
 
         socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_KEY))
@@ -268,6 +271,7 @@ class ZmqContext:
             self.close(admission.socket)
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
+        """Closes a socket at once; unsent messages are lost. Ends the context if it was the last socket."""
         socket.close(0)
         self._sockets -= 1
         if self._sockets == 0 and self._context is not None and self._pid == os.getpid():
@@ -278,7 +282,8 @@ class ZmqContext:
 
 class WatchedZmqSocket:
     """A ZeroMQ socket that an event loop watches: calls `readable` when envelopes may have arrived, and `writable` when
-    a message that could not be sent may now be accepted."""
+    a message that could not be sent may now be accepted. `dropped` counts malformed messages. `routed`: the socket is a
+    ROUTER, and each message begins with the routing id of its sender."""
 
     def __init__(self, context: ZmqContext, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
@@ -300,7 +305,7 @@ class WatchedZmqSocket:
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
         """Starts to watch the socket. `readable` must receive up to MULTIPARTS_PER_TURN envelopes, and return whether
-        more may have arrived."""
+        more may have arrived. `writable` must send messages that could not be sent before."""
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
@@ -313,12 +318,14 @@ class WatchedZmqSocket:
         self._resting = self._loop.call_later(seconds, self.wake)
 
     def wake(self) -> None:
+        """Ends a pause: receives again. Does nothing if there is none."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
             self.check_for_missed_events()
 
     def close(self) -> None:
+        """Stops watching, and closes the socket. A second call does nothing."""
         if self._resting is not None:
             self._resting.cancel()
         if self._readable is not None:
@@ -330,8 +337,9 @@ class WatchedZmqSocket:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
     def check_for_missed_events(self) -> None:
-        """Checks whether the socket is readable or writable. Must be called after a send, which may have consumed the
-        signal of the socket's descriptor."""
+        """Checks whether the socket is readable; if so, `readable` is called in the next turn of the loop. Must be
+        called after a send, which may have consumed the signal of the socket's descriptor. Does nothing during a pause.
+        """
         if self._scheduled or self._resting is not None or self._readable is None:
             return
         if self._events() & self._in:
@@ -356,8 +364,10 @@ class WatchedZmqSocket:
             self.check_for_missed_events()
 
     def receive(self) -> tuple[bytes, Envelope | WrongEnvelopeMagic] | None:
-        """Returns the next message as (routing id, envelope), or None if no message has arrived. Drops malformed
-        messages."""
+        """Returns the next message as (routing id, envelope). The routing id is b"" unless the socket is `routed`. In
+        place of an envelope of another protocol or version it returns the error. Returns None if no message has
+        arrived. Drops malformed messages; returns None after MALFORMED_AT_ONCE of them, so that other work of the loop
+        can run."""
         zmq = self._zmq
         socket = self.socket
         most = self.dropped + MALFORMED_AT_ONCE
@@ -440,8 +450,9 @@ class WatchedZmqSocket:
 
 
 class MemberNetwork:
-    """Wraps another `runtime.network.Network` for a process that is a member of the cluster: its connections use the
-    certificates of the member, and with `peers`, its peer connections use the keys of the member."""
+    """Wraps another `runtime.network.Network` for a process that is a member of the cluster. Its listeners and calls
+    use the certificates of the member, unless the caller names others; with `peers`, its peer connections use the keys
+    of the member."""
 
     def __init__(
         self, inner: Network, listener: ListenerAccess, caller: CallerAccess, peers: PeerServerKeys | None = None

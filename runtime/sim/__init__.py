@@ -1,1 +1,2 @@
-"""The simulated world: a loop on virtual time, a network with faults, disks that lose what is not synced; one seed."""
+"""A simulated world: an event loop on virtual time, a network with faults, and disks that lose unsynced data; one seed
+decides every run."""

@@ -1,20 +1,20 @@
-"""A disk in memory that loses at a power loss what was not made durable; one per simulated node.
+"""A disk in memory, one per simulated node. At a power loss it loses what was not made durable.
 
 Durable is exactly what runtime/files.py guarantees:
 - *content*: `fdatasync` of a file makes its writes, truncations and allocations so far durable, and nothing else does;
-- *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
-  else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
+- *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing else
+  does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
 
-`SimDisk` is the hardware: it outlives processes. `SimFiles` is the view that one process has of it.
-A process kill (`on_process_died`) loses only locks and open files: the system's cache survives.
-A power loss (`apply_power_loss(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
-512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
-real file systems do, and all that a correct store may rely on.
+`SimDisk` is the hardware: it outlives processes. `SimFiles` is the view that one process has of it. When a process dies
+(`SimDisk.on_process_died`), only its locks and open files are lost: the system's cache survives. A power loss
+(`SimDisk.on_power_lost`) keeps what is durable. Each later write is kept, dropped, or torn (each of its 512-byte
+sectors kept or dropped), each later operation on a name is kept or dropped, in any combination. Real file systems lose
+less, and a correct store may rely on no more.
 
 Injected faults: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `truncate_file` (damage
-at rest), `crash_at_operation` (run something, for example a crash, at the n-th operation from now, *before* it
-happens). Every operation that takes effect is passed to `record` as a `DiskOperation`: crash-point enumeration
-(tests/crashes) builds its states from that log.
+of stored bytes), `crash_at_operation` (a function that is called at the n-th operation from now, *before* it happens,
+for example to crash). Every operation that takes effect is passed to `record` as a `DiskOperation`: crash-point
+enumeration (tests/crashes) builds its states from that log.
 
 `SimFiles` implements `runtime.files.Files` for one simulated process, and can no longer be used when the process has
 died. It behaves like runtime/disk.py: the same mistakes raise the same errors.
@@ -43,7 +43,8 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class SimPages:
-    """The content of a simulated file, in pages. Pages that contain only zeros are not stored."""
+    """The content of a simulated file, in pages of PAGE_BYTES. `size`: of the file, in bytes. Pages that contain only
+    zeros are not stored."""
 
     __slots__ = ("_pages", "size")
 
@@ -52,13 +53,15 @@ class SimPages:
         self._pages: dict[int, bytes] = {} if pages is None else pages
 
     def copy(self) -> SimPages:
+        """Returns an independent copy of the content."""
         return SimPages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
-        """Returns (page number, content) of each stored page. A page of zeros is not stored."""
+        """Returns (page number from 0, content) of each stored page. A page of zeros is not stored."""
         return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:
+        """Returns up to `size` bytes from `offset`; fewer at the end of the file, b"" after it."""
         end = min(offset + size, self.size)
         if end <= offset:
             return b""
@@ -71,6 +74,7 @@ class SimPages:
         return joined[start : start + end - offset]
 
     def write(self, data: bytes, offset: int) -> None:
+        """Writes `data` at `offset`, and extends the file if needed, with zeros before `offset`."""
         position = 0
         while position < len(data):
             number, start = divmod(offset + position, PAGE_BYTES)
@@ -128,8 +132,8 @@ class DiskOperation(NamedTuple):
 
 @dataclass(slots=True)
 class FileFault:
-    """A fault that a test injects into a simulated disk: operations that match it fail with an OSError. The first
-    `skip` matching operations succeed, then `times` of them fail (-1: all)."""
+    """A fault that a test injects into a simulated disk: operations of this `kind` on a path that contains `contains`
+    fail with OSError `number`. The first `skip` matching operations succeed, then `times` of them fail (-1: all)."""
 
     kind: str
     contains: str = ""
@@ -138,6 +142,7 @@ class FileFault:
     times: int = 1
 
     def matches(self, kind: str, path: str) -> bool:
+        """Returns whether this operation must fail. Counts it, so it must be called once for each operation."""
         if self.kind != kind or self.contains not in path or self.times == 0:
             return False
         if self.skip > 0:
@@ -149,7 +154,7 @@ class FileFault:
 
 @dataclass(frozen=True, slots=True)
 class UnsyncedWrite:
-    """A write to a simulated file that was not synced yet."""
+    """A write to a simulated file that was not synced yet: `data` at `offset`."""
 
     offset: int
     data: bytes
@@ -164,7 +169,7 @@ class UnsyncedResize:
 
 class SimInode:
     """The content of a simulated file. `now`: the content that a read returns. `durable`: the content that certainly
-    survives a power loss. `volatile`: the unsynced changes between the two."""
+    survives a power loss. `volatile`: the unsynced changes between the two, in order."""
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -175,11 +180,12 @@ class SimInode:
         self.volatile: list[UnsyncedWrite | UnsyncedResize] = []
 
     def apply(self, change: UnsyncedWrite | UnsyncedResize) -> None:
+        """Applies a change to the content that a read returns. It is not durable yet."""
         _apply(self.now, change)
         self.volatile.append(change)
 
     def sync(self) -> None:
-        """Makes what was written to the file durable."""
+        """Makes all changes of the file's content so far durable."""
         for change in self.volatile:
             _apply(self.durable, change)
         self.volatile.clear()
@@ -229,8 +235,8 @@ def _survivors(write: UnsyncedWrite, rng: random.Random) -> list[UnsyncedWrite]:
 
 
 class SimDirectory:
-    """A simulated directory: its names as a process sees them now (`now`), and its names that survive a power loss
-    (`durable`)."""
+    """A simulated directory: its names as a process sees them now (`now`), its names that survive a power loss
+    (`durable`), and the changes of names between the two (`volatile`)."""
 
     __slots__ = ("durable", "now", "volatile")
 
@@ -246,13 +252,14 @@ Node = SimInode | SimDirectory
 @dataclass(eq=False, slots=True)
 class NameChange:
     """One atomic change of names in directories: deletes the names in `removed`, and creates the names in `added`. A
-    rename removes one name and adds one."""
+    rename removes one name and adds one. `done`: it is durable, or it was lost at a power loss."""
 
     removed: list[tuple[SimDirectory, str, Node]]
     added: list[tuple[SimDirectory, str, Node]]
     done: bool = False
 
     def directories(self) -> list[SimDirectory]:
+        """Returns the directories whose names change, each once."""
         found: list[SimDirectory] = []
         for directory, _, _ in self.removed + self.added:
             if not any(directory is other for other in found):
@@ -283,7 +290,8 @@ class NameChange:
 
 
 class SimDisk:
-    """The simulated disk of one node. It has one root directory; absolute and relative paths both begin there."""
+    """The simulated disk of one node. It has one root directory; absolute and relative paths both begin there.
+    `operations`: the number of operations so far. Methods that name a file raise FileNotFoundError if there is none."""
 
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = SimDirectory()
@@ -315,7 +323,8 @@ class SimDisk:
         self.cancel_crash()
 
     def on_power_lost(self, rng: random.Random) -> None:
-        """Loses what was not synced: each unsynced write and name survives or not, as `rng` decides."""
+        """Called when the machine has lost power. Loses what was not synced: each unsynced write and change of a name
+        survives or not, as `rng` decides. Releases all locks."""
         self.on_process_died()
         changes: list[NameChange] = []
         inodes: list[SimInode] = []
@@ -334,8 +343,8 @@ class SimDisk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damages a file for a test: flips one bit of its content, in the content that is read and in the durable
-        content."""
+        """Damages a file for a test: flips one bit (0: the lowest) of the byte at `offset`, in the content that is read
+        and in the durable content. Does nothing after the end of the file."""
         inode = self.find_inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -343,7 +352,7 @@ class SimDisk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def truncate_file(self, path: str, size: int) -> None:
-        """Damages a file for a test: truncates it to `size` bytes."""
+        """Damages a file for a test: truncates it to `size` bytes, durably. A shorter file stays as it is."""
         inode = self.find_inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
@@ -398,6 +407,7 @@ class SimDisk:
         return node
 
     def find(self, path: str) -> Node | None:
+        """Returns the file or directory at this path; None if there is none."""
         node: Node = self.root
         for part in split_path(path):
             found = node.now.get(part) if isinstance(node, SimDirectory) else None
@@ -407,6 +417,7 @@ class SimDisk:
         return node
 
     def used_bytes(self) -> int:
+        """Returns how many bytes are used: the sizes of all files, and ENTRY_BYTES for each file and directory."""
         total = 0
         for directory, _ in self._walk(self.root, "/"):
             for node in directory.now.values():
@@ -427,7 +438,8 @@ class SimDisk:
         inode: int = 0, more_bytes: int = 0,
     ) -> None:  # fmt: skip
         """Counts and records an operation. Must be called before the operation takes effect. Calls `strike` if a crash
-        is set for this operation (`crash_at_operation`), and raises an injected fault that matches the operation."""
+        is set for this operation (`crash_at_operation`). Raises an injected fault that matches the operation, or
+        OSError (ENOSPC) if it needs `more_bytes` that the disk does not have."""
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
             strike = self._armed[1]
@@ -455,6 +467,7 @@ class SimDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def lock(self, inode: SimInode, path: str) -> None:
+        """Locks the file. Raises BlockingIOError if it is locked."""
         if id(inode) in self._locks:
             raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
         self._locks[id(inode)] = inode
@@ -595,9 +608,11 @@ class SimFiles:
 
     @property
     def is_alive(self) -> bool:
+        """Returns whether the process is alive."""
         return self._is_alive()
 
     def check(self) -> None:
+        """Raises DeadProcess if the process is dead."""
         if not self._is_alive():
             raise DeadProcess("files of a dead process")
 

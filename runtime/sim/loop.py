@@ -8,8 +8,8 @@ there is no timer either, the simulation can never go on: `Deadlock`, with the t
 
 *The process of a step.* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS`
 names the simulated process. The steps of a dead process are dropped: neither its code nor its `finally` blocks run
-again, as after `kill -9`. (Their coroutines are kept, and closed after the run, when nothing can see it.) The steps of
-one that is stopped (SIGSTOP) are kept, and run when it continues: by then its timers are late.
+again, as after `kill -9`. Its coroutines are closed after the run, when they can change nothing. The steps of a paused
+process (SIGSTOP) are kept, and run when it continues: by then its timers are late.
 
 *Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes, by
 default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
@@ -50,8 +50,9 @@ _FLUSH_LINES = 512
 
 
 class SimTrace:
-    """The trace of a simulation, and the hash of all its lines. `add_line` adds a line that is always shown;
-    `add_detail` adds a line that is shown only on demand; `add_step` adds a step of the loop, which is only hashed."""
+    """The trace of a simulation, and the hash of all its lines. `show` is called with each line; None: no line is
+    shown. `add_line` adds a line that is always shown; `add_detail` adds a line that is shown only with `details`;
+    `add_step` adds a step of the loop, which is only hashed."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
@@ -85,7 +86,8 @@ class SimTrace:
             self.show(line)
 
     def add_detail(self, now: float, text: str) -> None:
-        """Adds a line about one message or one disk operation, which is shown only on demand."""
+        """Adds a line about one message or one disk operation to the hash, until the trace is frozen. The line is shown
+        only if details are. `now`: virtual seconds."""
         if self._frozen:
             return
         self.lines += 1
@@ -125,7 +127,8 @@ timer must count as due."""
 
 
 class Deadlock(Exception):
-    """Raised when the simulation can never continue, because no call is ready and no timer is set."""
+    """Raised when the simulation can never continue, because no call is ready and no timer is set. The text lists the
+    tasks that wait."""
 
 
 class SimulationLimitExceeded(Exception):
@@ -243,8 +246,8 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The event loop of one simulation, with virtual time. Raises SimulationLimitExceeded after `steps_max` steps or
-    `seconds_max` virtual seconds."""
+    """The event loop of one simulation, with virtual time, which begins at `origin_s`. Raises SimulationLimitExceeded
+    after `steps_max` steps or `seconds_max` virtual seconds, Deadlock when nothing can run any more."""
 
     _ready: Any
     _scheduled: list[events.TimerHandle]
@@ -286,7 +289,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
-        """Returns a text with one line for each pending task of a living process: its owner, its name, and where it
+        """Returns a text with one line for each pending task that belongs to no dead process: its name, and where it
         waits."""
         lines = []
         for task in sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "serial", 0)):
@@ -420,7 +423,7 @@ class DiskDelays:
     stall_s: float = 0.5
 
     def draw(self, rng: random.Random) -> float:
-        """Returns a random delay of one disk operation, in seconds."""
+        """Returns a random delay of one call, in seconds: at most 20 times the mean, or `stall_s` for a stall."""
         if self.stall_rate and rng.random() < self.stall_rate:
             return rng.random() * self.stall_s
         return min(rng.expovariate(1.0 / self.mean_s), 20 * self.mean_s)
@@ -451,7 +454,7 @@ class SimWorker:
         return future
 
     async def close(self) -> None:
-        """Waits until every queued call has run and its future is done."""
+        """Waits until every queued call has run and its future is done. A second call does nothing."""
         if self._closed:
             return
         last = self.run(int)

@@ -1,18 +1,19 @@
-"""Peers over simulated cables: the semantics of runtime/peer/client.py, with its envelopes (runtime/peer/envelope.py).
+"""Peers over simulated connections, with the behaviour of runtime/peer/client.py and the envelopes of
+runtime/peer/envelope.py.
 
-As the real one: requests of one turn leave together; when a connection breaks or is refused, all requests in flight or
-in the queue fail with ConnectionLost; it connects again after 50 ms, then more slowly, up to 1 s, and requests made
-meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
-Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a stopped
-process or a full queue has the same effect: the deadline passes.
+As with real peers, requests of one turn leave together. When a connection breaks or is refused, all requests in flight
+or in the queue fail with ConnectionLost. The peer connects again after 50 ms, then more slowly, up to 1 s, and requests
+made meanwhile wait for that attempt. A server with another identity answers WrongIdentity, and every request has its
+deadline. Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a
+stopped process or a full queue has the same effect: the deadline passes.
 
 Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/sockets.py), in two messages.
 
     hello = HELLO | public key of the client | its secret | public key that the server has to have
     answer = WELCOME, or REFUSED and why; anything but WELCOME ends the connection
 
-A public key is the hash of its secret, so that only who has the secret can show the key. The simulation has no
-listeners on its cables, so the secret itself is the proof.
+A public key is the hash of its secret, so that only a process with the secret can show the key. No code listens on
+simulated connections, so the secret itself is the proof.
 
 Also in this file, below its heading: the server end of simulated peers, as runtime/peer/server.py is the real one
 (peer_server).
@@ -68,6 +69,7 @@ UNKNOWN = b"does not know this process' key: it is no member of that cluster, or
 
 
 def new_keys(rng: random.Random) -> KeyPair:
+    """Creates keys for simulated peer connections from random bytes of `rng`, and returns them."""
     secret = rng.randbytes(32)
     return KeyPair(_public(secret), secret)
 
@@ -77,13 +79,15 @@ def _public(secret: bytes) -> str:
 
 
 def make_hello(access: PeerClientKeys) -> list[bytes]:
+    """Returns the handshake message HELLO of a client with keys."""
     assert access.own is not None, "a caller in clear says no hello"
     return [HELLO, access.own.public.encode(), access.own.secret, access.server.encode()]
 
 
 async def answer_hello(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
     """Returns the server's answer to the handshake message HELLO of a client, and the key of the client if the answer
-    is WELCOME. An empty answer means that the server breaks the connection off."""
+    is WELCOME, else "". `access` None: the server has no keys. An empty answer means that the server breaks the
+    connection off."""
     if access is None:
         return [REFUSED, SPOKE_CLEAR], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()
@@ -286,7 +290,8 @@ class SimPeer:
 
 
 def split_into_multipart_messages(items: list[PeerItem]) -> list[list[PeerItem]]:
-    """Divides the items into groups, each of which fits into one multipart message."""
+    """Divides the items, in order, into groups of at most COALESCE_BYTES; a larger item is a group of its own. Returns
+    [] if there are none."""
     batches: list[list[PeerItem]] = []
     size = COALESCE_BYTES + 1
     for item in items:
@@ -300,6 +305,8 @@ def split_into_multipart_messages(items: list[PeerItem]) -> list[list[PeerItem]]
 
 
 def decode_envelope_parts(parts: list[bytes]) -> Envelope:
+    """Decodes the header of an envelope in `parts[0]`, puts the further parts into its items, and returns it. The parts
+    must be complete."""
     envelope = decode_envelope(parts[0])
     assert len(envelope.parts) == len(parts) - 1
     for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):
@@ -342,7 +349,8 @@ class SimRequest:
 
 
 class SimPeerServer:
-    """A simulated listener for peers. `owner` is the process that serves."""
+    """A simulated listener for peers; implements `runtime.network.RunningPeerServer`. `owner` is the process that
+    serves."""
 
     def __init__(
         self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
@@ -371,6 +379,7 @@ class SimPeerServer:
         return "" if self.access is None else self.access.own.public
 
     def accept(self, end: ConnectionEnd) -> None:
+        """Called for a new connection, with the server's end of it."""
         if self._closed:
             end.close()
             return
@@ -397,8 +406,8 @@ class SimPeerServer:
         self._arm()
 
     def on_envelope(self, connection: _Connection, envelope: Envelope) -> None:
-        """Called when an envelope has arrived. Passes its requests to the service; while the server is slowed down,
-        stores them first."""
+        """Called when an envelope of `connection` has arrived. Passes its requests to the service; while the server is
+        slowed down, stores them first."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
             return
@@ -436,6 +445,7 @@ class SimPeerServer:
         return self._closed
 
     def remove_connection(self, connection: _Connection) -> None:
+        """Called when a connection is lost: envelopes that wait are dropped."""
         self._connections.remove(connection)
         self._came.pop(connection, None)
 

@@ -1,16 +1,15 @@
-"""gRPC over simulated cables: channels, calls and coalescing streams as those of runtime/grpc/.
+"""gRPC over simulated connections: channels, calls and coalescing streams like those of runtime/grpc/.
 
-Messages are serialised and parsed again, so processes share no object; errors are sent as `wire.Error` bytes. One
-connection per channel, made at its first use and again after it breaks.
-On the cable:
+Messages are serialised and parsed again, so processes share no object; errors are sent as `wire.Error` bytes. A channel
+has one connection, which is made at its first use and again after it breaks. The messages on a connection:
 
     ("call", id, path, authorization, bytes) → ("reply", id, bytes) | ("failed", id, error)
     ("cancel", id): the caller cancelled
     ("open", id, path, authorization), ("items", id, bytes)*, ("half", id)
         → ("items", id, bytes)*, ("end", id, error or b"")
-    ("credit", id, n): n bytes of items were taken; a sender stops when WINDOW_BYTES are not taken
+    ("credit", id, n): n bytes of items were received; a sender stops when WINDOW_BYTES are not received
 
-An end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
+A stream (`SimStream`) ends in one of four ways:
 
 | ends with | `receive`, after the items that arrived | `send` |
 |---|---|---|
@@ -108,6 +107,7 @@ class SimStream:
 
     @property
     def is_broken(self) -> bool:
+        """Returns whether nothing more can be sent, because the stream has ended."""
         return self._broken is not None
 
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
@@ -131,9 +131,8 @@ class SimStream:
         self._check_open()
 
     async def close(self) -> None:
-        """Closes the stream. A client half-closes after the queued items and waits for the other end (CLOSE_TIMEOUT_S).
-        Never raises.
-        """
+        """Closes the stream. A client ends its direction after the queued items, and waits for the other end, at most
+        CLOSE_TIMEOUT_S. A server does nothing. Never raises."""
         if not self._is_client:
             return
         self._half_closed = True
@@ -169,6 +168,7 @@ class SimStream:
             asyncio.get_running_loop().call_soon(self.flush, context=self._owner.context)
 
     def flush(self) -> None:
+        """Sends queued items as far as the window allows; then half-closes the stream if it is closing."""
         self._flushing = False
         while self._out and self._on_the_way < WINDOW_BYTES and not self.is_broken:
             self._send_envelope()
@@ -221,6 +221,7 @@ class SimStream:
         return items
 
     def on_message(self, message: tuple[Any, ...]) -> None:
+        """Called with each message of the connection that belongs to this stream."""
         if self.is_broken:
             return
         match message[0]:
@@ -256,11 +257,14 @@ class SimStream:
         self._wake()
 
     def attach(self, end: ConnectionEnd, id_: int, forget: Callable[[], object]) -> None:
+        """Opens the stream on a connection with the id `id_`. The function `forget` is called when the stream has
+        ended."""
         self._end, self._id, self._forget = end, id_, forget
         if self._out or self._half_closed:
             self._flush_soon()
 
     async def wait_stream_changed(self) -> None:
+        """Waits until items were sent or have arrived, or the stream has ended."""
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(changed)
         await changed
@@ -285,7 +289,8 @@ def _error_from(data: bytes) -> errors.MagnetarError:
 
 
 class SimChannel:
-    """A client's channel in a simulation; implements `runtime.network.Channel`."""
+    """A client's channel in a simulation; implements `runtime.network.Channel`. `authorization` returns the value of
+    the header `authorization`; None: no credentials are sent."""
 
     def __init__(
         self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint,
@@ -432,7 +437,7 @@ class SimChannel:
 
 # ---------------------------------------------------------------------------------- server
 class RunningSimServer:
-    """A simulated gRPC listener (`runtime.network.RunningServer`). `owner` is the process that serves."""
+    """A simulated gRPC listener; implements `runtime.network.RunningServer`. `owner` is the process that serves."""
 
     def __init__(
         self, wires: SimConnections, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
@@ -452,17 +457,19 @@ class RunningSimServer:
         return self._endpoint
 
     def accept(self, end: ConnectionEnd) -> None:
+        """Called for a new connection, with the listener's end of it."""
         if self.closed:
             end.close()
             return
         self._connections.append(_Connection(self, end))
 
     def remove_connection(self, connection: _Connection) -> None:
+        """Called when a connection is lost."""
         self._connections.remove(connection)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stops accepting calls. Running calls may continue for `grace_s`; then their connections break and they are
-        cancelled."""
+        """Stops accepting calls. Running calls may continue for `grace_s` seconds; then their connections break, and
+        calls that run for one more second are cancelled. A second call does nothing."""
         if self.closed:
             return
         self.closed = True

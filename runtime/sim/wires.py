@@ -1,22 +1,22 @@
-"""The cables: connections between simulated processes, with delay, loss, cuts and partitions.
+"""The connections between simulated processes, with delay, loss, cuts and partitions.
 
-A connection is two `ConnectionEnd`s. What one end sends arrives at the other in order (as TCP), after a random delay;
-between two connections there is no order. Faults, all drawn from the simulation's seed:
+A connection is two `ConnectionEnd`s. The messages of one end arrive at the other in order (as with TCP), after a random
+delay; between two connections there is no order. Faults, all drawn from the simulation's seed:
 
 - *delay*: `latency_s` exponential, and with `slow_rate` up to `slow_s` more;
 - *loss* of one message of the peer transport (`droppable`): it is never answered, and the requester's deadline passes;
 - *cut*: the connection breaks; both ends notice, one later than the other; messages in transit may or may not arrive;
-- *half-open*: a connection loses what is sent, both ways; its ends notice only after a while;
-- *clog*: messages between two nodes take much longer;
+- *half-open*: a connection loses all messages, in both directions; its ends notice only after a while;
+- *slow*: messages between two nodes take much longer (`delay_messages`);
 - *partition* between two nodes, one-way or both: messages wait (as TCP retransmits) and arrive after `heal_partition`;
-- a process that is killed: what it had sent arrives, then the others notice; after a power loss they notice only when a
-  keep-alive fails (`silence_s`).
+- a process that is killed: the messages that it had sent arrive, then the others notice; after a power loss they notice
+  only when a keep-alive fails (`silence_s`).
 
 Addresses: every listener has a port of its own in the whole simulation; the port identifies it, the host is only shown.
 
-TCP over simulated cables: bytes arrive in order, in other pieces than they were written, or the connection breaks.
-
-On the cable: ("bytes", data), ("credit", n): n bytes were read; a sender stops when WINDOW_BYTES are unread.
+Also in this file: TCP over simulated connections (`SimByteStream`). Bytes arrive in order, in other pieces than they
+were written, or the connection breaks. Its messages are ("bytes", data) and ("credit", n), which says that n bytes were
+read; a sender stops when WINDOW_BYTES are unread.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class ConnectionListener(Protocol):
 
 
 class ConnectionEnd:
-    """One end of a simulated connection. The functions `receive(message)` and `lost()` are called in the context of the
-    process that owns this end."""
+    """One end of a simulated connection. Its user sets the functions `receive(message)` and `lost()`, which are called
+    in the context of the process that owns this end. `other`: the end at the other process."""
 
     def __init__(self, wires: SimConnections, owner: SimProcess, number: int) -> None:
         self.owner = owner
@@ -95,13 +95,14 @@ class ConnectionEnd:
         return f"{self.other.owner.node}#{self.number}"
 
     def send(self, message: Any, what: str, *, droppable: bool = False) -> None:
-        """Sends a message to the other end. Never fails: on a broken connection the message is lost."""
+        """Sends a message to the other end. Never fails: on a broken connection the message is lost. `what`: its text
+        in the trace. `droppable`: the message may be lost by `NetworkFaults.drop_rate`."""
         if self.open:
             self._wires._send(self, message, what, droppable)
 
     def close(self) -> None:
         """Closes the connection normally: the other end receives everything that was sent before, and then its function
-        `lost` is called."""
+        `lost` is called. That of this end is not called. A second call does nothing."""
         if self.open:
             self.open = False
             self._wires._remove_end(self)
@@ -109,7 +110,8 @@ class ConnectionEnd:
 
 
 class SimConnections:
-    """All connections and listeners of one simulation, and the faults of its network."""
+    """All connections and listeners of one simulation, and the faults of its network. `messages`, `dropped` and `cuts`
+    count the messages, those that were lost, and the broken connections."""
 
     def __init__(self, loop: VirtualLoop, trace: SimTrace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
@@ -143,6 +145,7 @@ class SimConnections:
         return Endpoint(host, port)
 
     def stop_listening(self, port: int, listener: ConnectionListener) -> None:
+        """Stops listening at the port, if `listener` still has it."""
         if self._listeners.get(port) is listener:
             del self._listeners[port]
 
@@ -208,10 +211,11 @@ class SimConnections:
                     self._time_arrival(end)
 
     def is_blocked(self, source: str, target: str) -> bool:
+        """Returns whether a partition blocks messages from the node `source` to the node `target`."""
         return (source, target) in self._blocked
 
     def cut_connections(self, source: str, target: str) -> int:
-        """Breaks all connections between two nodes. Returns how many there were."""
+        """Breaks all connections between two nodes. Returns their number."""
         ends = [
             end
             for (_, side), end in list(self._ends.items())
@@ -243,7 +247,7 @@ class SimConnections:
 
     def on_process_died(self, owner: SimProcess, *, silent: bool) -> None:
         """Called when a process has died. Breaks its connections. `silent`: its machine lost power, so the other ends
-        notice it only when a keep-alive fails."""
+        notice it only when a keep-alive fails, after `silence_s` at most."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._remove_end(end)
@@ -251,8 +255,8 @@ class SimConnections:
 
     # ------------------------------------------------------------------ pings
     def ping_peer(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
-        """Sets the result of the future `answer` after one round trip of the connection. Services do not see the ping,
-        and no random number is drawn."""
+        """Sets the result of the future `answer` after one round trip of the connection; never, if the connection is
+        broken. Services do not see the ping, and no random number is drawn."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: ConnectionEnd, at: ConnectionEnd, answer: asyncio.Future[None]) -> None:
@@ -473,7 +477,7 @@ class SimByteStream:
 
 
 class RunningSimByteServer:
-    """A simulated TCP listener (`runtime.network.RunningByteServer`). `owner` is the process that serves."""
+    """A simulated TCP listener; implements `runtime.network.RunningByteServer`. `owner` is the process that serves."""
 
     is_encrypted = False
 
@@ -489,6 +493,7 @@ class RunningSimByteServer:
         self.endpoint = wires.listen(endpoint, self)
 
     def accept(self, end: ConnectionEnd) -> None:
+        """Called for a new connection, with the listener's end of it."""
         if self._handlers.closed:
             end.close()
         else:

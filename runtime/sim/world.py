@@ -9,14 +9,14 @@
     simulation.run(main())
     print(simulation.trace_hash, simulation.virtual_seconds)
 
-A *node* is a machine: a name, a disk, a clock. A *process* is one life on it, from `world(node)` (if there is none) to
-`crash(node)`. Code belongs to the process in whose context it runs: start everything of a node with `spawn`, which
-returns a future of the caller; it fails with `NodeCrashed` when the process dies first. What the process starts, and
-what the network calls in it, belongs to it too, and takes no step after its death.
+A *node* is a machine: a name, a disk, a clock. A *process* runs on a node, from `world(node)` (if there is none) to
+`crash(node)`. Code belongs to the process in whose context it runs: start everything of a node with `spawn`. It returns
+a future of the caller, which fails with `NodeCrashed` when the process dies first. Tasks that the process starts, and
+functions of it that the network calls, belong to the process too, and take no step after its death.
 
-Chance: every purpose has its own stream derived from the seed (`stream(name)`), so that one more draw in one place does
-not change another. The same seed gives the same `trace_hash`; anything else is a bug of the code under test
-(order of a set, `id`, a clock, a thread) or of this package.
+Chance: every purpose has its own random generator derived from the seed (`random_generator`), so that one more draw in
+one place does not change another. The same seed gives the same `trace_hash`; anything else is a bug of the code under
+test (order of a set, `id`, a clock, a thread) or of this package.
 
 Also in this file, below its heading: a simulated process' network (network).
 """
@@ -51,7 +51,7 @@ from .wires import RunningSimByteServer, SimByteStream, SimConnections
 
 class SimNetwork:
     """The network of a simulated process; implements `runtime.network.Network`. Every method raises DeadProcess when
-    the process is dead."""
+    the process is dead. There is no TLS."""
 
     def __init__(
         self, wires: SimConnections, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
@@ -140,7 +140,8 @@ class SimClock:
 
 @dataclass(slots=True)
 class SimNode:
-    """A simulated machine. Its processes run one after the other."""
+    """A simulated machine. Its processes run one after the other. `skew_ms`: by how much its wall clock differs from
+    the true time. `lives`: how many processes were started on it. `process`: the last one."""
 
     name: str
     disk: SimDisk
@@ -153,7 +154,8 @@ class SimNode:
 
 
 class SimProcess:
-    """A simulated process on a node, from its start to its death."""
+    """A simulated process on a node, from its start to its death. `held`: the steps that wait while the process is
+    paused; None: it is not paused. `life`: its number among the processes of its node, from 1."""
 
     def __init__(self, simulation: Simulation, node: SimNode) -> None:
         node.lives += 1
@@ -180,7 +182,7 @@ class SimProcess:
         )
 
     def is_alive(self) -> bool:
-        """Returns whether the process still runs: it has not ended and has not crashed."""
+        """Returns whether the process was not ended and has not crashed."""
         return self.alive
 
     @property
@@ -189,7 +191,8 @@ class SimProcess:
         return self._tasks
 
     def adopt_task(self, task: SimTask[Any]) -> None:
-        """Makes the task one of this process: it is ended when the process dies."""
+        """Makes the task one of this process: it takes no step after the process has died, and its coroutine is closed
+        after the run."""
         self._tasks.append(task)
         if self._simulation.on_task is not None:
             self._simulation.on_task(self.node, task)
@@ -203,6 +206,8 @@ class SimProcess:
         future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
 
     def end_process(self, reason: str) -> None:
+        """Ends the process at once, without running any of its code. Futures of `fail_when_process_dies` fail with
+        NodeCrashed."""
         self.alive = False
         self.held = None
         waiting, self._waiting = list(self._waiting.values()), {}
@@ -221,8 +226,8 @@ class SimProcess:
 
 class Simulation:
     """A simulated cluster; see the head of this module. `show`: a function that is called with each line of the trace;
-    with `details`, also with lines about single messages and disk operations. `steps_max` and `seconds_max` limit the
-    run; beyond them it raises SimulationLimitExceeded."""
+    with `details`, also with lines about single messages and disk operations. `steps_max` and `seconds_max` (virtual)
+    limit the run; beyond them it raises SimulationLimitExceeded."""
 
     def __init__(
         self,
@@ -266,7 +271,8 @@ class Simulation:
         return self.loop.elapsed_s
 
     def random_generator(self, purpose: str) -> random.Random:
-        """Returns a random generator for this purpose. Its numbers depend on the seed and the purpose alone."""
+        """Returns a new random generator for this purpose. Its numbers depend on the seed and the purpose alone, so two
+        generators of one purpose return the same numbers."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def add_line(self, text: str) -> None:
@@ -296,8 +302,8 @@ class Simulation:
         return self._process(name).world
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs the coroutine in the process of the node `name`, and returns a future of its result. The future belongs
-        to the caller; it fails with NodeCrashed if the process dies first."""
+        """Runs the coroutine in the process of the node `name`, which is started if none is running. Returns a future
+        of the result. The future belongs to the caller; it fails with NodeCrashed if the process dies first."""
         return self.spawn_in_process(self._process(name), coroutine)
 
     def spawn_in_process(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -318,15 +324,15 @@ class Simulation:
 
     def end_process(self, process: SimProcess) -> None:
         """Kills a process that `start_second_process` returned, as `kill -9` does. The process must hold no locks,
-        because they would stay."""
+        because they would stay. Does nothing if the process is dead."""
         if process.alive:
             process.end_process("killed")
             self._ended.append(process)
             self.wires.on_process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
-        """Kills the process of a node, as `kill -9` does. With `power_loss` the machine stops too, and data that was
-        not synced is lost, in part or completely."""
+        """Kills the process of a node, as `kill -9` does. Does nothing if none is running. With `power_loss` the
+        machine stops too, and data that was not synced is lost, in part or completely."""
         node = self.node(name)
         process = node.process
         if process is None or not process.alive:
@@ -356,8 +362,8 @@ class Simulation:
         self.node(name).disk.crash_at_operation(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """Pauses the process of a node, as SIGSTOP does: until `resume` the process runs no code, and messages to it
-        wait. Returns False if there is no process, or if it is paused already."""
+        """Pauses the process of a node, as SIGSTOP does, and returns True: until `resume` the process runs no code, and
+        messages to it wait. Returns False if there is no process, or if it is paused already."""
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
@@ -367,7 +373,7 @@ class Simulation:
 
     def resume(self, name: str) -> None:
         """Continues the paused process of a node, as SIGCONT does. Timers that were due during the pause run now, late.
-        """
+        Does nothing if it is not paused."""
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.add_line(f"{name} goes on")
@@ -376,8 +382,8 @@ class Simulation:
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine `main`, which belongs to no node, to its end, and then closes everything. May be called
-        once for each simulation."""
+        """Runs the coroutine `main`, which belongs to no node, to its end, and returns its result or raises its error.
+        Then closes everything. May be called once for each simulation. Raises Deadlock if nothing can run any more."""
         assert not self._over, "a simulation runs once"
         collecting = gc.isenabled()
         gc.disable()  # collecting cycles runs finalisers at moments that depend on the history of the whole process

@@ -1,28 +1,31 @@
 """A connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
 
 Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Http2Stream`), whose service is gRPC
-(`runtime/grpc/`). No task and no queue is here: what comes is handed on in the step that read it, and what leaves is
-given to the transport in the step that wrote it.
+(`runtime/grpc/`). This module has no task and no queue: received data is passed on in the step that read it, and sent
+data is given to the transport in the step that wrote it.
 
-**In.** All connections of a thread read into one buffer (`READ_BYTES`); only a torn frame is kept. The rest of a long
-message is read straight into the place that its stream names (`direct_read_buffer`).
+**In.** All connections of a thread read into one buffer (`READ_BYTES`); only a frame that has arrived in part is
+stored. The rest of a long message is read straight into the place that its stream names (`direct_read_buffer`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
 gets `on_writable`.
 **Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
-a stranger can make this process keep no more. Bytes that the service has read are credited (`credit_stream`).
-**Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
-beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
-What is charged for more than CHARGED_A_TURN in a slice ends it, and the connection rests for REST_S: so a flood has a
-tenth of the loop, and the steps of an honest call have their turns between. At a server all that rest, and all whose
-callers are not known, have such a part together (runtime/tcp/share.py), however many they are.
-**Patience.** What carries nothing (pings, settings, window updates that no sent byte pays for, resets, empty DATA, …)
-and what is refused is charged (http2_frames.py). Past what this end takes the connection ends: ENHANCE_YOUR_CALM.
-**Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
-for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
-`is_answering` pings on behalf of a service that wants to know earlier (client/connect/discovery.py), and ends nothing.
+a caller that is not authenticated (a stranger) can make this process store no more. Bytes that the service has read are
+credited (`credit_stream`).
+**Slices.** In a turn of the loop a connection handles received bytes for at most SLICE_S. Further bytes wait (`_rest`),
+the socket is not read meanwhile, and other connections have their turn. A slice also ends when more than CHARGED_A_TURN
+was charged in it (see below), and the connection then rests for REST_S: so a flood of frames gets a tenth of the loop's
+time. At a server all resting connections, and all whose callers are not authenticated, get such a part together
+(runtime/tcp/share.py), however many they are.
+**Patience.** Frames that carry nothing (pings, settings, window updates without sent bytes, resets, empty DATA, …) and
+refused calls are charged to the allowance of the connection (`FrameAllowance` in http2_frames.py). When the allowance
+is used up, the connection ends with ENHANCE_YOUR_CALM.
+**Liveness.** A timer checks the connection every LOOK_S. It counts checks and not seconds, so that a process that was
+paused ends no connection for the time of the pause. After SILENT_LOOKS checks without received bytes it sends a PING;
+after DEAD_LOOKS the connection is lost. `is_answering` pings on behalf of a service that wants to know earlier
+(client/connect/discovery.py), and ends nothing.
 
-What the other end does wrong ends the stream (RST_STREAM) or, as `Http2Violation`, the connection (GOAWAY).
-Guarding tests: tests/runtime/tcp/. The windows are conserved (`check`).
+A violation by the other end ends the stream (RST_STREAM) or, as `Http2Violation`, the connection (GOAWAY).
+`Http2Connection.check` checks the windows. Guarding tests: tests/runtime/tcp/.
 """
 
 from __future__ import annotations
@@ -120,7 +123,8 @@ def _buffer() -> memoryview:
 
 
 class Http2Stream:
-    """One stream of an HTTP/2 connection. A service overrides the methods, and the connection calls them."""
+    """One stream of an HTTP/2 connection. A service overrides the methods, and the connection calls them. `connection`
+    is None before the stream is opened and after it has ended."""
 
     __slots__ = (
         "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
@@ -140,13 +144,14 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def on_headers(self, head: Any, ended: bool) -> None:
-        """Called when a header block has arrived: the headers or the trailers of an answer. `ended`: the other end
-        sends nothing more on this stream."""
+        """Called when a header block has arrived: the headers or the trailers of an answer. `head`: the result of the
+        connection's decoder. `ended`: the other end sends nothing more on this stream."""
 
     def on_data(self, data: memoryview) -> int:
         """Called with received data, which is valid only during the call. Returns how many bytes were accepted. If
         these are fewer than all, because handling them takes much work, the method is called again with the rest. Data
-        that is stored for later must be credited to the receive window when it is read (`credit_stream`)."""
+        that is stored for later must be credited to the receive window when it is read (`ReceiveWindow.credit_stream`).
+        """
         return len(data)
 
     def direct_read_buffer(self) -> memoryview | None:
@@ -164,13 +169,13 @@ class Http2Stream:
         """Called when the stream can probably send data again, after `send_data` could not send all."""
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        """Called when the stream has ended with an error. `code`: the code with which the other end has reset the
+        """Called once when the stream has ended with an error. `code`: the code with which the other end has reset the
         stream; None if the connection is lost, or this end has ended the stream."""
 
 
 class Http2Output:
-    """The sending side of a connection: passes frames to the transport, as far as the transport and the receive windows
-    of the other end allow. When a stream that had to wait may send again, its `on_writable` is called."""
+    """The sending side of a connection: passes frames to the transport, as far as the transport and the windows of the
+    other end allow. When a stream that had to wait may send again, its `on_writable` is called."""
 
     __slots__ = (
         "_connection", "_cutting", "blocked", "is_paused", "peer_frame", "peer_window", "send_left", "transport",
@@ -188,9 +193,10 @@ class Http2Output:
         self._cutting: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Writes a frame to which flow control does not apply. If too much is unsent, because the other end does not
-        read the answers to its requests, the connection is aborted. The abort happens in a later step of the loop,
-        because the caller may be in the middle of a change of a stream."""
+        """Writes an encoded frame to which flow control does not apply. Does nothing on a lost connection. If more than
+        UNSENT_BYTES_MAX are unsent, because the other end does not read the answers to its requests, the connection is
+        aborted. The abort happens in a later step of the loop, because the caller may be in the middle of a change of a
+        stream."""
         if self._connection.is_lost:
             return
         if self.is_paused and self._cutting is None and self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -200,8 +206,8 @@ class Http2Output:
             self.transport.write(data)
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """Sends headers, and `data` in the same write. If there is data, the caller must have checked with `fits` that
-        it may be sent."""
+        """Sends the header block, and `data` in the same write. `ends`: the last frame ends this end's side of the
+        stream. If there is data, the caller must have checked with `fits` that it may be sent."""
         framed = frames.encode_header_block(
             stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame
         )
@@ -232,8 +238,8 @@ class Http2Output:
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
         """Sends as much of `data` as the windows and the transport allow now, and returns how many bytes that were. If
-        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends the stream.
-        `data` must not be changed afterwards."""
+        some bytes are left, the stream's `on_writable` is called later. With `ends`, the last byte ends this end's side
+        of the stream. `data` must not be changed afterwards."""
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -306,9 +312,9 @@ class Http2Output:
             stream.on_writable()
 
     def change_send_windows(self, change: int) -> None:
-        """Adds `change` to the send windows of all streams, as a SETTINGS frame requires. Called once for each frame,
-        although a frame may contain this setting thousands of times. Raises Http2Violation if a window becomes too
-        large."""
+        """Adds `change`, which may be negative, to the send windows of all streams, as a SETTINGS frame requires.
+        Called once for each frame, although a frame may contain this setting thousands of times. Raises Http2Violation
+        if a window becomes too large."""
         self._connection.allowance.charge_frames(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
@@ -317,7 +323,8 @@ class Http2Output:
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
-        """Called when the other end has enlarged the send window of the stream."""
+        """Called when the other end has enlarged the send window of the stream. If the stream has waited for its
+        window, calls its `on_writable` now, or later if the connection is blocked."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
             if self.is_paused or self.send_left <= 0:
@@ -326,6 +333,7 @@ class Http2Output:
                 stream.on_writable()
 
     def stop(self) -> None:
+        """Called when the connection has ended: drops the streams that wait for room."""
         if self._cutting is not None:
             self._cutting.cancel()
         self.blocked.clear()
@@ -354,13 +362,16 @@ class ReceiveWindow:
         self.widen_to_maximum()
 
     def widen_to_maximum(self) -> None:
+        """Enlarges the window of the connection to CONNECTION_WINDOW bytes, and tells the other end. Does nothing if it
+        has this size."""
         if self.size < CONNECTION_WINDOW:
             more, self.size = CONNECTION_WINDOW - self.size, CONNECTION_WINDOW
             self.left += more
             self._connection.out.write(frames.encode_window_update(0, more))
 
     def credit_stream(self, stream: Http2Stream, size: int) -> None:
-        """Lets the other end send `size` more bytes on the stream, because the service has read `size` bytes."""
+        """Lets the other end send `size` more bytes on the stream, because the service has read `size` bytes. The
+        credit is sent when it is a quarter of the window."""
         stream.unread -= size
         if not self._connection.credits_at_once:
             self.owed += size
@@ -373,7 +384,8 @@ class ReceiveWindow:
             stream._owed = 0
 
     def credit(self, size: int = 0) -> None:
-        """Lets the other end send `size` more bytes on the connection."""
+        """Lets the other end send `size` more bytes on the connection. The credit is sent when it is a quarter of the
+        window."""
         self.owed += size
         if self.owed * 4 >= self.size and not self._connection.is_lost:
             self._connection.out.write(frames.encode_window_update(0, self.owed))
@@ -382,8 +394,8 @@ class ReceiveWindow:
 
 
 class Http2LivenessCheck:
-    """Detects that the other end of a connection is dead: counts the checks in a row in which nothing was received. It
-    counts checks, not seconds, so that a paused process does not end its connections."""
+    """Detects that the other end of a connection is dead: counts the checks in a row in which nothing was received.
+    Counts checks, not seconds, so that a paused process does not end its connections."""
 
     __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
 
@@ -396,8 +408,9 @@ class Http2LivenessCheck:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `is_answering`
 
     def check_alive(self) -> None:
-        """Called every LOOK_S seconds. Checks whether anything was received since the last call. After SILENT_LOOKS
-        calls without any received bytes it sends a PING; after DEAD_LOOKS it aborts the connection."""
+        """Called every LOOK_S seconds, and sets the timer for the next call. After SILENT_LOOKS calls in a row without
+        any received bytes it sends a PING; after DEAD_LOOKS it aborts the connection. Also aborts it if the other end
+        has not sent its settings after HANDSHAKE_LOOKS calls."""
         connection = self._connection
         self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
         self._looks += 1
@@ -413,8 +426,8 @@ class Http2LivenessCheck:
             connection.on_liveness_check(self._looks)
 
     async def is_answering(self, timeout_s: float) -> bool:
-        """Sends a PING. Returns True if the other end answers this PING, or an earlier one, within `timeout_s`; else
-        False."""
+        """Sends a PING. Returns True if the other end answers this PING, or an earlier one, within `timeout_s` seconds;
+        else False. Never ends the connection."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
         self._connection.out.write(frames.ping(b"magnetar"))
@@ -422,6 +435,8 @@ class Http2LivenessCheck:
         return bool(done)
 
     def on_ping(self, flags: int, id_: int, payload: bytes) -> None:
+        """Called when a PING frame has arrived. Answers it, or ends the waits of `is_answering` if it is an answer.
+        Raises Http2Violation if the frame is malformed."""
         if id_ or len(payload) != 8:
             raise Http2Violation(_size_error(not id_), "a PING that is none")
         if not flags & frames.ACK:
@@ -432,10 +447,12 @@ class Http2LivenessCheck:
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """An HTTP/2 connection. `T` is the type of a decoded header block."""
+    """An HTTP/2 connection, the same for both ends; a subclass for each end overrides the methods below "for the ends".
+    `T` is the type of a decoded header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Http2Setting, int]) -> None:
-        """Creates a connection. `first` is sent before the settings (a client's preface)."""
+        """Creates a connection. `decoder` decodes the header blocks that arrive. `first` is sent before the settings (a
+        client's preface); `settings` are those of this end."""
         self.loop = asyncio.get_running_loop()
         self._decoder = decoder
         self._first = first + frames.settings(settings)
@@ -470,27 +487,38 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     # ------------------------------------------------------------------ for the ends
     def consume_preface(self, view: memoryview) -> memoryview:
         """Removes from the beginning of `view` the bytes that belong to the client's preface, and returns the rest.
-        Called at a server until the preface is complete (`is_greeted`)."""
+        Called at a server until the preface is complete (`is_greeted`); a server must override it."""
         raise NotImplementedError
 
     def on_stream_opened(self, id_: int, head: T, ended: bool) -> None:
-        """Called when the other end has opened a stream, with the decoded headers."""
+        """Called when the other end has opened a stream, with the decoded headers. `ended`: it sends nothing more on
+        the stream. Raises Http2Violation at a client, where no server may open streams."""
         raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
-        """Returns whether the stream with this id was never opened, by either end."""
+        """Returns whether the stream with this id was never opened, by either end. Each end overrides it."""
         raise NotImplementedError
 
-    def on_settings(self) -> None: ...
-    def on_goaway(self, last: int, code: int, text: str) -> None: ...
-    def on_liveness_check(self, looks: int) -> None: ...
-    def on_lost(self, error: MagnetarError) -> None: ...
-    def on_stream_removed(self) -> None: ...
+    def on_settings(self) -> None:
+        """Called each time the settings of the other end have arrived and are applied."""
+
+    def on_goaway(self, last: int, code: int, text: str) -> None:
+        """Called when the other end accepts no more streams: it does not handle those with an id above `last`."""
+
+    def on_liveness_check(self, looks: int) -> None:
+        """Called at each check that finds the connection alive. `looks`: the number of checks since the connection was
+        made."""
+
+    def on_lost(self, error: MagnetarError) -> None:
+        """Called once when the connection has ended with `error`, after the `on_lost` of its streams."""
+
+    def on_stream_removed(self) -> None:
+        """Called when a stream has ended on a connection that goes on."""
 
     credits_at_once = False
     """Whether the connection's window is credited for what came, not for what was read."""
     stream_window = frames.WINDOW_DEFAULT
-    """Window of each stream, before `reserve_window`."""
+    """Window of each stream, before `ReceiveWindow.open`."""
 
     # ------------------------------------------------------------------ asyncio's protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -898,8 +926,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """Adds a stream to the connection. `has_head`: the headers of the other end have arrived, because it opened the
-        stream."""
+        """Adds a stream to the connection, with the id `id_`. `has_head`: the headers of the other end have arrived,
+        because it opened the stream."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -907,12 +935,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.streams[id_] = stream
 
     def on_output_ended(self, stream: Http2Stream) -> None:
+        """Called when this end has sent the last frame of a stream. Removes the stream if the other end has finished
+        too."""
         stream.out_ended = True
         if stream.in_ended:
             self._remove_stream(stream)
 
     def reset(self, stream: Http2Stream, code: Http2ErrorCode, error: MagnetarError | None = None) -> None:
-        """Ends a stream at once by sending RST_STREAM. If `error` is given, calls the stream's `on_lost` with it."""
+        """Ends a stream at once by sending RST_STREAM. If `error` is given, the other end is at fault: calls the
+        stream's `on_lost` with it, and charges the allowance. Does nothing if the stream has ended."""
         if stream.connection is None:
             return
         self.out.write(frames.encode_rst_stream(stream.id, code))
@@ -934,8 +965,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ the end
     def terminate_with_error(self, code: Http2ErrorCode, text: str) -> None:
-        """Ends the connection by sending GOAWAY with this code, because the other end violated the protocol or a
-        limit."""
+        """Ends the connection by sending GOAWAY with this code, because the other end violated the protocol or a limit.
+        All streams end with ConnectionLost. Does nothing on a lost connection."""
         if self.is_lost:
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
@@ -944,8 +975,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._close_transport()
 
     def close(self, error: MagnetarError) -> None:
-        """Ends all streams with `error` at once, and closes the connection when all written data was sent. Does not
-        wait for that."""
+        """Ends all streams with `error` at once, and closes the connection when all written data was sent, after
+        LEAVE_S at the latest. Does not wait for that."""
         if not self.is_lost:
             self._close_with(error)
             self._close_transport()
@@ -970,6 +1001,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 
     def abort(self, error: MagnetarError) -> None:
+        """Ends all streams with `error`, and closes the connection at once; unsent data is lost. Does nothing on a lost
+        connection."""
         if not self.is_lost:
             self._close_with(error)
             self.out.transport.abort()
@@ -991,7 +1024,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_lost(error)
 
     def check(self) -> None:
-        """Checks the flow-control windows: each window must be the sum of the bytes that the other end may still send,
+        """Checks the flow-control windows. Each window must be the sum of the bytes that the other end may still send,
         the bytes that arrived and were not credited, and the rest of the current frame."""
         if self.is_lost:
             return
@@ -1007,6 +1040,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
 
 def get_peer_address(transport: asyncio.BaseTransport) -> str:
+    """Returns the address of the other end of a transport as HOST:PORT; "?" if it is not known."""
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):
         return "?"

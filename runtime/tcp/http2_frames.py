@@ -1,11 +1,10 @@
-"""The frames of HTTP/2 as bytes (RFC 9113, 4 and 6) that this end sends, and the numbers of both ends; the decoding of
-header blocks with Huffman codes (`HeaderDecoder`, RFC 7541); and the bound for frames that carry nothing
-(`FrameAllowance`).
+"""The frames of HTTP/2 that this end sends, as bytes (RFC 9113, 4 and 6), and the numbers that both ends use.
 
 A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, stream) and the payload. Frames that
 arrive are parsed by `runtime/tcp/http2.py`.
 
-Also in this file, below its heading: strings in Huffman's code, decoded a byte at a time (huffman).
+Also in this file, each below its heading: strings in Huffman's code, decoded a byte at a time (huffman); the limit for
+frames that carry nothing (patience); and header blocks, RFC 7541 (headers).
 """
 
 from __future__ import annotations
@@ -84,14 +83,17 @@ class Http2Violation(Exception):
 
 
 def get_error_code_name(number: int) -> str:
+    """Returns the name of an HTTP/2 error code, such as "CANCEL"; "code N" if the number is not known."""
     return Http2ErrorCode(number).name if number in Http2ErrorCode._value2member_map_ else f"code {number}"
 
 
 def frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
+    """Returns the 9 bytes before the payload of a frame. `length`: of the payload; `kind`: the type."""
     return HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
 def settings(values: dict[Http2Setting, int]) -> bytes:
+    """Returns a SETTINGS frame with these values."""
     payload = b"".join(struct.pack("!HI", key, value) for key, value in values.items())
     return frame_header(len(payload), SETTINGS, 0, 0) + payload
 
@@ -100,18 +102,24 @@ SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
 
 def encode_window_update(stream: int, size: int) -> bytes:
+    """Returns the WINDOW_UPDATE frame that lets the other end send `size` more bytes on the stream; 0: on the
+    connection."""
     return frame_header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
 def encode_rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
+    """Returns the RST_STREAM frame that ends the stream with this code."""
     return frame_header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
 
 
 def ping(data: bytes, flags: int = 0) -> bytes:
+    """Returns a PING frame. `data` has 8 bytes; `flags` is ACK in an answer."""
     return frame_header(8, PING, flags, 0) + data
 
 
 def encode_goaway(last: int, code: Http2ErrorCode, text: str = "") -> bytes:
+    """Returns the GOAWAY frame that ends the connection with this code. `last`: the last stream of the other end that
+    this end has accepted. `text` is cut to 256 bytes."""
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
     return frame_header(len(payload), GOAWAY, 0, 0) + payload
 
@@ -246,7 +254,7 @@ SMALL_UPDATE = 8
 
 class FrameAllowance:
     """Limits how many frames without content and how many refused calls one connection may send. The connection has an
-    allowance that is refilled over time."""
+    allowance that is refilled over time; a new one is not limited."""
 
     __slots__ = (
         "_granted", "_granted_most", "_granted_streams", "_granted_streams_most", "_left", "_loop", "_most", "_rate",
@@ -269,7 +277,7 @@ class FrameAllowance:
 
     def set_allowance(self, most: float, rate: float) -> None:
         """Sets the allowance of the connection: it may send `most` frames without content at once, and `rate` more per
-        second."""
+        second. More than PATIENCE means that its caller is authenticated (`is_known`)."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
         self.is_known = most > PATIENCE
@@ -281,7 +289,7 @@ class FrameAllowance:
         return not self.is_known and self.share is not None and self.share.is_share_used_up
 
     def charge_frames(self, frames_: int = 1) -> None:
-        """Takes `frames_` from the allowance, for work that costs as much as `frames_` frames without content. Raises
+        """Takes `frames_` from the allowance, for work that costs as much as that many frames without content. Raises
         Http2Violation if the allowance is used up."""
         if self._most == math.inf:
             return
@@ -301,9 +309,9 @@ class FrameAllowance:
                 )
 
     def charge_window_update(self, id_: int, size: int, send_left: int) -> None:
-        """Takes a window update from the allowance, unless it only gives back credit for data that was sent. An update
-        is charged if it is small, or grants more than any update before. `send_left`: the send window of the connection
-        before the update."""
+        """Charges a window update like a frame without content, unless it only gives back credit for data that was
+        sent. An update is charged if it is small, or grants more than any update before. `id_`: the stream, 0 for the
+        connection; `size`: the granted bytes; `send_left`: the send window of the connection before the update."""
         sent = WINDOW_DEFAULT + self._granted - send_left
         if id_:
             self._granted_streams += size
@@ -358,6 +366,8 @@ _STATUS_200 = b"\x88"  # the static table's entry
 
 
 def encode_headers(headers: Iterable[Header]) -> bytes:
+    """Returns the header block of these headers, without Huffman codes and without entries in the dynamic table. So the
+    same headers always have the same bytes."""
     return b"".join(_literal(name, value) for name, value in headers)
 
 
@@ -445,7 +455,7 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of one connection. `parse`: the function that makes the result of `decode` from the
-    headers of a block."""
+    headers of a block. `cost`: of the last block, in frames without content."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -456,8 +466,9 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block, and returns the result of `parse` for its headers. Raises Http2Violation if the
-        block is malformed, or needs more work than the headers of a call may need."""
+        """Decodes a header block, and returns the result of `parse` for its headers. Raises Http2Violation if the block
+        is malformed, or needs more work than the headers of a call may need. Blocks must be decoded in the order of
+        their arrival, because later ones may refer to earlier ones."""
         found = self._known.get(data)
         if found is not None:
             self.cost = 0
@@ -538,8 +549,8 @@ class HeaderBlocks:
         self._continuations = 0
 
     def start_header_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Handles a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION
-        frames must follow."""
+        """Takes a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION frames
+        must follow. Raises Http2Violation if the frame is malformed."""
         if not id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
@@ -553,8 +564,9 @@ class HeaderBlocks:
         return None
 
     def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Handles a CONTINUATION frame. Returns (flags, stream, block) if it completes the block; None if more frames
-        must follow."""
+        """Takes a CONTINUATION frame. Returns (flags of the HEADERS frame, stream, block) if it completes the block;
+        None if more frames must follow. Raises Http2Violation if no block of this stream is incomplete, or if the block
+        becomes too long."""
         if self.continued is None or self.continued[0] != id_:
             raise Http2Violation(Http2ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued

@@ -1,5 +1,5 @@
-"""Requests JSON documents over HTTP from issuers of tokens, in a thread; the size and the time of a request are
-limited.
+"""Requests JSON documents over HTTP from issuers of tokens (`JsonClient`). A request blocks its thread; its size and
+its time are limited.
 
 A redirect is an error, because only the configured addresses may be asked. The text of an error quotes nothing of the
 answer, because an issuer may repeat secrets of the request in it.
@@ -33,8 +33,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 class JsonClient:
     """Sends HTTP requests, and returns the JSON documents in the answers. `tls.ca`: the file of trusted certificate
-    authorities; empty: those of the system. `require_https` False: http:// to this machine is allowed too. Raises
-    InvalidConfiguration if a file of `tls` cannot be used."""
+    authorities; empty: those of the system. `require_https` False: http:// to this machine is allowed too. The
+    constructor raises InvalidConfiguration if a file of `tls` cannot be used."""
 
     def __init__(self, clock: Clock, tls: TlsFiles | None = None, *, require_https: bool = True) -> None:
         self._clock = clock
@@ -50,6 +50,8 @@ class JsonClient:
         self._opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
 
     def is_url_allowed(self, url: object) -> bool:
+        """Returns whether the URL may be requested: it has a host and no user, and is https://, or http:// to this
+        machine if `require_https` is False. Returns False if it is not a text."""
         try:
             found = urlsplit(url) if isinstance(url, str) else None
         except ValueError:
@@ -61,9 +63,11 @@ class JsonClient:
 
     def request_json(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Sends a GET request, or a POST request if there is a `form`, and returns the JSON object of the answer.
-        Blocks the calling thread. Raises Unavailable if there is no answer within TIMEOUT_S, or if the answer is not a
-        JSON object of at most ANSWER_BYTES_MAX. For an HTTP error, the field `status` of the exception is the HTTP
-        status."""
+        Blocks the calling thread.
+
+        Raises Unavailable if the URL is not allowed (`is_url_allowed`), if the server sends nothing for TIMEOUT_S, or
+        if the body does not arrive within TIMEOUT_S. Also raises it if the answer is not a JSON object of at most
+        ANSWER_BYTES_MAX. For an HTTP error, the field `status` of the exception is the HTTP status."""
         if not self.is_url_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")
         data = None if form is None else urlencode(form).encode()

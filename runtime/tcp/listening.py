@@ -1,24 +1,27 @@
-"""A listening socket of the event loop: at an address, which is not looked up, or at a name.
+"""Listening sockets of the event loop, with TLS or without, and TCP connections that carry bytes.
 
     server = await listen(endpoint, make_protocol, tls, limits)        port 0: a free one
 
-A loop looks an address up like a name, for which it starts four threads and loads tables of names; an address is bound
-here. With TLS a connection is accepted here, too: so its handshake has a place (`UnauthenticatedConnections`) and a
-descriptor from the first byte on, and HANDSHAKE_S. `make_protocol` is asked when the handshake is done.
-`UnauthenticatedConnections` bounds the connections of a port whose callers are not authenticated yet;
-`make_listener_tls_context` and `make_caller_tls_context` make TLS contexts. Guards: tests/runtime/tcp/test_listen.py,
-tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
-
-The TLS certificates that this process shows to others, and when each ends: for its metrics.
+**Listening.** `listen` binds an address without a look-up, because asyncio would look it up like a name, for which it
+starts four threads and loads tables of names. With TLS, `TlsListener` accepts the connections: so a connection counts
+(`UnauthenticatedConnections`) and has a descriptor from its first byte on, and its handshake ends after HANDSHAKE_S.
+`make_protocol` is called when the handshake is done.
+**Bytes.** `serve` and `connect` implement `serve_bytes` and `connect_bytes` of `runtime/network.py`.
+**Certificates.** `CERTIFICATES` has the TLS certificates that this process shows to others, and when each ends, for its
+metrics:
 
     CERTIFICATES.add(path)              called by the code that makes a TLS context from the file
     CERTIFICATES.read_expiry_times()    by path, the time at which its first certificate expires (s since the epoch)
 
 A file that was replaced is read again, because the next handshake uses it. For a file that cannot be read, or has no
 certificate, the last known time stays. Only the end of its validity is read from a certificate, so the standard library
-is enough. Guarding tests: tests/runtime/tcp/test_certificates.py.
+is enough.
 
-TCP and TLS on asyncio: the `serve_bytes` and `connect_bytes` of `runtime/network.py`.
+Guarding tests: tests/runtime/tcp/test_listen.py, tests/runtime/tcp/test_strangers.py,
+tests/runtime/tcp/test_certificates.py, tests/cli/test_start.py.
+
+Also in this file, each below its heading: the limit for connections whose callers are not authenticated, which comments
+call strangers (strangers); TLS contexts that are made again when their files change (tls).
 """
 
 from __future__ import annotations
@@ -53,11 +56,12 @@ class CertificateFiles:
         self._found: dict[str, tuple[object, float | None]] = {}  # path → (inode, time, size) as it was read, its end
 
     def add(self, path: str) -> None:
+        """Adds the certificate file `path`. Does nothing if it is known."""
         self._found.setdefault(path, (None, None))
 
     def read_expiry_times(self) -> dict[str, float]:
         """Returns, by file, the time at which its certificate expires (for a chain, the earliest time), in seconds
-        since the epoch. Reads a file again if it has changed."""
+        since the epoch. Reads a file again if it has changed. Leaves out a file that was never readable."""
         for path, (stamp, end) in self._found.items():
             try:
                 known = os.stat(path)
@@ -134,10 +138,12 @@ STRANGERS_MIN = 16
 
 
 class UnauthenticatedConnection(Protocol):
-    """A connection whose caller is not authenticated yet."""
+    """A connection whose caller is not authenticated yet, as `UnauthenticatedConnections` sees it."""
 
     @property
-    def is_busy(self) -> bool: ...
+    def is_busy(self) -> bool:
+        """Returns whether the caller is being authenticated now: then the connection is not evicted."""
+        ...
 
     def evict(self) -> None:
         """Closes the connection at once, to make room for other connections."""
@@ -146,7 +152,8 @@ class UnauthenticatedConnection(Protocol):
 
 class UnauthenticatedConnections:
     """The connections of one port whose callers are not authenticated yet. Limits their number. A port with TLS has two
-    such objects: one for connections in the TLS handshake, and one for those after it."""
+    such objects: one for connections in the TLS handshake, and one for those after it. `pushed_out`: how many were
+    closed to make room."""
 
     def __init__(self, limits: CallerLimits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -166,6 +173,7 @@ class UnauthenticatedConnections:
 
     @property
     def count_max(self) -> int:
+        """Returns how many connections may be in this object at the same time."""
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
@@ -179,6 +187,7 @@ class UnauthenticatedConnections:
         return True
 
     def remove(self, stranger: UnauthenticatedConnection) -> None:
+        """Removes a connection: its caller is authenticated now, or it has ended. Does nothing if it is not there."""
         address = self._address.pop(stranger, None)
         if address is not None:
             group = self._of[address]
@@ -310,6 +319,7 @@ class TcpListening:
 
     @property
     def port(self) -> int:
+        """Returns the actual number of the port."""
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
@@ -318,14 +328,16 @@ class TcpListening:
         return self._server.handshakes if isinstance(self._server, TlsListener) else None
 
     def close(self) -> None:
+        """Stops listening, and ends TLS handshakes that are in progress. Connections that are made stay open."""
         self._server.close()
 
 
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: CallerLimits
 ) -> TcpListening:
-    """Starts to listen at `endpoint`, and returns the listening sockets. `make_protocol` is called for each accepted
-    connection. Raises Busy if the port is taken, or the address does not belong to this machine."""
+    """Starts to listen at `endpoint` (port 0: a free port), and returns the listening sockets. `make_protocol` is
+    called for each connection, with TLS after its handshake. Raises Busy if the port is taken, or the address does not
+    belong to this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
@@ -338,7 +350,8 @@ async def listen(
 
 
 class TlsListener:
-    """Accepts the connections of a port and makes their TLS handshakes."""
+    """Accepts the connections of a port and makes their TLS handshakes. `sockets` are bound; the constructor starts to
+    listen."""
 
     def __init__(
         self, sockets: Sequence[socket.socket], make_protocol: MakeProtocol, tls: ssl.SSLContext, limits: CallerLimits
@@ -386,7 +399,7 @@ class TlsListener:
             _LOG.debug("%s: no TLS: %s", peer, error)
 
     def close(self) -> None:
-        """Stops accepting connections, and ends the TLS handshakes that are in progress."""
+        """Closes the listening sockets, and cancels the TLS handshakes that are in progress."""
         for each in self.sockets:
             if each.fileno() >= 0:
                 self._loop.remove_reader(each.fileno())
@@ -473,16 +486,15 @@ CLOSE_S = 1.0
 
 
 class TcpStream(asyncio.BufferedProtocol):
-    """A `runtime.network.ByteStream` over a TCP socket. Received bytes are written directly into the reader's
-    buffer."""
+    """One end of a TCP connection, in clear or with TLS; implements `runtime.network.ByteStream`. Received bytes are
+    written directly into the reader's buffer."""
 
     def __init__(
         self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None,
         known: Callable[[TcpStream], None] = lambda stream: None,
     ) -> None:  # fmt: skip
         """Creates a stream. `accepted` is called when the connection is made, `known` when its caller is authenticated;
-        both may raise.
-        """
+        both may raise. `guard` is that of the listener."""
         self.peer = "?"
         self.guard = guard
         self._known = known
@@ -622,7 +634,7 @@ class TcpStream(asyncio.BufferedProtocol):
 
 
 class RunningTcpServer:
-    """A listener (`runtime.network.RunningServer`) for TCP connections."""
+    """A listener for TCP connections that carry bytes; implements `runtime.network.RunningByteServer`."""
 
     def __init__(self, service: ByteService, access: ListenerAccess) -> None:
         self._service = service
@@ -639,6 +651,8 @@ class RunningTcpServer:
         return self._access.tls is not None
 
     async def listen(self, endpoint: Endpoint) -> None:
+        """Starts to listen at `endpoint`. Must be called once, before anything else. Raises Busy if the port is taken,
+        InvalidConfiguration if a TLS file cannot be used."""
         tls = make_listener_tls_context(self._access.tls) if self._access.tls is not None else None
         access = self._access
         made = lambda: TcpStream(self._accept, access.guard, self._admit)
@@ -692,19 +706,21 @@ class RunningTcpServer:
                     del self._of_address[place]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stops accepting connections. Open connections may continue for `grace_s`, and are then closed. May be called
-        twice."""
+        """Stops accepting connections. Services of open connections may continue for `grace_s` seconds, and are then
+        cancelled; their connections are closed. May be called twice."""
         self._server.close()
         await self._handlers.close(grace_s)
 
 
 async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> RunningTcpServer:
+    """Starts a listener for TCP connections, as `Network.serve_bytes` says."""
     serving = RunningTcpServer(service, access)
     await serving.listen(endpoint)
     return serving
 
 
 async def connect(endpoint: Endpoint, tls: TlsFiles | None = None) -> TcpStream:
+    """Makes a TCP connection, as `Network.connect_bytes` says."""
     context = make_caller_tls_context(tls) if tls is not None else None
     connecting = asyncio.get_running_loop().create_connection
     try:

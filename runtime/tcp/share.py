@@ -5,9 +5,9 @@ connections that send too many frames that carry nothing.
     share.is_share_used_up                  True: the received bytes of unauthenticated connections must wait
     share.queue_connection_turn(go_on, …)   calls `go_on` when the share is not used up; `wait_turn` waits for that
 
-Connections that have used little come first, the newest of them before the others: the newest is a caller that has just
-connected, and the oldest are closed first to make room (runtime/tcp/listening.py). All other connections follow in the
-order of their arrival.
+Connections that have used little come first, and of these the newest one: it is a caller that has just connected, while
+the oldest are closed first to make room (runtime/tcp/listening.py). All other connections follow in the order of their
+arrival.
 
 Each connection has an allowance of its own (`PATIENCE`), and a slice of time per turn. A thousand such connections
 could still use the whole event loop. So all of them together have SHARE_RATE: a twelfth of the loop, however many they
@@ -30,7 +30,7 @@ TIDY_MIN = 256
 
 
 class QueuedTurn:
-    """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` removes it from the queue."""
+    """The place of one connection in the queue of an UnauthenticatedLoopShare, until its function was called."""
 
     __slots__ = ("go_on",)
 
@@ -38,11 +38,13 @@ class QueuedTurn:
         self.go_on: Callable[[], None] | None = go_on
 
     def cancel(self) -> None:
+        """Removes the connection from the queue: its function is not called any more."""
         self.go_on = None
 
 
 class UnauthenticatedLoopShare:
-    """Limits the share of the event loop's time that all unauthenticated connections of one port may use together."""
+    """Limits the share of the event loop's time that all unauthenticated connections of one port may use together.
+    `spent`: the frames that were used since the start."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -55,11 +57,14 @@ class UnauthenticatedLoopShare:
         self.spent = 0  # in all
 
     def spend_frames(self, frames: int) -> None:
+        """Counts work that costs as much as `frames` frames without content. Never refuses: the share may be overdrawn.
+        """
         self._left -= frames
         self.spent += frames
 
     @property
     def is_share_used_up(self) -> bool:
+        """Returns whether unauthenticated connections must wait now."""
         return self._left <= 0 and self._refilled() <= 0
 
     def _refilled(self) -> float:
@@ -69,9 +74,9 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> QueuedTurn:
-        """Queues a call of `go_on`, and returns its place in the queue. `go_on` is called when the share is not used
-        up, but not before LOOK_S seconds. `is_light`: the connection has used little time, and comes before connections
-        that have used more."""
+        """Queues a call of `go_on`, and returns its place in the queue. `go_on` is called once, when the share is not
+        used up, but not before LOOK_S seconds. `is_light`: the connection has used little time, and comes before
+        connections that have used more."""
         turn = QueuedTurn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -102,7 +107,8 @@ class UnauthenticatedLoopShare:
         self._look_later()
 
     async def wait_turn(self, frames: int, *, is_light: bool) -> None:
-        """Waits until the share is not used up, and then counts `frames` as used."""
+        """Waits until the share is not used up, and then counts `frames` as used. Returns at once if it is not used up.
+        `is_light`: as in `queue_connection_turn`."""
         if not self.is_share_used_up:
             self.spend_frames(frames)
             return
@@ -124,6 +130,7 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def close(self) -> None:
+        """Drops all queued calls: their functions are not called."""
         if self._timer is not None:
             self._timer.cancel()
         self._light.clear()
