@@ -556,8 +556,8 @@ class RestProtocol:
         self.measure: Measure = write_empty_metrics
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until the client or the broker ends it. After `shut_down` returns at once. Raises
-        ConnectionLost if the connection was lost."""
+        """Serves one connection until the client or the broker ends it, or the connection is lost. Returns at once
+        after `shut_down`. The first call imports the code of the REST API."""
         async with self._loading:
             if self._connections is None:
                 rest = f"{__package__}.rest"

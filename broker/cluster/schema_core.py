@@ -1,4 +1,5 @@
-"""Checks schemas of topics, and decides whether a new one is compatible with those of a topic. Without input or output.
+"""Checks schemas of topics, and decides whether a new one is compatible with those of a topic. This module reads and
+writes no data.
 
 `CheckedSchemaDefinition.parse(info)` checks every schema before it is registered, and raises InvalidSchema if it is not
 valid. Equal definitions have equal fingerprints. For AVRO, JSON and PROTOBUF, definitions are equal if their canonical

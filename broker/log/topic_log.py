@@ -414,8 +414,8 @@ class TopicLog:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> LedgerReplication | None:
-        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
-        log has no ledger."""
+        """Returns the replication (the quorums) of the ledger that this owner of the topic is writing or wrote last;
+        None if it has created no ledger."""
         return self._appender.replication
 
     @property

@@ -366,8 +366,8 @@ class SinkBatchDecider:
 BLOCK_MAX = 1_000
 """Largest number of ids that one BeginTransactions gets."""
 BLOCKS = 64
-"""A BeginTransactions gets at most this fraction (1 / BLOCKS) of the ids that may still be given. So a client which does
-not use its ids leaves some for the others."""
+"""A BeginTransactions gets at most this fraction (1 / BLOCKS) of the ids that may still be given. So a client which
+does not use its ids leaves some for others."""
 NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
