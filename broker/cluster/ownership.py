@@ -151,9 +151,9 @@ def accepts_assigned_bundles(broker: BrokerRecord) -> bool:
 
 
 def check_can_drain(broker: BrokerRecord, registered: Sequence[BrokerRecord]) -> None:
-    """Raises NotAllowed if the broker cannot drain: its release is older and does not read orders to drain; or no other
-    broker of its group could get its bundles, and there are brokers of older releases, which do not take assigned
-    bundles. `registered`: all brokers."""
+    """Raises NotAllowed if the broker cannot drain. That is so if its release is older and does not read orders to
+    drain. It is also so if no other broker of its group could get its bundles, and some brokers are of older releases,
+    which do not take assigned bundles. `registered`: all brokers."""
     if not accepts_assigned_bundles(broker):
         raise NotAllowed(
             f"broker {broker.name!r} ({_version(broker)}) does not know how to drain: stop it by SIGTERM, which gives "

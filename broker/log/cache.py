@@ -28,9 +28,8 @@ for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic as it is delivered: its bytes (`frames`), its position, the number of its messages (`count`),
-    the index of the last one (`index`), its `size` in bytes, and when the broker stored it (`timestamp_ms`, ms since
-    the epoch)."""
+    """An entry of a topic as it is delivered. `frames`: its bytes; `count`: the number of its messages; `index`: the
+    index of the last message; `size`: in bytes; `timestamp_ms`: when the broker stored it (ms since the epoch)."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "expiry", "frames", "index", "position", "redriven_to", "size",

@@ -438,8 +438,8 @@ class Compaction:
         view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the position up to which compaction no longer needs the log; None if it needs no part of the log,
-        because the topic was never compacted, and neither a running compaction nor the policy will compact it."""
+        """Returns the position up to which compaction no longer needs the log. Returns None if it needs no part of the
+        log: the topic was never compacted, no compaction is running, and the policy does not ask for one."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:
@@ -486,7 +486,7 @@ class Compaction:
 
     def start(self) -> bool:
         """Starts a task that compacts the topic, and returns True. Returns False, and starts none, if a compaction is
-        running already. `progress` shows the outcome."""
+        running already. The outcome is in `progress`."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()

@@ -158,8 +158,9 @@ def _list_fields(header: EntryHeader, entry: Buffer) -> tuple[Sequence[MessageFi
 
 # ------------------------------------------------------------------------------------------------------ building
 class EntryRun(msgspec.Struct, array_like=True):
-    """Consecutive entries of a ledger: the id of the first one, the index of its first message, the index after the
-    last message of the last one, the bounds of publish and event times (ms since the epoch), bytes, flags."""
+    """Consecutive entries of a ledger. `first_entry`: the id of the first entry; `first_index`: the index of its first
+    message; `end_index`: the index after the last message of the last entry. `publish_…`, `event_…`: the bounds of the
+    times of the messages (ms since the epoch); `flags`: OPAQUE and HIDDEN, or-ed."""
 
     first_entry: int
     first_index: int

@@ -84,7 +84,7 @@ class ReadableLog(Protocol):
     def shape(self) -> LogShape: ...
     @property
     def reader(self) -> LogEntryReader:
-        """The reader of the log's entries."""
+        """Returns the reader of the log's entries."""
         ...
 
     @property

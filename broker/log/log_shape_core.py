@@ -366,8 +366,8 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 
 
 class EntrySearchResult(NamedTuple):
-    """The result of a search for an entry: the entry, or None; and the range of lost entries directly before it (if no
-    entry was found, at the end of the ledger), None if no entry is lost there."""
+    """The result of a search for an entry. `entry`: the entry, or None if none was found. `lost`: the range of lost
+    entries directly before the entry (if none was found, at the end of the ledger); None if no entry is lost there."""
 
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger

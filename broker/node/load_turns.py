@@ -190,8 +190,9 @@ two."""
 
 
 class CacheLimits(NamedTuple):
-    """The maximum sizes in bytes of the two caches of entries (`tail`: of the tail cache; `recent`: of the cache of
-    catch-up reads), and how many bytes of memory are lacking although both caches are empty (`lacking`; 0: none)."""
+    """The sizes of the two caches of entries, in bytes. `tail`: the maximum of the tail cache; `recent`: the maximum of
+    the cache of catch-up reads. `lacking`: how many bytes of memory are lacking although both caches are empty; 0 if
+    none."""
 
     tail: int
     recent: int

@@ -72,9 +72,10 @@ class TopicGroupTotals(msgspec.Struct):
 
 
 class MeasuredTopic(NamedTuple):
-    """The measured values of one topic. `rates`: its traffic between the last two surveys. `oldest_ms`: the arrival
-    time of the oldest unacknowledged message, in ms since the epoch: that of the subscription that has acknowledged
-    least. 0 if there is no such message, or its time is not known yet, though those of other subscriptions may be."""
+    """The measured values of one topic. `rates`: its traffic between the last two surveys; `backlog`: the
+    unacknowledged messages of all durable subscriptions. `oldest_ms`: the arrival time (ms since the epoch) of the
+    oldest unacknowledged message of the subscription that has acknowledged least; 0 if there is no such message, or its
+    time is not known yet."""
 
     topic: Topic
     rates: TrafficRates

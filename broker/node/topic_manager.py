@@ -751,7 +751,7 @@ class TopicManager:
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
         """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
-        releases the bundles: the next broker that is asked for one of the topics becomes the owner. Returns (number of
+        releases the bundles. The next broker that is asked for one of the topics becomes the owner. Returns (number of
         unloaded topics, number of released bundles). Raises InvalidRequest if the namespace has no such bundle;
         Unavailable without a metadata session."""
         session = self._open()

@@ -211,12 +211,12 @@ def must_roll_ledger(
     idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
-    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later: the last ledger
-    is at least as old as the retention time; or nothing was written to it for `idle_s` seconds, and no holder needs it.
-    Returns False if the last ledger has no entry, or if the retention is unlimited.
+    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later. That is so if
+    the last ledger is at least as old as the retention time; or if nothing was written to it for `idle_s` seconds, and
+    no holder needs it. Returns False if the last ledger has no entry, or if the retention is unlimited.
 
     `holders`: which part of the log each holder no longer needs; `quiet_s`: for how many seconds nothing was written to
-    the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock; `unread`: the retention for a topic without
+    the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock. `unread`: the retention for a topic without
     durable subscriptions, NOTHING if it has one.
     """
     if shape.last_position.entry_id < 0 or shape.tail_span.last_entry < 0:

@@ -106,7 +106,7 @@ class OutcomesPiece(NamedTuple):
 class OutcomesSnapshotMarker(NamedTuple):
     """The marker at the end of a snapshot of a topic's transactions. `position`: the snapshot has all that is known of
     the entries up to it; `open`: the open transactions; `parts`: the places of the snapshot's parts, by the ledger of
-    the log; `ended`: the transactions that ended while entries of them were on their way: these entries are aborted."""
+    the log. `ended`: the transactions that ended while entries of them were in flight; these entries are aborted."""
 
     position: Position
     open: tuple[OpenTxnInSnapshot, ...]

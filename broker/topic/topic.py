@@ -438,9 +438,9 @@ class Topic:
             )
 
     def check_may_answer_end_of_topic(self) -> None:
-        """Raises an error if a client must not be told that it has read everything up to the end of the topic. Must be
-        called before such an answer. Raises NotOwner if this broker has stopped serving the topic; Unavailable if
-        another broker may have taken the topic over, and stored more messages."""
+        """Raises an error if this broker must not answer that a client has read everything up to the end of the topic.
+        Must be called before such an answer. Raises NotOwner if this broker has stopped serving the topic; Unavailable
+        if another broker may have taken the topic over, and stored more messages."""
         self.check_not_ended()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")

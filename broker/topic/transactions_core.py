@@ -416,8 +416,8 @@ class TopicTransactionsCore:
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEndEffect:
         """Applies the outcome of a transaction, and returns how the topic changes by it; NOT_KNOWN if the transaction
-        is not known or has ended here. Idempotent. If the outcome was applied before, and the transaction is known
-        again without an entry (because of an acknowledgement, a join or a new owner), its entries up to `last` do not
+        is not known or has ended here. Idempotent. After an earlier settlement the transaction may be known again
+        without an entry, because of an acknowledgement, a join or a new owner. Then its entries up to `last` do not
         count as missing."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhaseAtTopic.ENDED:

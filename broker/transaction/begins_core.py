@@ -182,9 +182,10 @@ class TransactionEndDecider:
         self, live: LiveTransaction, listed: Sequence[Participant], now: float
     ) -> list[Participant]:
         """Returns the topics that have joined the transaction, each with the number of entries that the client reports
-        in `listed`; 0 for a topic that the client does not report, or -1 (not known) for all if `listed` is empty. If
-        the client reports entries in a topic that has not joined, data is lost: then aborts the transaction and raises
-        TransactionAborted. Raises InvalidRequest if the participants are too many for one record."""
+        in `listed`. The number is 0 for a topic that the client does not report; it is -1 (not known) for all topics if
+        `listed` is empty. If the client reports entries in a topic that has not joined, data is lost: then aborts the
+        transaction and raises TransactionAborted. Raises InvalidRequest if the participants are too many for one
+        record."""
         if not listed:
             return list(live.participants.values())
         said = {each.topic: each for each in listed}

@@ -636,8 +636,8 @@ class HalfMessageCore:
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
-        """Does what is due: starts checks; ends checks that were not answered in time; parks half messages that were
-        not decided in time; publishes again after a failure; discards old outcomes."""
+        """Must be called about once a second. Starts checks that are due; ends checks that were not answered in time;
+        parks half messages that were not decided in time; publishes again after a failure; discards old outcomes."""
         while self._due and self._due[0][0] <= now:
             due, number = heapq.heappop(self._due)
             half = self._halves.get(number)

@@ -317,8 +317,8 @@ class AppendRecords(NamedTuple):
 
 class HalfMessageLimits(msgspec.Struct, frozen=True):
     """The limits of the half messages of a coordinator (docs/transactions.md). `check_after_s`: seconds until the first
-    check; `answer_s`: seconds for the answer to a check; `unknown_max`: answers of UNKNOWN, and `open_s`: seconds
-    without a decision, after which a half message is parked; `retention_s`: seconds for which outcomes are kept."""
+    check; `answer_s`: seconds for the answer to a check. A half message is parked after `unknown_max` answers of
+    UNKNOWN, or `open_s` seconds without a decision. `retention_s`: seconds for which outcomes are kept."""
 
     group_max: int = 10_000  # open ones of a group
     bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
@@ -332,9 +332,10 @@ class HalfMessageLimits(msgspec.Struct, frozen=True):
 
 
 class CoordinatorLimits(msgspec.Struct, frozen=True):
-    """The limits of a transaction coordinator: of its transactions, names, sinks and half messages. `timeout_s`: after
-    which an open transaction is aborted, the default and the maximum; `lease_s`: seconds in which a leased id must be
-    used; `retention_s`: seconds for which outcomes are kept after all participants have stored them."""
+    """The limits of a transaction coordinator: of its transactions, names, sinks and half messages. `timeout_s`,
+    `timeout_s_max`: after how many seconds an open transaction is aborted, by default and at most. `lease_s`: seconds
+    in which a leased id must be used. `retention_s`: seconds for which outcomes are kept after all participants have
+    stored them."""
 
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role

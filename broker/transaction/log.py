@@ -283,7 +283,7 @@ class CoordinatorLog:
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
     async def finish_take_over(self) -> None:
-        """The last step of a take-over: drops what was read for it. Requests may be answered from now on, and not
+        """Last step of a take-over: drops the data that were read for it. Requests may be answered from now on, and not
         before."""
         self._found = None
 

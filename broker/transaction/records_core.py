@@ -85,8 +85,8 @@ class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoordinatorLogRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The base class of the records in a coordinator's ledger. A class whose description begins with "Record:" says
-    what is true from this record on."""
+    """The base class of the records in a coordinator's ledger. A docstring that begins with "Record:" says what is true
+    from this record on."""
 
 
 class TransactionsCommitted(CoordinatorLogRecord, frozen=True, array_like=True, tag=1):

@@ -298,9 +298,9 @@ PLACES_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class OverviewView:
-    """The content of the start page: sums over the brokers of the cluster, the alarms, the topics with the largest
-    backlogs (`worst`), and the topics with the most traffic (`busiest`), at most ROWS of each. Rates are messages per
-    second, throughputs bytes per second."""
+    """The content of the start page: sums over the brokers of the cluster, and the alarms. `worst`: the topics with the
+    largest backlogs, `busiest`: those with the most traffic; at most ROWS of each. Rates are messages per second,
+    throughputs bytes per second."""
 
     topics: int
     subscriptions: int
