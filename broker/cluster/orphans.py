@@ -68,7 +68,8 @@ class MissingLedger(NamedTuple):
 
 
 class OrphanSearchResult(NamedTuple):
-    """The result of a search for orphans: the orphan ledgers and the missing ledgers that were found."""
+    """The result of a search for orphans: the orphan ledgers and the missing ledgers that were found. Both lists may be
+    empty."""
 
     orphans: list[Orphan]
     missing: list[MissingLedger]
