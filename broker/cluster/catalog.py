@@ -259,9 +259,9 @@ class Catalog:
         return sorted(found)
 
     async def list_non_persistent_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the full names of the partitioned non-persistent topics of a namespace; if `partitions` is True, the
-        names of their partitions instead. A non-persistent topic without partitions is not listed: it has no record,
-        and only its owner knows it."""
+        """Returns the full names of the partitioned non-persistent topics of a namespace, sorted; if `partitions` is
+        True, the names of their partitions instead. A non-persistent topic without partitions is not listed: it has no
+        record, and only its owner knows it. Returns [] if the namespace does not exist."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.count_partitions(topic) or 0 for topic in found]

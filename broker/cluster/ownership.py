@@ -533,8 +533,8 @@ MEMBERS_S = 60.0
 
 class RegisteredServers(NamedTuple):
     """The registered brokers and bookies, and the brokers that have died. `away_ms`: since when the metadata does not
-    answer, in ms since the epoch; 0 if the lists were read just now. `late`: they were not, but the metadata answered
-    something in the last METADATA_AWAY_S seconds."""
+    answer (ms since the epoch); 0 if the lists were read just now, or `late` is True. `late`: True if the lists are
+    those of an earlier read, although the metadata answered a call in the last METADATA_AWAY_S seconds."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()

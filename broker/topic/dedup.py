@@ -539,8 +539,10 @@ class Deduplication:
 
 
 class StatefulTopicPart(Protocol):
-    """A part of a topic whose state must survive a change of the topic's owner: compaction, deduplication and
-    transactions. The comment above this class says in which order a topic calls the methods."""
+    """A part of a topic whose state must survive a change of the topic's owner. Deduplication, TopicTransactions,
+    Compaction and KeyIndexes implement it; the topic and its maintenance call it. Order of the calls: `open` once,
+    after the log was taken over; `run_due` and `trim_limit` repeatedly; `stop` when the topic ends here; `close` after
+    the log was closed. After the deletion of the topic's record, the ledgers of `list_own_ledgers` are deleted."""
 
     async def open(self, applied: AppliedPolicies) -> None: ...
     def run_due(self, applied: AppliedPolicies) -> None: ...

@@ -245,8 +245,8 @@ class TopicMaintenance:
             self._topic.on_backlog_quota_changed()
 
     async def run_due_of_parts(self) -> None:
-        """Calls `StatefulTopicPart.run_due` of compaction, deduplication and transactions, which start the work that is
-        due."""
+        """Calls `StatefulTopicPart.run_due` of each part of the topic (deduplication, transactions, compaction and key
+        indexes), which starts the work that is due."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 

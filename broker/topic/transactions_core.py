@@ -382,8 +382,9 @@ class TopicTransactionsCore:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_replayed_sequence_ids(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """Adds the sequence ids of an entry to its transaction if that is open, while the log is being replayed. For an
-        entry that the loaded snapshot contains already. Returns True if the entry is aborted."""
+        """Adds the sequence ids of an entry to its transaction, if that is open, while the log is being replayed. Must
+        be called for each replayed entry of a transaction, also for one that the loaded snapshot contains already.
+        Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)

@@ -221,8 +221,9 @@ class TransactionEndDecider:
         self._decisions.answer_intent(intent, txn_state_of_table_entry(found))
 
     def abort_if_open(self, intent: AbortIfOpen, now: float) -> None:
-        """Aborts the transaction that `intent` names, if it is open. Answers the intent with a TransactionRow that
-        describes the transaction afterwards."""
+        """Aborts the transaction that `intent` names, if it is open; not if it is prepared. Answers the intent with a
+        TransactionRow that describes the transaction afterwards. Raises IntentQueuedUntilDurable while the transaction
+        is in doubt; InvalidRequest if the id was never given."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is TransactionPhase.OPEN:
             self._outcomes.abort_transaction(found, AbortReason.DELETED, now)

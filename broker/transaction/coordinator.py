@@ -82,7 +82,8 @@ AT_ONCE = 64
 
 
 class HalfMessagePublisher(Protocol):
-    """Publishes half messages to their topics in a transaction (broker/node/internal_producer.py)."""
+    """Publishes half messages to their topics in a transaction. CommittedHalfPublisher
+    (broker/node/internal_producer.py) implements it; HalfMessageDriver calls it."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
         """Publishes the messages to their topics in the transaction `txn`. Returns the topics, each with the number and
@@ -156,7 +157,8 @@ class HalfMessageDriver:
 
     # ------------------------------------------------------------------ publishing
     def start_publishing_half_message(self, effect: PublishHalfMessage) -> None:
-        """Starts a task that publishes the messages of a half message, as the effect says."""
+        """Starts a task that publishes the messages of the effect in its transaction, within PUBLISH_S seconds. Then
+        the task calls `published` or `not_published`."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
     async def _work(self, effect: PublishHalfMessage) -> None:
@@ -371,9 +373,9 @@ class RunningCoordinator:
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfMessageChangeVerb) -> None:
-        """Changes the state of a half message for an operator, as `verb` says. Raises NotFound if the half message is
-        not known; TransactionEnded if it has the opposite outcome; or the error because of which its messages cannot be
-        published."""
+        """Changes the state of a half message for an operator, as `verb` says, and waits until the change is durable.
+        Raises NotFound if the half message is not known; TransactionEnded if it has the opposite outcome; or the error
+        because of which its messages cannot be published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:

@@ -563,7 +563,9 @@ class HalfMessageCore:
 
     # ------------------------------------------------------------------ what is durable
     def on_record_durable(self, record: HalfRecord, now: float) -> None:
-        """Called when a record about a half message is durable. Does the next step with this half message."""
+        """Called when a record about a half message is durable. Moves the half message to its next phase: a stored one
+        waits for its first check, a parked one for an operator, a rolled back one is removed. Answers the intents that
+        waited for the record."""
         match record:
             case HalfMessageStored():
                 half = self._halves[record.half]

@@ -506,7 +506,8 @@ async def view_bookies(call: RestRequest) -> BookiesView:
 
 
 async def view_settings(call: RestRequest) -> SettingsView:
-    """Returns the settings of this broker, each with its default and its meaning."""
+    """Returns the content of the page about settings: the settings of this broker, each with its default and its
+    meaning."""
     described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
     config = type(call.broker.config)
     defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in list_settings(config)}
