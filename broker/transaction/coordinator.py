@@ -302,8 +302,8 @@ class RunningCoordinator:
         """Commits, prepares or aborts a transaction, as `verb` says, and waits until its outcome is durable. Returns
         the state of the transaction. `participants`: the entries in each topic, as the client counted them; () if it
         did not. `prepared_s`: for how long a prepared transaction may stay so, 0 for the longest time; `visible`: also
-        waits until all participants have stored an outcome that was decided before this call. Raises
-        TransactionAborted, TransactionFenced or TransactionForgotten if it cannot commit."""
+        waits until all participants have stored the outcome. Raises TransactionAborted, TransactionFenced or
+        TransactionForgotten if it cannot commit."""
         return await self._state(
             lambda to: EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         )

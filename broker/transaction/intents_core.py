@@ -73,7 +73,7 @@ class JoinTransaction(msgspec.Struct, frozen=True):
 class EndTransaction(msgspec.Struct, frozen=True):
     """Intent: end a transaction, by commit, abort or prepare. The answer is a TxnState. `participants`: the entries in
     each topic, as the client counted them; () if it did not. `prepared_s`: for how long the transaction may stay
-    prepared; `visible`: if the outcome was decided before, wait until all participants have stored it."""
+    prepared; `visible`: True if the answer must wait until all participants have stored the outcome."""
 
     request: object
     txn: int
