@@ -1,14 +1,14 @@
 """The broker process: it owns topics while it has a metadata session, and stores nothing itself.
 
-    broker = await Broker.start(world, config, metadata)     serves when this returns
-    broker.endpoint                                          where clients reach it
-    await broker.close()                                     in order: topics, bundles, streams
+    broker = await Broker.start(world, config, metadata)     the broker serves when this returns
+    broker.endpoint                                          the address for clients
+    await broker.close()                                     ends in order: topics, bundles, streams
 
-When the metadata session is lost, topics are served until there is a new one (`new_session`), which decides for each
-whether it is kept or dropped (broker/node/topic_manager.py). If there is none within `session_lost_grace_s`, all are
-dropped, because by then another broker serves them and their consumers should connect there. That time starts again
-while nothing listens at the address of the metadata's only process: then no other broker has a session either. Without
-`new_session` topics are dropped at once.
+When the metadata session is lost, the broker continues to serve its topics until it has a new session (`new_session`).
+Then it keeps or abandons each topic (broker/node/topic_manager.py). If there is no new session within
+`session_lost_grace_s` seconds, the broker abandons all topics: by then another broker serves them, and their consumers
+should connect there. This time starts again while no process listens at the only address of the metadata, because then
+no other broker has a session either. Without `new_session` the broker abandons all topics at once.
 
 Also in this file, each below its heading: the parts of a broker that use memory, and the share of `memory_bytes` that
 each gets (memory); the health and reflection services of gRPC (probes); the service of an HTTP listener (rest).
@@ -76,7 +76,7 @@ RENEW_RETRY_S = 1.0
 
 class Broker:
     """A broker. The caller must close `metadata`. `new_session`: a function that opens another metadata session; it is
-    called when the session is lost."""
+    called when the session is lost; None: the broker then abandons its topics. `used_s`: as in `start`."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
@@ -160,16 +160,17 @@ class Broker:
 
     @property
     def name(self) -> str:
+        """Returns the name of the broker: the configured one, or a random one."""
         return self.topic_manager.name
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """The topics that are loaded at this broker, by full name."""
+        """Returns the topics that are loaded at this broker, by full name."""
         return self.topic_manager.loaded
 
     @property
     def endpoint(self) -> Endpoint:
-        """The address at which clients reach the broker over gRPC."""
+        """Returns the address at which clients reach the broker over gRPC. The broker must have been started."""
         assert self._serving is not None, "the broker listens"
         listening = self._serving.endpoint
         advertised = self._config.advertised
@@ -179,14 +180,15 @@ class Broker:
 
     @property
     def pulsar_urls(self) -> dict[str, tuple[str, ...]]:
-        """The URLs at which Pulsar clients reach the broker, by the name of the listener."""
+        """Returns the URLs at which Pulsar clients reach the broker, by the name of the listener; {} if it does not
+        serve them."""
         if self._pulsar is None:
             return {}
         return make_advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
 
     @property
     def http_url(self) -> str:
-        """The URL at which tools reach the broker over HTTP; "": it serves no HTTP."""
+        """Returns the URL at which tools reach the broker over HTTP; "" if it serves no HTTP."""
         if self._http is None:
             return ""
         host = self._config.advertised.host if self._config.advertised is not None else self._http.endpoint.host
@@ -331,7 +333,9 @@ class Broker:
         return True
 
     async def close(self) -> None:
-        """Closes the broker. Idempotent. The caller must close the metadata session."""
+        """Closes the broker in order, and returns when all topics are unloaded and all connections are closed. First
+        moves its bundles to other brokers, for at most `drain_timeout_s` seconds. A second call does nothing. The
+        caller must close the metadata session."""
         if self._closing:
             return
         self._closing = True
@@ -395,7 +399,8 @@ def parse_policy_names(config: BrokerConfig) -> list[str]:
 
 
 def find_installed_policies(name: str) -> list[object]:
-    """Returns the objects of the entry points of this name. Raises InvalidConfiguration if one cannot be imported."""
+    """Returns the objects of the entry points of this name; [] if no installed package has one. Raises
+    InvalidConfiguration if one cannot be imported."""
     from importlib.metadata import entry_points
 
     try:
@@ -435,8 +440,9 @@ class HealthService:
         return await self._answer()
 
     async def watch(self, stream: Any, context: CallContext) -> None:
-        """Serves the rpc Watch: sends the status, and then each change of the status, until the caller disconnects. For
-        a service that this server does not have, sends SERVICE_UNKNOWN."""
+        """Answers the rpc Watch: sends the status, and then each change of the status within WATCH_S seconds, until the
+        caller disconnects; then raises the error with which the stream ended. For a service that this server does not
+        have, sends SERVICE_UNKNOWN."""
         request = await stream.receive()
         known = not request.service or request.service in self._services
         last = None
@@ -454,7 +460,8 @@ class HealthService:
 
 
 class ReflectionService:
-    """Implements gRPC's server reflection. `services`: the full names of the services that it lists."""
+    """Implements gRPC's server reflection for tools: describes the services of this port and their messages.
+    `services`: the full names of the services that it lists."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services = services
@@ -549,8 +556,8 @@ class RestProtocol:
         self.measure: Measure = write_empty_metrics
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until the client or the broker ends it. Raises ConnectionLost if the connection was
-        lost."""
+        """Serves one connection until the client or the broker ends it, or the connection is lost. Returns at once
+        after `shut_down`. The first call imports the code of the REST API."""
         async with self._loading:
             if self._connections is None:
                 rest = f"{__package__}.rest"
@@ -567,6 +574,8 @@ class RestProtocol:
         return HttpListener(application, self._broker.world.clock, self._broker.config.first_frame_s)
 
     def shut_down(self) -> None:
+        """Ends idle connections at once, and each other connection after its present answer. New connections are not
+        served."""
         self._shut_down = True
         if self._connections is not None:
             self._connections.shut_down()

@@ -1,29 +1,29 @@
 """Bundles: ranges of a hash over a namespace's topics, so that brokers own some hundreds of bundles and not 100,000
 topics.
 
-The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i
-holds the hashes i·2³²/n … (i+1)·2³²/n - 1, and is called "0x40000000_0x80000000" by its bounds. The upper bound is
+The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i has
+the hashes i·2³²/n … (i+1)·2³²/n - 1. Its name has its bounds, as in "0x40000000_0x80000000". The upper bound is
 exclusive, except the last one, "0xffffffff" (Pulsar's names). The number of bundles is fixed when the namespace is
-made.
+created.
 
-Placement: which broker of a group gets a bundle that no broker owns, or that its owner gives away.
+Placement (`BundlePlacement`): which broker of a group gets a bundle that no broker owns, or that its owner gives away.
 
     chosen = placement.choose_broker(path, brokers, now_s)
 
-The better of two candidates that are drawn at random: the less busy one if the two are BUSY_DIFFERENCE_MIN or more
-apart, else the one with fewer bundles. So all brokers that choose at the same time on the same old reports do not
-choose the same one. A broker that drains is no candidate. A broker reports its load in its registration
-(`BrokerRecord.busy_percent`, `bundles`), some seconds late. So what was assigned to it since it reported last counts
-too, for ASSIGNED_S at most: each such bundle as one bundle, and as busy as a bundle of the group is on average. A
-broker of an older Magnetar reports nothing: it counts as idle, with what was assigned to it.
+Two candidates are drawn at random, and the better one is chosen: the less busy one if the two differ by
+BUSY_DIFFERENCE_MIN or more, else the one with fewer bundles. So brokers that choose at the same time, by the same old
+reports, do not all choose the same broker. A draining broker is no candidate. A broker reports its load in its
+registration (`BrokerRecord.busy_percent`, `bundles`), some seconds late. So bundles that were assigned to it after its
+last report count, too, for at most ASSIGNED_S: as one bundle each, with the average load of a bundle of the group. A
+broker of an older Magnetar reports no load: it counts as idle, apart from the bundles that were assigned to it.
 Guard: tests/broker/cluster/test_placement.py.
 
-Balance: which bundles move when an operator asks for it, by the loads that their owners measured just now.
+Balance (`plan_balance`): which bundles move when an operator asks for it, by the loads that their owners measured now.
 
     moves = plan_balance(["one", "two"], {"one": [BundleLoad(path, load), …], "two": []})
 
-The moves go from the broker with the highest load to the one with the lowest, each of a bundle once, and each makes the
-two more alike. What would gain little stays, because a move costs its clients a pause.
+A move goes from a broker with a high load to one with a low load, and makes the two more equal. Each bundle moves at
+most once. A move that would gain little is not planned, because it costs the bundle's clients a pause.
 Guard: tests/broker/cluster/test_balance.py.
 """
 
@@ -48,15 +48,16 @@ ASSIGNED_MAX = 10_000
 
 
 class RandomSource(Protocol):
-    """A source of random numbers, with which brokers are chosen: one method of `random.Random`. With a source from a
-    fixed seed, a test can repeat a choice."""
+    """A source of random numbers, with which brokers are chosen: one method of `random.Random`, which implements it.
+    With a source from a fixed seed, a test can repeat a choice."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 class RecentlyAssignedBundle(NamedTuple):
     """A bundle that was assigned to a broker a moment ago, so that the load that the broker has reported does not
-    include the bundle yet."""
+    include the bundle yet. `report`: the number of the broker's last report at that time; `at_s`: the time (monotonic
+    seconds)."""
 
     broker: str
     report: int  # the number of the last report of that broker then
@@ -73,7 +74,7 @@ class BundlePlacement:
 
     def choose_broker(self, path: str, brokers: Sequence[BrokerRecord], now_s: float) -> BrokerRecord | None:
         """Returns the broker that should own the bundle whose owner record is at `path`; None if none of the `brokers`
-        may get bundles. From then on, counts the bundle as assigned to this broker."""
+        may get bundles. From then on, counts the bundle as assigned to this broker. `now_s`: monotonic seconds."""
         candidates = [each for each in brokers if not each.draining]
         if not candidates:
             return None
@@ -143,8 +144,8 @@ class PlannedMove(NamedTuple):
 
 
 def plan_balance(brokers: Sequence[str], bundles: Mapping[str, Sequence[BundleLoad]]) -> list[PlannedMove]:
-    """Returns the moves after which the loads of the `brokers` are alike, the most useful one first; at most MOVES_MAX.
-    `bundles`: what each of the brokers owns, by its name."""
+    """Returns the moves after which the loads of the `brokers` are nearly equal, the most useful one first; at most
+    MOVES_MAX, [] if no move is useful. `bundles`: what each of the brokers owns, by its name."""
     loads = {name: sum(each.load for each in bundles.get(name, ())) for name in brokers}
     left = {name: sorted(bundles.get(name, ())) for name in brokers}
     least = BALANCED_SHARE * sum(loads.values()) / max(1, len(loads))
@@ -190,7 +191,8 @@ def find_topic_bundle_number(topic: TopicName, bundles: int) -> int:
 
 
 def compute_bundle_number(full: str, bundles: int) -> int:
-    """Returns the number of the bundle to which the topic with the full name `full` belongs."""
+    """Returns the number (from 0) of the bundle to which the topic with the full name `full` belongs, in a namespace
+    with `bundles` bundles."""
     return crc32(full.encode()) * bundles // HASHES
 
 

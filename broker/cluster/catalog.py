@@ -1,10 +1,10 @@
-"""The catalog: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
+"""The catalog: tenants, namespaces and topics, as records in the metadata. Every broker may change them.
 
-A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does. Each partition has a
-TopicRecord: the first PART_OPERATIONS are made with it, the others after it, or by their first use. A name is one or
-the other, never both. A non-persistent topic has a record only if it is partitioned, with the number of partitions.
-`public/default` exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or TopicNotFound for what
-does not exist, and Busy if it is in use.
+A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does. A name never has both
+records. Each partition has a TopicRecord: the first PART_OPERATIONS of them are created with the PartitionedRecord, the
+others after it, or at their first use. A non-persistent topic has a record only if it is partitioned. `public/default`
+exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or TopicNotFound if an object does not
+exist, Busy if it is in use, and the errors of the metadata.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The maximum numbers of tenants, namespaces, topics and other objects; 0 means no limit. A limit is checked when
-    an object is created. Objects that are created at the same time may exceed the limit together."""
+    """The maximum numbers of tenants, of namespaces in a tenant, and of topics in a namespace; 0 means no limit. A
+    limit is checked when an object is created. Objects that are created at the same time may exceed the limit
+    together."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -139,20 +140,25 @@ class Catalog:
         return [paths.decode_segment(name) for name in await self._store.children(paths.TENANTS)]
 
     async def get_tenant(self, name: str) -> TenantRecord:
+        """Returns the record of the tenant. Raises TenantNotFound if there is none."""
         found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
         if found is None:
             raise TenantNotFound(f"tenant {name!r} does not exist", tenant=name)
         return found[0]
 
     async def create_tenant(self, name: str, record: TenantRecord) -> None:
+        """Creates a tenant. Raises AlreadyExists if it exists; NotAllowed if the cluster has its maximum of tenants;
+        InvalidRequest if the name is invalid."""
         await self._check_room(self._limits.tenants, paths.TENANTS, 1, "the cluster", "tenants")
         await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
+        """Replaces the record of a tenant. Raises TenantNotFound if there is no such tenant."""
         await self.get_tenant(name)
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
+        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces."""
         await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
@@ -188,6 +194,9 @@ class Catalog:
         return record
 
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
+        """Creates a namespace. Raises AlreadyExists if it exists; TenantNotFound if its tenant does not; NotAllowed if
+        the tenant may not use this cluster, or has its maximum of namespaces; InvalidRequest if a number in `record` is
+        out of bounds."""
         clusters = (await self.get_tenant(name.tenant)).allowed_clusters
         if clusters and self._cluster not in clusters:
             raise NotAllowed(
@@ -200,13 +209,16 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """Replaces the record of a namespace, except its number of bundles, which never changes."""
+        """Replaces the record of a namespace, except its number of bundles, which never changes. Raises
+        NamespaceNotFound if there is no such namespace; InvalidRequest if a number in `record` is out of bounds."""
         _check(record)
         found = await self.get_namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
         await put_record(self._store, paths.namespace(name.tenant, name.namespace), record)
 
     async def delete_namespace(self, name: NamespaceName) -> None:
+        """Deletes a namespace with its policies and access rights. Raises NamespaceNotFound if there is no such
+        namespace; Busy if it has topics."""
         await self.get_namespace(name)
         topics = await self._store.children(paths.topics(name.tenant, name.namespace))
         partitioned = await self._partitioned(name, persistent=True) + await self._partitioned(name, persistent=False)
@@ -247,9 +259,9 @@ class Catalog:
         return sorted(found)
 
     async def list_non_persistent_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the full names of the partitioned non-persistent topics of a namespace; if `partitions` is True, the
-        names of their partitions instead. A non-persistent topic without partitions is not listed: it has no record,
-        and only its owner knows it."""
+        """Returns the full names of the partitioned non-persistent topics of a namespace, sorted; if `partitions` is
+        True, the names of their partitions instead. A non-persistent topic without partitions is not listed: it has no
+        record, and only its owner knows it. Returns [] if the namespace does not exist."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.count_partitions(topic) or 0 for topic in found]
@@ -346,9 +358,9 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
-        """Creates a topic; if `partitions` is 0, a topic without partitions. Raises AlreadyExists if the topic exists,
-        NotAllowed if the namespace has its maximum of topics, InvalidRequest if `partitions` is too large or `topic` is
-        the name of a partition."""
+        """Creates a topic; if `partitions` is 0, a topic without partitions. Creates nothing for a non-persistent topic
+        without partitions. Raises AlreadyExists if the topic exists; NotAllowed if the namespace has its maximum of
+        topics; InvalidRequest if `partitions` is above PARTITIONS_MAX, or `topic` is the name of a partition."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -463,9 +475,10 @@ class Catalog:
         check_incarnation(topic, found[0].created_ms, incarnation)
 
     async def make_topic_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> CheckNodeVersion | None:
-        """Returns a Check for the commit that deletes the topic: it holds if the topic's record has not changed until
-        then. `ended`: the record with which this broker ended the topic. Returns None if the topic was deleted already
-        (another topic may have its name now). Raises NotOwner if another broker has taken the topic over."""
+        """Returns a CheckNodeVersion for the commit that deletes the topic: it holds if the topic's record has not
+        changed until then. `ended`: the record with which this broker ended the topic. Returns None if the topic was
+        deleted already (another topic may have its name now). Raises NotOwner if another broker has taken the topic
+        over."""
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -493,9 +506,9 @@ class Catalog:
         return None if found is None else found[0]
 
     async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> CheckNodeVersion | None:
-        """Returns a Check for the commit that deletes the record of a partitioned topic, after its partitions were
-        deleted: it holds while the record does not change. `ended`: the record when the deletion began. Returns None if
-        the topic was deleted already. Raises Busy if partitions were added meanwhile."""
+        """Returns a CheckNodeVersion for the commit that deletes the record of a partitioned topic, after its
+        partitions were deleted: it holds while the record does not change. `ended`: the record when the deletion began.
+        Returns None if the topic was deleted already. Raises Busy if partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None

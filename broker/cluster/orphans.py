@@ -50,7 +50,8 @@ subscription."""
 
 
 class Orphan(NamedTuple):
-    """A ledger that exists although no record in the metadata names it."""
+    """A ledger that exists although no record in the metadata names it. `topic`: the full name of the topic in its
+    properties; `created_ms`: when it was created (ms since the epoch)."""
 
     ledger_id: int
     topic: str
@@ -67,13 +68,16 @@ class MissingLedger(NamedTuple):
 
 
 class OrphanSearchResult(NamedTuple):
-    """The result of a search for orphans: the orphan ledgers and the missing ledgers that were found."""
+    """The result of a search for orphans: the orphan ledgers and the missing ledgers that were found. Both lists may be
+    empty."""
 
     orphans: list[Orphan]
     missing: list[MissingLedger]
 
 
 async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearchResult:
+    """Searches the metadata for orphaned ledgers that are at least `age_s` seconds old, and for missing ledgers.
+    `now_ms`: the wall clock. Changes nothing. If a read fails, raises its error: then nothing is known."""
     ledger_ids = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     referred, listed = set[int](), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
@@ -178,9 +182,9 @@ async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
 async def delete_orphans(
     metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
 ) -> list[Orphan]:
-    """Deletes orphan ledgers, and returns those that were deleted. Skips a ledger that does not exist any more, a
-    ledger that a record names by now, and, unless `unexplained` is True, an unexplained orphan. Raises the error if a
-    ledger cannot be fenced."""
+    """Deletes orphan ledgers, and returns those that were deleted. Fences each ledger first. Skips a ledger that does
+    not exist any more, a ledger that a record names by now, and, unless `unexplained` is True, an unexplained orphan.
+    Raises the error if a ledger cannot be fenced; the ledgers before it are deleted then."""
     deleted = []
     for orphan in orphans:
         if orphan.unexplained and not unexplained:

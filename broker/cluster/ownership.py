@@ -1,58 +1,59 @@
 """Ownership of bundles of topics: an ephemeral record with the name of the broker that owns the bundle.
 
-The first broker that is asked for a bundle without an owner decides who gets it. Brokers of one group (`share_group`)
-share the bundles: the one that is asked chooses a broker of its group (bundles_core.py), and takes the bundle itself
-or *assigns* it to the other: it makes the owner record with the other's name. A broker that reads a record with its own
-name and does not own the bundle takes it, by a record of its own session. Without a group a broker takes what it is
-asked for. Guard: tests/broker/cluster/test_share_group.py.
+The first broker that is asked for a bundle without an owner decides which broker gets it. Brokers of one group
+(`share_group`) share the bundles. The broker that is asked chooses a broker of its group (bundles_core.py). It takes
+the bundle itself, or *assigns* it to the other broker: it creates the owner record with the other's name. A broker that
+reads a record with its own name, and does not own the bundle, takes the bundle by a record of its own session. Without
+a group, a broker takes each bundle for which it is asked. Guard: tests/broker/cluster/test_share_group.py.
 
-A broker gives a bundle away (`move_bundle`) by the same record:
+A broker gives a bundle away (`Ownership.move_bundle`) by the same record:
 
-    1. it owns the bundle no more: none of its topics is loaded here, and a look-up here waits
+    1. it gives up the bundle: it loads no topic of the bundle any more, and look-ups at this broker wait
     2. it closes the topics, so that their ledgers are closed and their cursors stored
     3. one commit replaces its record by the assignment to the new owner
-    4. the new owner takes it when the first client asks for one of the topics
+    4. the new owner takes the bundle when the first client asks for one of the topics
 
-At no moment do two brokers own it: the new owner takes nothing before step 3, the old one serves nothing after step 1.
-Whichever broker dies at whichever step, the bundle can be taken: an assignment ends with the session of the broker
-that made it; an assignment to a broker that is not registered any more is replaced by the next broker that is asked; a
-record of this broker itself for a bundle that it does not own (a commit that failed) it replaces when it is asked.
+Two brokers never own the bundle at the same time: the new owner does not take it before step 3, and the old one serves
+no topic of it after step 2. The bundle can be taken whichever broker dies at whichever step. An assignment ends with
+the session of the broker that made it. An assignment to a broker that is not registered any more is replaced by the
+next broker that is asked. If the commit of step 3 failed, this broker replaces its own record when it is asked again.
 Guard: tests/broker/cluster/test_moves.py.
 
-Transaction coordinators have owners in the same way (`find_owner_by_path`); the rules for bundles hold for them too.
+Transaction coordinators have owners in the same way (`Ownership.find_owner_by_path`), by the same rules.
 
-Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
-§3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
-only brokers that are registered, with the address that they registered.
+Ownership only prevents that brokers compete for topics; fencing and the topic's list make the data safe (ledger
+protocol §3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. Answers
+name only registered brokers, with their registered addresses.
 
-When the metadata session is lost, the broker goes on serving what it owned, as fencing protects the data, and claims
-nothing new. In the next session `reclaim_bundles` takes each bundle again that no other broker has, and gives up the
-others. A bundle that is taken again may have had another owner in between: the topics' lists show that
-(TopicManager.resume_ownership).
+When the metadata session is lost, the broker continues to serve its topics, because fencing protects the data, and
+claims no bundle. In the next session `Ownership.reclaim_bundles` takes each bundle again that no other broker has, and
+gives up the others. Another broker may have owned such a bundle in between: the topics' lists show that
+(`TopicManager.resume_ownership`).
 
-One request for a bundle runs at a time. So if a record has this broker's name and the broker does not know of it, it is
-certainly an assignment, or one of an earlier session, and not one that is just being created for another request.
-Deleting that one would let another broker take the bundle while this one still believes that it owns it, and its
-consumers would wait at a topic to which no producer writes. Guard: tests/broker/cluster/test_ownership.py.
+One request for a bundle runs at a time. So a record with this broker's name, of which the broker does not know, is
+certainly an assignment or a record of an earlier session; no other request is just creating it. (To delete a record
+that is being created would let another broker take the bundle, while this broker believes that it owns it.) Guard:
+tests/broker/cluster/test_ownership.py.
 
-The brokers and bookies of the cluster as the metadata lists them, or, while it does not answer, as it did last.
+`LastReadServerLists` has the brokers and bookies of the cluster as the metadata lists them, or, while the metadata does
+not answer, as it listed them last.
 
-    found = await members.read_lists(store) after twice METADATA_S at most
-    found.away_ms                           0, or when the metadata answered last: the lists are as of then, or older
-    found.late                              the same lists, but the metadata answered less than METADATA_AWAY_S ago
+    found = await members.read_lists(store)  returns after at most twice METADATA_S
+    found.away_ms                            0, or when the metadata answered last: the lists are as of then, or older
+    found.late                               the lists are old, but the metadata answered less than METADATA_AWAY_S ago
 
-For what an operator is shown, which is wanted most while the metadata is away. A broker reads the lists once in
-MEMBERS_S, so that it knows them before it is asked. Nothing is decided by them: who owns, and where ledgers are made,
-asks the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
+The lists are for the view of operators, who need it most while the metadata does not answer. A broker reads them every
+MEMBERS_S, so that it knows them before it is asked. No decision uses them: ownership and the placement of ledgers read
+the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
 
-A registration ends with the session of its broker, whether the broker closed or died. What tells the two apart is the
-`StartedBrokerRecord`: the commit that registers a broker writes it, and the commit with which the broker closes in
-order deletes it. So a broker that has this record and is not registered has *died*, or has lost the metadata. It is
-shown (`RegisteredServers.died`) until it registers again or an operator says that it is gone (`delete_broker_record`).
-A broker with a random name has another name after a restart: it is back when a broker with a random name is registered
-at its address. `LastReadServerLists.update_last_seen_records` deletes the records of those, and the oldest ones above
-STARTED_MAX. A broker of a release without this record never has one, so nothing is said of it. Guarding tests:
-tests/broker/cluster/test_died.py.
+A registration ends with the session of its broker, whether the broker closed or died. The `StartedBrokerRecord`
+distinguishes the two: the commit that registers a broker writes it, and the commit with which the broker closes in
+order deletes it. So a broker that has this record and is not registered has *died*, or has lost the metadata. Operators
+see it (`RegisteredServers.died`) until it registers again, or an operator says that it is gone
+(`delete_broker_record`). A broker with a random name has another name after a restart: it counts as back when a broker
+with a random name is registered at its address. `LastReadServerLists.update_last_seen_records` deletes the records of
+such brokers, and the oldest records above STARTED_MAX. A broker of an earlier release has no such record, and is never
+listed as died. Guarding tests: tests/broker/cluster/test_died.py.
 
 Also in this file, below its heading: the registered brokers and bookies, and the orders to drain, read on demand
 (cluster_view).
@@ -121,10 +122,12 @@ def make_random_broker_name(rng: random.Random) -> str:
 
 
 async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
+    """Returns the records of the registered brokers. Leaves out records that cannot be parsed."""
     return await _all(store, paths.BROKERS, BrokerRecord)
 
 
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
+    """Returns the records of the registered bookies. Leaves out records that cannot be parsed."""
     return await _all(store, paths.BOOKIES, BookieRecord)
 
 
@@ -143,13 +146,14 @@ async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_m
 
 
 def accepts_assigned_bundles(broker: BrokerRecord) -> bool:
-    """Returns whether the broker is of a release that takes bundles that others assign to it, and that drains."""
+    """Returns True if the broker is of a release that takes bundles that others assign to it, and that drains."""
     return broker.format >= Feature.ASSIGNMENTS.value[0]
 
 
 def check_can_drain(broker: BrokerRecord, registered: Sequence[BrokerRecord]) -> None:
-    """Raises NotAllowed if the broker cannot drain: it is of an older release, which does not look for orders, or all
-    brokers that could get its bundles are, and do not take what others assign to them. `registered`: all brokers."""
+    """Raises NotAllowed if the broker cannot drain. That is so if its release is older and does not read orders to
+    drain. It is also so if no other broker of its group could get its bundles, and some brokers are of older releases,
+    which do not take assigned bundles. `registered`: all brokers."""
     if not accepts_assigned_bundles(broker):
         raise NotAllowed(
             f"broker {broker.name!r} ({_version(broker)}) does not know how to drain: stop it by SIGTERM, which gives "
@@ -172,7 +176,7 @@ def _version(broker: BrokerRecord) -> str:
 
 async def cancel_broker_drain(store: MetadataStore, name: str) -> bool:
     """Deletes the order to drain the broker. If the broker has a random name, also deletes an order that it got under
-    an earlier name. Returns False if there was no order."""
+    an earlier name. Returns True if there was an order."""
     running = {each.name: each for each in await list_brokers(store)}
     endpoint = running[name].endpoint if name in running else ""
     ended = [
@@ -201,7 +205,7 @@ async def list_died_brokers(store: MetadataStore, started: Sequence[str], regist
 
 
 def is_broker_back(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]) -> bool:
-    """Returns whether a broker with a random name runs again, under another random name at the same address."""
+    """Returns True if a broker with a random name runs again, under another random name at the same address."""
     return _RANDOM_NAME.fullmatch(died.broker) is not None and any(
         each.endpoint == died.endpoint and _RANDOM_NAME.fullmatch(each.name) for each in registered
     )
@@ -247,7 +251,8 @@ MOVE_WAIT_S = 1.0
 
 class Ownership:
     """Keeps the list of bundles that this broker owns, takes bundles and gives them away, and finds the owners of other
-    bundles."""
+    bundles. `me`: the registration of this broker; `lost`: True when the ownership has ended, so that this broker owns
+    nothing any more; `leaving`: how many bundles are being given up, while their topics close."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock) -> None:
         """Makes an Ownership without bundles. `rng`: for the choice of brokers."""
@@ -265,7 +270,8 @@ class Ownership:
         self.leaving = 0  # bundles that are being given up: their topics close
 
     async def register_broker(self) -> None:
-        """Registers this broker in the metadata, so that other brokers and clients can find it."""
+        """Registers this broker in the metadata, so that other brokers and clients can find it. Must be called once in
+        each metadata session."""
         async with self._registering:
             await self._register(self.me)
 
@@ -316,7 +322,7 @@ class Ownership:
         """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker takes the bundle,
         or assigns it to another broker of its group. `opens`: a client wants to open the topic here. If the owner
         drains, it has probably sent the client to this broker, so this call then waits up to MOVE_WAIT_S until the
-        bundle has a new owner. Raises Unavailable if the owner is shutting down."""
+        bundle has a new owner. Raises Unavailable if the owner is shutting down, or the owner record keeps changing."""
         path = self.owner_record_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
@@ -404,7 +410,7 @@ class Ownership:
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
     async def has_other_brokers_in_group(self) -> bool:
-        """Returns whether the group has another broker that may get the bundles of this broker."""
+        """Returns True if the group has another broker that may get the bundles of this broker."""
         return any(
             each.group == self.me.group and each.name != self.me.name and not each.draining
             for each in await list_brokers(self._store)
@@ -466,7 +472,8 @@ class Ownership:
 
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
-        the loaded topics, and then deletes the owner record, so that another broker can own the bundle."""
+        the loaded topics, and then deletes the owner record, so that another broker can own the bundle. Runs to its end
+        even if the caller is cancelled. Meanwhile, look-ups of its topics at this broker wait."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -486,7 +493,7 @@ class Ownership:
 
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
-        that closes the loaded topics of the bundle."""
+        that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             await run_to_end(self._move(path, heir, unload))
 
@@ -499,7 +506,7 @@ class Ownership:
 
     @property
     def owner_record_paths(self) -> list[str]:
-        """Returns the paths of the owner records of everything that this broker owns."""
+        """Returns the paths of the owner records of all bundles and coordinators that this broker owns."""
         return list(self._owned)
 
     async def close(self) -> None:
@@ -526,8 +533,8 @@ MEMBERS_S = 60.0
 
 class RegisteredServers(NamedTuple):
     """The registered brokers and bookies, and the brokers that have died. `away_ms`: since when the metadata does not
-    answer, in ms since the epoch; 0 if the lists were read just now. `late`: they were not, but the metadata answered
-    something in the last METADATA_AWAY_S seconds."""
+    answer (ms since the epoch); 0 if the lists were read just now, or `late` is True. `late`: True if the lists are
+    those of an earlier read, although the metadata answered a call in the last METADATA_AWAY_S seconds."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()

@@ -1,18 +1,18 @@
 """Cache of policies of brokers, namespaces and topics, kept current by one metadata watch over all policies.
 
     cache = PolicyCache(metadata, defaults, changed)
-    await cache.open()                         from here on changes are seen
+    await cache.open()                         reads the policies of all brokers; begins to watch for changes
     await cache.get_applied_policies(topic)    reads the policies of the namespace and its topics, once
     await cache.change_policies(…)             stored, and in the cache, when it returns
     await cache.close()
 
 The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts
-as a change of every namespace. `runtime_changed` is called with the other settings that change while brokers run. A
-namespace is read when one of its topics is asked for, with the policies of all its topics; from then on, when the watch
-reports a change, that is read again, and `changed(namespace)` is called. Reads and reports of the watch are handled one
-at a time, so a change that is made while a namespace is read is either in what was read, or is reported afterwards.
-Another broker's change is known here after the delay of the watch (milliseconds). When the watch breaks, it starts
-again, and everything is read again.
+as a change of every namespace. `runtime_changed` is called with the other settings that change while brokers run. The
+first request for a topic reads the policies of its namespace and of all topics in it. From then on, when the watch
+reports a change, the cache reads the changed record again, and calls `changed(namespace)`. Reads and reports of the
+watch are handled one at a time. So a change that is made during a read is either in the result, or is reported
+afterwards. Another broker's change is known here after the delay of the watch (milliseconds). If the watch fails, it is
+started again, and all cached policies are read again.
 Guarding test: tests/broker/cluster/test_policy_cache.py.
 
 Also in this file, below its heading: the topics of a namespace and each change of them, from the metadata
@@ -65,7 +65,9 @@ class _Namespace:
 
 
 class PolicyCache:
-    """Caches the policies of brokers, namespaces and topics. A watch of the metadata keeps the cache current."""
+    """Caches the policies of brokers, namespaces and topics. A watch of the metadata keeps the cache current.
+    `changed`: a function that is called with each namespace whose policies have changed; `runtime_changed`: a function
+    that is called with the runtime settings when they are read."""
 
     def __init__(
         self, metadata: MetadataStore, defaults: AppliedPolicies, changed: Callable[[NamespaceName],
@@ -83,6 +85,8 @@ class PolicyCache:
         self._background = Supervisor()
 
     async def open(self) -> None:
+        """Reads the policies of all brokers, and starts the watch. Must be called once, before any other method. Raises
+        the errors of the metadata."""
         revision = await self._metadata.revision()
         await self._read_defaults()
         self._background.start_supervised("broker-policies", lambda: self._follow(revision))
@@ -99,7 +103,7 @@ class PolicyCache:
 
     def get_applied_policies_nowait(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic, from the cache, without waiting. The policies of the topic's
-        namespace must be in the cache already."""
+        namespace must be in the cache already (`get_applied_policies`); raises KeyError if they are not."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve_policies_in_force(self.defaults, known.own, own)
@@ -110,8 +114,8 @@ class PolicyCache:
         return (await self._namespace(name)).applied
 
     async def read_uninherited_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
-        """Returns the policies that are set for the topic itself; without `topic`, for the namespace `name` itself;
-        without both, for all brokers. Inherited policies are not included."""
+        """Reads the policies that are set for the topic itself from the metadata, and returns them; without `topic`,
+        for the namespace `name` itself; without both, for all brokers. Inherited policies are not included."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -135,8 +139,9 @@ class PolicyCache:
         return known
 
     async def read_cluster_policies_record(self) -> PoliciesRecord:
-        """Returns the record of the settings that operators have changed for all brokers: policies, and in `properties`
-        the texts of the settings in RuntimeSettings."""
+        """Reads the record of the settings that operators have changed for all brokers from the metadata, and returns
+        it: policies, and in `properties` the texts of the settings in RuntimeSettings. Returns an empty record if none
+        is stored."""
         found = await get_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord)
         return PoliciesRecord() if found is None else found[0]
 
@@ -168,8 +173,8 @@ class PolicyCache:
         return found[0].policies
 
     async def change_runtime_setting(self, name: str, text: str | None) -> None:
-        """Sets the setting `name` of RuntimeSettings for all brokers, or removes it. This broker uses the new value
-        when this call returns."""
+        """Sets the setting `name` of RuntimeSettings for all brokers to `text`; None: removes it. This broker uses the
+        new value when this call returns."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -199,7 +204,8 @@ class PolicyCache:
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def delete_policies(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """Deletes the record in which the policies of a topic or a namespace are stored."""
+        """Deletes the record in which the policies and properties of a topic or a namespace are stored. The cache
+        changes when the watch reports that."""
         await self._metadata.commit([DeleteNode(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
@@ -299,21 +305,24 @@ WAITING_MAX = 1000
 
 
 class TopicsListed(NamedTuple):
-    """Fact: the namespace has these topics (full names) when the watch starts."""
+    """Fact: the namespace has these topics (full names) when the watch starts, or after changes were missed.
+    `revision`: the revision of the metadata from which a later watch may continue."""
 
     names: list[str]
     revision: int
 
 
 class TopicAdded(NamedTuple):
-    """Fact: the topic with this full name was created."""
+    """Fact: the topic with this full name was created. May be reported more than once. `revision`: as in
+    TopicsListed."""
 
     name: str
     revision: int
 
 
 class TopicRemoved(NamedTuple):
-    """Fact: the topic with this full name was deleted."""
+    """Fact: the topic with this full name was deleted. May be reported more than once. `revision`: as in
+    TopicsListed."""
 
     name: str
     revision: int
@@ -323,7 +332,7 @@ Told = TopicsListed | TopicAdded | TopicRemoved
 
 
 class TopicWatcher:
-    """Watches which topics exist in a namespace."""
+    """Watches which persistent topics exist in a namespace. A partitioned topic counts as one topic."""
 
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
@@ -332,10 +341,10 @@ class TopicWatcher:
     async def watch_namespace(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
-        """Yields the list of all topics of the namespace, and then each change of the list. If `after_revision` is
-        given, yields only the changes after that revision of the metadata. Raises NamespaceNotFound if the namespace
-        does not exist; with `tell_missing` False, it then counts as a namespace without topics. Raises the errors of
-        the metadata; after an error the caller must start a new watch."""
+        """Yields the list of all topics of the namespace, and then each change of the list, until the caller closes the
+        generator. If `after_revision` is given, yields only the changes after that revision of the metadata. Raises
+        NamespaceNotFound if the namespace does not exist; with `tell_missing` False, it then counts as a namespace
+        without topics. Raises the errors of the metadata; after an error the caller must start a new watch."""
         revision = after_revision
         if not revision:
             revision = await self._store.revision()

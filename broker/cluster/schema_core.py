@@ -1,19 +1,19 @@
-"""The rules for a schema, by its type, and whether a new one is compatible with those of a topic (pure).
+"""Checks schemas of topics, and decides whether a new one is compatible with those of a topic. This module reads and
+writes no data.
 
 `CheckedSchemaDefinition.parse(info)` checks every schema before it is registered, and raises InvalidSchema if it is not
 valid. Equal definitions have equal fingerprints. For AVRO, JSON and PROTOBUF, definitions are equal if their canonical
-forms are; for other types, if their bytes are; for KEY_VALUE the encoding must be equal too (not so in Pulsar).
+forms are; for other types, if their bytes are; for KEY_VALUE the encoding must be equal, too (not so in Pulsar).
 
 `why_incompatible` is the rule for a producer's schema, `why_consumer_cannot_read` that for a consumer's. Guarding
 tests: tests/broker/cluster/test_definition.py.
 
-Avro schemas: parsing, and the canonical form, which equal schemas share (pure).
+`parse_avro_types` checks an Avro definition and returns its types as a graph, in which a name that is used again is the
+same node: a recursive record contains itself. Definitions come from clients, so their size is bounded:
+DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
 
-`parse_avro_types` checks a definition and returns its types as a tree, in which a name that is used again is the same
-node: a recursive record contains itself. Bounds, as clients send it: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
-
-`encode_canonical_schema` returns the form that Pulsar compares: white space, the order of members, `doc` and aliases do
-not count; order of fields, defaults and other properties do; all names are full.
+`encode_canonical_schema` returns the form that Pulsar compares. White space, the order of members, `doc` and aliases do
+not count; the order of fields, defaults and other properties do; all names are full.
 
 Also in this file, below its heading: whether one schema can read data that was written with another one
 (compatibility).
@@ -49,7 +49,7 @@ _UNTOLD = ("doc", "aliases", "namespace")
 
 class AvroType:
     """A type of a parsed Avro definition. `kind`: the name of a primitive type, "record", "enum", "fixed", "array",
-    "map" or "union"."""
+    "map" or "union"; `name`: its full name, "" if it has none. The other fields apply to some kinds only."""
 
     __slots__ = ("aliases", "branches", "default", "fields", "items", "kind", "logical", "name", "size", "symbols")
 
@@ -75,7 +75,8 @@ class AvroType:
 
 
 class AvroField:
-    """A field of a record type in a parsed Avro definition."""
+    """A field of a record type in a parsed Avro definition. `has_default`: True if a reader can do without the
+    field."""
 
     __slots__ = ("aliases", "has_default", "name", "type")
 
@@ -95,8 +96,8 @@ def parse_json(text: bytes) -> Any:
 
 
 def parse_avro_types(loaded: Any) -> AvroType:
-    """Returns the type that an Avro definition describes, as a tree of types. `loaded`: the parsed JSON of the
-    definition. Raises InvalidSchema, whose text names the invalid part."""
+    """Returns the type that an Avro definition describes, with the types that it contains. `loaded`: the parsed JSON of
+    the definition. Raises InvalidSchema, whose text names the invalid part."""
     return _Parser().type(loaded, "", "the schema", 0)
 
 
@@ -441,7 +442,7 @@ class CheckedSchemaDefinition(NamedTuple):
     @classmethod
     def parse(cls, info: SchemaInfo) -> CheckedSchemaDefinition:
         """Checks and parses a schema. Returns the parsed definition. Raises InvalidSchema, whose text names the error
-        and its place."""
+        and its place. A schema of type NONE or AUTO_CONSUME is not valid here."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
         if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
@@ -548,7 +549,9 @@ def why_consumer_cannot_read(
     mode: Compatibility, reader: CheckedSchemaDefinition, live: Sequence[tuple[int, CheckedSchemaDefinition]]
 ) -> str | None:
     """Returns the reason why a consumer with the schema `reader` cannot read the messages of a topic with the schemas
-    `live`; None if it can. The schema of the consumer may be one that is not registered for the topic."""
+    `live`; None if it can. Compares with all of `live` if `mode` is transitive, else only with the newest. The schema
+    of the consumer need not be registered for the topic. Raises InvalidSchema if the schemas have too many types to
+    compare."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

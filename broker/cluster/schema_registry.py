@@ -1,16 +1,17 @@
-"""The schemas of topics, in the metadata: no broker owns them, and brokers only cache what cannot change.
+"""The schemas of topics, in the metadata. Every broker may change them; brokers cache only definitions, which never
+change.
 
-    number = await registry.register_schema(topic, info, rules, user=role)    the version of an equal one, or a new one
+    number = await registry.register_schema(topic, info, rules, user=role)    returns the version of the schema
     await registry.check_consumer_schema(topic, info, rules, user, idle=…)    raises if it cannot read the topic
-    found = await registry.get_schema(topic)                                  the newest, or a version
+    found = await registry.get_schema(topic)                                  returns the newest schema, or a version
 
 A topic and its partitions share their schemas; a persistent and a non-persistent topic of one name do not. The list of
-versions is one record, each definition another, which never changes: both are written in one transaction, so there is
-nothing to repair. Of concurrent changes one wins by compare-and-set, and the other is checked against it; if they are
-equal, both get the same number. A number is never used again, so a definition may be cached by its number for ever.
+versions is one record, and each definition another one. A commit writes the list and a new definition together. Of
+concurrent changes one wins by compare-and-set, and the other is checked against it; if both add equal schemas, both get
+the same version. A version number is never used again, so a definition may be cached by its number for ever.
 
 Deleted versions do not count in compatibility checks, and still decode messages written with them (in Pulsar they do
-not); `force` deletes the definitions as well. Schemas are deleted with their topic. Differences from Pulsar:
+not); `force` deletes the definitions, too. Schemas are deleted with their topic. Differences from Pulsar:
 docs/schemas.md.
 Guarding tests: tests/broker/cluster/test_registry.py.
 """
@@ -67,7 +68,8 @@ _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
 class SchemaPolicies(NamedTuple):
-    """The policies of a topic that affect its schemas (proto/policies.py)."""
+    """The policies of a topic that affect its schemas (proto/policies.py). `auto_update`: whether producers may
+    register new schemas; `enforced`: whether a producer without a schema is refused if the topic has one."""
 
     compatibility: Compatibility = Compatibility.FULL
     auto_update: bool = True
@@ -75,7 +77,7 @@ class SchemaPolicies(NamedTuple):
 
     @classmethod
     def from_policies(cls, applied: AppliedPolicies) -> SchemaPolicies:
-        """Returns those of the applied policies that decide about schemas."""
+        """Returns the policies that affect schemas, out of the policies in force for a topic."""
         return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
 
 
@@ -118,8 +120,9 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def why_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Returns the reason why the schema could not be registered for the topic; None if it could. Registers nothing.
-        Raises InvalidSchema if `info` is not a valid schema."""
+        """Returns the reason why the schema could not be registered for the topic under the compatibility `mode`; None
+        if it could. Registers nothing. Raises InvalidSchema if `info` is not a valid schema; NotAllowed if there are
+        too many bytes to compare."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -132,8 +135,8 @@ class SchemaRegistry:
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaPolicies, user: str
     ) -> int | None:
         """Registers a producer's schema for the topic and returns its version; returns None if the producer has no
-        schema. Raises IncompatibleSchema if the topic's policy forbids the schema, InvalidSchema if it is not a valid
-        schema."""
+        schema. Raises IncompatibleSchema if the topic's policy forbids the schema, or demands one; else the errors of
+        `register_schema`."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register_schema(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -170,9 +173,10 @@ class SchemaRegistry:
         self, topic: TopicName, info: SchemaInfo, rules: SchemaPolicies, *, user: str, by_hand: bool = False
     ) -> int:
         """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
-        the version of that. `by_hand`: an operator registers the schema, which is allowed even where producers may not
-        register schemas. Raises IncompatibleSchema, InvalidSchema, NotAllowed if the topic has too many versions, or
-        OutcomeUnknown."""
+        the version of that. `user`: the role that is stored with it; `by_hand`: an operator registers the schema, which
+        is allowed even where producers may not register schemas. Raises IncompatibleSchema if the policies forbid it;
+        InvalidSchema if it is not valid; NotAllowed if the topic has too many versions; OutcomeUnknown if it may be
+        registered."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -218,7 +222,8 @@ class SchemaRegistry:
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
-        Returns the number of the newest version; None if the topic had no schema."""
+        Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others keep
+        changing the schemas."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:

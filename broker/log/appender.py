@@ -1,10 +1,11 @@
-"""Sends published entries (`Publish`) to the ledger that is written, and confirms them in order. The driver of
+"""Sends published entries (`Publish`) to the ledger that is being written, and confirms them in order. The driver of
 log_queue_core.py.
 
     log: `queue.add` → `send_queued_publishes` → ledger → `on_appended` → cache, publisher, `on_confirmed`
 
-`on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
-opens the next ledger (broker/log/topic_log.py). Entries for which a ledger has no room wait here, in order.
+The appender calls `on_stopped` when the ledger accepts no more entries, because it is full or has failed. Then the log
+stops the queue, and opens the next ledger (broker/log/topic_log.py). Entries for which the ledger has no room wait in
+the queue, in order.
 Guarding tests: tests/broker/log/test_topic_log.py.
 
 Also in this file, below its heading: log lines about slow publishes (slow_publishes).
@@ -45,16 +46,24 @@ from .unfolding import is_entry_slow_to_parse
 
 
 class LogOutcomePort(Protocol):
-    """The port through which a log reports the outcome of a publish to the producer that published the entry. No method
-    may wait or raise."""
+    """The port through which a log reports the outcome of a publish to the producer that published the entry.
+    `TopicProducer` implements it; the log calls exactly one of the two outcome methods for each publish. No method may
+    wait or raise."""
 
-    def on_confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
-    def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
+    def on_confirmed(self, publish: Publish, position: Position, index: int) -> None:
+        """Called when the entry is stored at `position`. `index`: the index of its last message."""
+        ...
+    def on_failed(self, publish: Publish, error: MagnetarError) -> None:
+        """Called when the entry is not stored, or when it is not known whether it is stored (`error.definite` says
+        which)."""
+        ...
 
 
 class Publish(QueuedPublish):
     """An entry on its way from the frame in which it arrived to its receipt. The producer, the queue of the log and the
-    writer of the ledger share this object."""
+    writer of the ledger share this object. `count`: the number of its messages; `client_bytes`: the size of its
+    client-part; `numbers`: its sequence ids; `deliver_at_ms`: when consumers may get it (ms since the epoch; 0: at
+    once); `frames`: the stored bytes, () until the log has queued it."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "expiry", "name", "numbers",
                  "publisher", "redriven_to", "timestamp_ms", "txn")  # fmt: skip
@@ -94,8 +103,9 @@ AGE_CHECK_INTERVAL_MS = 1000
 
 
 class LogAppender:
-    """Appends the publishes of one log to the ledger that is being written. `writer`: the writer of this ledger, None
-    before the first ledger; `timestamp_ms`: the time of the last publish (ms since the epoch)."""
+    """Appends the publishes of one log to the ledger that is being written. `queue`: the publishes without an outcome;
+    `writer`: the writer of this ledger, None before the first ledger; `timestamp_ms`: the time of the last publish (ms
+    since the epoch; 0: none)."""
 
     __slots__ = (
         "_age_due_ms",
@@ -146,8 +156,8 @@ class LogAppender:
 
     # ------------------------------------------------------------------ sending
     def send_queued_publishes(self) -> None:
-        """Sends queued publishes to the ledger, as long as it has room. Calls `on_stopped` if no ledger is open, or if
-        the ledger is full or has failed."""
+        """Sends queued publishes to the ledger, as long as it has room; continues by itself when it has room again.
+        Calls `on_stopped` if no ledger is open, or if the ledger is full or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -211,8 +221,9 @@ class LogAppender:
             self._on_stopped()
 
     def confirm_publishes(self, confirmed: Sequence[Publish]) -> None:
-        """Confirms the publishes `confirmed`, in order: reports to each publisher that its entry is stored. The entries
-        must be stored in the ledger that is being written, or in the last one."""
+        """Confirms the publishes `confirmed`, in order: adds each entry to the log's shape and to the cache, and
+        reports to its publisher that it is stored. The entries must be stored in the ledger that is being written, or
+        in the last one."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         if confirmed and now_s - confirmed[0].arrived_s > self._slow_s:
@@ -251,8 +262,8 @@ class LogAppender:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> LedgerReplication | None:
-        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
-        log has no ledger."""
+        """Returns the replication (the quorums) of the ledger that this owner is writing or wrote last; None if this
+        owner has created no ledger."""
         if self.writer is None:
             return None
         record = self.writer.record
@@ -314,9 +325,10 @@ class SlowPublishLog:
         self, topic: TopicName, writer: LedgerWriter | None, confirmed: Sequence[Publish], now_s: float, *,
         ledger_s: float, room_s: float,
     ) -> None:  # fmt: skip
-        """Writes a log line about publishes that are confirmed together, of which the first is slow. `now_s`: the
-        present time; `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had room again
-        (all in monotonic seconds; 0: that did not happen)."""
+        """Writes a log line about publishes that are confirmed together, of which the first is slow. Writes at most
+        LINES_MAX lines in LINES_S seconds; the next line has the number of those left out. `now_s`: the present time;
+        `ledger_s`: when a new ledger began to accept entries; `room_s`: when the ledger had room again (all in
+        monotonic seconds; 0: that did not happen)."""
         if now_s - self._since >= LINES_S:
             self._since, self._lines = now_s, 0
         if self._lines >= LINES_MAX:
@@ -354,7 +366,9 @@ class SlowPublishLog:
 
 
 def find_trace_id(entry: bytes) -> str:
-    """Returns the trace id of the first message in a stored entry that has a trace context; empty if none has."""
+    """Returns the trace id (32 hexadecimal digits) of the first message in a stored entry that has a trace context.
+    Returns "" if none has, or if the entry does not parse. Looks only at the head of an encrypted batch, and of one
+    that takes long to parse."""
     with suppress(CorruptEntry):
         header = parse_header(entry, verify=False)
         contexts = [decode_properties(header.metadata)]

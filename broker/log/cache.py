@@ -1,9 +1,10 @@
 """The tail cache: the newest entries of all topics of a broker, bounded by the memory that they take.
 
-An entry is added when it is confirmed; when the bound is passed, the entries that were added first are evicted. The
-cache serves consumers that follow the tail. What others read from bookies while they catch up is put into a second
-cache of the same kind (`recent`), so that they cannot evict the tail, and several of them read storage once.
-An entry weighs its bytes and what it takes beside them (`ENTRY_BYTES`): four times as much for messages of 100 bytes.
+An entry is added when it is confirmed. When the cache exceeds its bound, the entries that were added first are evicted.
+Consumers that follow the tail of a topic get their entries from this cache. Entries that other consumers read from
+bookies while they catch up are added to a second cache of the same kind (`recent`): so they do not evict the tail, and
+several such consumers read an entry from bookies once. An entry counts with its bytes and ENTRY_BYTES for its Python
+objects: entries of 100 bytes count with six times their size.
 Guarding test: tests/broker/log/test_cache.py.
 """
 
@@ -27,8 +28,8 @@ for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic as it is delivered: its bytes (`frames`), its position, the number of its messages, and their
-    indexes."""
+    """An entry of a topic as it is delivered. `frames`: its bytes; `count`: the number of its messages; `index`: the
+    index of the last message; `size`: in bytes; `timestamp_ms`: when the broker stored it (ms since the epoch)."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "expiry", "frames", "index", "position", "redriven_to", "size",
@@ -79,8 +80,9 @@ class StoredEntry:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the Key_Shared slots of the keys of the entry's messages, the slot of the first message first.
-        `compute_key_slots_if_quick` or `set_key_slots` must have been called before."""
+        """Returns the distinct Key_Shared slots of the keys of the entry's messages, the slot of the first message
+        first; () if no message has a key, or if the entry is damaged. `compute_key_slots_if_quick` or `set_key_slots`
+        must have been called before."""
         assert self._slots is not None, "compute_key_slots_if_quick comes before"
         return self._slots
 
@@ -119,7 +121,7 @@ class StoredEntry:
 
     @property
     def first_index(self) -> int:
-        """The index of the entry's first message in its partition."""
+        """Returns the index of the entry's first message in its partition."""
         return self.index - self.count + 1
 
 
@@ -161,8 +163,9 @@ _SLOTS = _Slots()
 
 
 class TailCache:
-    """A cache of entries, bounded by the bytes of memory that they take. If it is full, evicts the entries that were
-    added first."""
+    """A cache of entries, bounded by the bytes of memory that they take (`bytes_max`). If it is full, evicts the
+    entries that were added first. `recent`: a second cache, for entries read from bookies, from which `discard` removes
+    a ledger, too."""
 
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self.bytes_max = bytes_max
@@ -172,7 +175,7 @@ class TailCache:
         self.bytes = 0
 
     def add(self, entry: StoredEntry) -> None:
-        """Adds an entry, and evicts the oldest entries if the cache is full."""
+        """Adds an entry, unless one at its position is cached, and evicts the oldest entries if the cache is full."""
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
         if entries is None:
@@ -252,4 +255,5 @@ class TailCache:
             self.bytes -= sum(entry.memory_bytes for entry in entries.values())
 
     def statistics(self) -> dict[str, int]:
+        """Returns the number of cached entries, their bytes, and the maximum of bytes."""
         return {"bytes": self.bytes, "bytes_max": self.bytes_max, "entries": len(self._order)}

@@ -1,41 +1,40 @@
-"""Compaction of a topic: the driver of compaction_core.py. It reads the ledgers and does not touch the dispatch path.
+"""Compaction of a topic: the driver of compaction_core.py. Compaction reads the topic's ledgers, and takes no part in
+the delivery of messages.
 
 `STEPS`, in this order and no other (Pulsar CP1; complaint 49: compaction lost messages):
 
-    survey    reads what the last compaction left, then the log up to the horizon (the last entry confirmed at the
-              start), once for each round: which messages survive
-    create    a ledger
-    name      into the topic's record as `pending_deletion`, by compare-and-set: the next owner of the topic deletes it
-    copy      survivors, under their original ids, in order; then the table
-    close     the ledger: it has its end for ever
-    publish   the record names ledger and horizon, and the old one in `pending_deletion`, by one compare-and-set
-    delete    the old one
+    survey    reads the survivors of the last compaction, then the log up to the horizon (the last stable position at
+              the start), once for each round, and finds which messages survive
+    create    creates a ledger
+    name      adds the ledger to `pending_deletion` of the topic's record: after a crash the next owner deletes it
+    copy      appends the survivors to the ledger, under their original ids, in order; then their table
+    close     closes the ledger
+    publish   stores in the record the new ledger and its horizon, and the old ledger in `pending_deletion`, in one
+              commit
+    delete    deletes the old ledger
 
-A crash before `publish` leaves the topic as it was and a ledger in `pending_deletion`, after it the compacted topic and
-one in `pending_deletion`: nothing is lost or doubled, and nothing is left over (but an empty ledger, after a crash
-between `create` and `name`). When the outcome of `publish` is unknown nothing is deleted: the next change of the record
-decides. The log itself is not changed; trimming it is another matter.
+After a crash before `publish` the topic is as before, and the new ledger is in `pending_deletion`. After a crash behind
+`publish` the topic is compacted, and the old ledger is in `pending_deletion`. So no message is lost or doubled, and no
+ledger is left over (except an empty one, after a crash between `create` and `name`). When the outcome of `publish` is
+unknown, no ledger is deleted: the next change of the record decides. Compaction does not change or trim the log.
 
-**What it holds**: like a cursor at the horizon it keeps the log after it from being trimmed, from the first compaction
-on, or from the start where the policy `compaction_threshold_bytes` is set. What is trimmed before the horizon, and
-survives, is in the compacted ledger, and the next compaction starts from there.
+**What it keeps**: the log after the horizon is not trimmed (`trim_limit`), from the first compaction on, or from the
+start if the policy `compaction_threshold_bytes` is set. Survivors in trimmed ledgers are in the compacted ledger, from
+which the next compaction begins.
 
-**Bounds**: `compaction_memory_bytes` for keys (compaction_core.py: past them it reads more often), one chunk of
-`read_bytes` and what is in flight to bookies. The event loop gets its turn after each `YIELD_AFTER_MESSAGES`; one
-compaction at a time runs in a broker, the others wait for their turn.
+**Bounds**: `compaction_memory_bytes` for keys (with more keys compaction_core.py reads the log more often), one read of
+`read_bytes` and the entries in flight to bookies. Other tasks get the event loop after each `YIELD_AFTER_MESSAGES`. One
+compaction at a time runs in a broker; the others wait.
 
 Guarding tests: tests/broker/log/test_compaction.py (a crash at every write).
 
-A topic's log as a `read_compacted` consumer sees it: the compacted ledger up to the horizon, then the log.
+`CompactedLogView` is a topic's log for `read_compacted` consumers: the compacted ledger up to the horizon, then the
+log. A subscription reads it in place of the log (`shape`, `reader`). Positions are those of the topic, so order,
+cursors, acknowledgements and seeks work unchanged. Entries that compaction removed count as acknowledged by such a
+subscription (`removed_entries`), and are never delivered to it.
 
-It takes the place of the log for a subscription (`shape`, `reader`). Positions are those of the topic, so order,
-cursors, acknowledgements and seeks work unchanged. What compaction removed counts as acknowledged by a subscription
-that reads this way (`removed_entries`): it is skipped like any hole, and never shown.
-
-When a topic is compacted again, the subscriptions whose position is before the new horizon start over after their mark
-(broker/topic/topic.py): then no consumer holds anything of the ledger that is replaced.
-
-Also in this file, below its heading: reading a compacted ledger (compacted_log).
+When a topic is compacted again, each subscription whose position is before the new horizon begins again after its mark
+(broker/topic/topic.py), so that no consumer holds an entry of the ledger that is replaced.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ from .unfolding import run_in_thread_if_slow
 
 class CompactedLedger:
     """An open compacted ledger: the entries of a topic that survived a compaction. Each entry keeps its position in the
-    topic."""
+    topic. `rows`: its table, a row for each ledger of the topic with surviving entries, oldest first."""
 
     def __init__(self, record: CompactedLedgerInfo, reader: LedgerReader, rows: list[SurvivingEntriesRow]) -> None:
         self.record = record
@@ -141,8 +140,8 @@ class CompactedLedger:
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns surviving entries, beginning with number `first`: about `bytes_max` bytes, at least one entry. Raises
-        DataLost if an entry is damaged."""
+        """Returns surviving entries, beginning with number `first` (from 0, below `entries`): about `bytes_max` bytes,
+        at least one entry. Raises DataLost if an entry is damaged or lost; Unavailable if bookies do not answer."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
@@ -150,7 +149,7 @@ class CompactedLedger:
             raise DataLost(f"compacted ledger {self.record.ledger_id}: {error}") from error
 
     async def read_survivor(self, number: int) -> StoredEntry:
-        """Returns the surviving entry with this number (from 0)."""
+        """Returns the surviving entry with this number (from 0, below `entries`). Raises the errors of `read`."""
         return (await self.read(number, 1))[0]
 
     async def find_first_survivor_since(self, time_ms: int) -> StoredEntry | None:
@@ -223,7 +222,7 @@ class CompactedReader:
         self._log = log
 
     def set_log_reader(self, log: LogEntryReader) -> None:
-        """Sets the reader that reads the entries of the log after the horizon."""
+        """Replaces the reader that reads the entries of the log after the horizon."""
         self._log = log
 
     def _covers(self, position: Position) -> CompactedLedger | None:
@@ -319,7 +318,8 @@ class CompactedLogView:
         return self.reader.compacted
 
     def switch_compacted_ledger(self, compacted: CompactedLedger) -> None:
-        """Replaces the compacted ledger that is read by `compacted`."""
+        """From now on, readers read up to the horizon from the ledger `compacted`, in place of the former compacted
+        ledger."""
         self.shape.set_survivor_rows(compacted.rows)
         self.reader.compacted = compacted
 
@@ -353,7 +353,9 @@ one starts over."""
 
 
 class CompactionProgress:
-    """The progress of the running compaction; if none is running, of the last one."""
+    """The progress of the running compaction; if none is running, of the last one. `step`: the name of the present
+    step; `error`: why the compaction failed, "" if it did not; `looked_at`: the messages read so far, in all readings;
+    `to_look_at`: an estimate of that number at the end; `rounds`: how often the log was read to find the survivors."""
 
     def __init__(self) -> None:
         self.state = CompactionState.NOT_RUN
@@ -365,7 +367,8 @@ class CompactionProgress:
 
 
 class Compaction:
-    """The compaction of one topic. `changed`: a function that is called when the topic has a new compacted ledger."""
+    """The compaction of one topic. A StatefulTopicPart. `changed`: a function that is called when the topic has a new
+    compacted ledger; `turn`: a semaphore that limits how many compactions run in the broker."""
 
     __slots__ = (
         "_changed", "_ledger_client", "_progress", "_replication", "_task", "_tasks", "_turn", "_view", "config", "log",
@@ -391,7 +394,7 @@ class Compaction:
 
     @property
     def view(self) -> CompactedLogView:
-        """The log that consumers read if they ask for the compacted topic."""
+        """Returns the log that consumers read if they ask for the compacted topic."""
         if self._view is None:
             self._view = CompactedLogView(self.log)
             if self.shown is not self.log:
@@ -407,12 +410,13 @@ class Compaction:
 
     @property
     def ledgers(self) -> TopicStateLedgers:
-        """The access to the ledgers in which the compacted topic is stored."""
+        """Returns the object that creates, opens and deletes the compacted ledgers of the topic."""
         return TopicStateLedgers(self._ledger_client, self.config, self._replication, self.topic, compacted="true")
 
     # ------------------------------------------------------------------ facts
     @property
     def record(self) -> CompactedLedgerInfo | None:
+        """Returns the compacted ledger that the topic's record names; None if the topic was never compacted."""
         return self.log.record.compacted
 
     @property
@@ -423,7 +427,7 @@ class Compaction:
 
     @property
     def is_running(self) -> bool:
-        """True while a compaction of the topic runs."""
+        """Returns True while a compaction of the topic runs or waits for its turn."""
         return self._task is not None
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
@@ -434,7 +438,8 @@ class Compaction:
         view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the position up to which compaction no longer needs the log; None if it needs no part of the log."""
+        """Returns the position up to which compaction no longer needs the log. Returns None if it needs no part of the
+        log: the topic was never compacted, no compaction is running, and the policy does not ask for one."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:
@@ -444,7 +449,7 @@ class Compaction:
         return TrimLimit(mark, why=LedgerStays.NOT_COMPACTED)
 
     def list_own_ledgers(self) -> list[int]:
-        """Returns the ids of the compacted ledgers, which must be deleted with the topic."""
+        """Returns the id of the compacted ledger, which must be deleted with the topic; [] if there is none."""
         return [self.record.ledger_id] if self.record is not None else []
 
     def estimate_uncompacted_bytes(self) -> int:
@@ -480,7 +485,8 @@ class Compaction:
             ) from error
 
     def start(self) -> bool:
-        """Starts a compaction, and returns True. Returns False, and starts none, if a compaction is running already."""
+        """Starts a task that compacts the topic, and returns True. Returns False, and starts none, if a compaction is
+        running already. The outcome is in `progress`."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
@@ -491,13 +497,14 @@ class Compaction:
         return True
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts a compaction if the log has as many bytes that are not compacted as the policy demands for that."""
+        """Starts a compaction if the log has at least `compaction_threshold_bytes` bytes that no compaction has read (a
+        policy; 0: never)."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.estimate_uncompacted_bytes() >= threshold_bytes:
             self.start()
 
     async def wait_finished(self) -> None:
-        """Waits until the compaction in progress, if any, has ended."""
+        """Waits until the compaction in progress, if any, has ended. Does not raise its error: `progress` has it."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
@@ -556,8 +563,9 @@ class CompactionRun:
         self._breath = 0
 
     async def run(self) -> None:
-        """Runs all steps of the compaction. Does nothing if nothing was stored since the last compaction. If a step
-        fails, raises its error."""
+        """Runs all steps of the compaction. Does nothing if no entry became stable since the last compaction. If a step
+        fails, raises its error, after deleting the new ledger if it is certain that the topic's record does not name
+        it."""
         old = self._old
         if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
             return  # nothing is new

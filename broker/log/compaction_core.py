@@ -1,4 +1,5 @@
-"""Compaction by key: which messages survive, and what is left of an entry. Nothing here reads or writes.
+"""Compaction by key: decides which messages survive, and which bytes of an entry are kept. This module reads and writes
+no ledger.
 
     survey = SurvivingMessageSearch(keys_max, retain_null_key=False, salt=…)
     while not survey.is_done:                    # one round reads everything once
@@ -13,31 +14,31 @@ Rules (Pulsar CP1, its complaints 24 and 49)
 - Messages without a key are removed; with `retain_null_key` all of them stay.
 - A chunked message is one message: its chunks stay or are removed together; chunks whose last one has not arrived yet
   stay.
-- What cannot be read stays as it is: a damaged entry, an encrypted batch. Compaction never makes loss out of damage.
-- What an earlier compaction took out of a batch is no message any more.
+- An entry that cannot be parsed (damaged, or an encrypted batch) is kept unchanged.
+- A message that an earlier compaction removed from its batch does not count as a message.
 
-Bounds. A key is known by 16 bytes of its BLAKE2b with a salt of this run, so that no producer can make two keys
-collide. At most `keys_max` of them are in memory (about 200 bytes each): when there are more, the survey keeps half of
-the hash space and leaves the other half to another round, so memory is paid for with reading, and nothing is written to
-disk. Survivors are a bitmap of message indexes: two bytes for each at most, a bit for each where they are dense.
+Bounds. The search identifies a key by a 16-byte BLAKE2b hash with a salt of this run, so that no producer can make two
+keys collide. At most `keys_max` keys are in memory (about 200 bytes each). When there are more, the search keeps half
+of the hash space and leaves the other half to another round: it reads the log again, and writes nothing to disk.
+Survivors are a bitmap of message indexes: two bytes for each at most, a bit for each where they are dense.
 
-What is cut out of a batch leaves an empty item with `compacted_out`, so that batch indexes stay what they were; every
-client of Pulsar hides those.
+A message that is removed from a batch leaves an empty item with `compacted_out`, so that the batch indexes of the
+others do not change; every client of Pulsar hides such items.
 
 Guarding tests: tests/broker/log/test_compaction_core.py.
 
-The bytes of a compacted ledger: survivors under their original ids, then a table of their places.
+The format of a compacted ledger: survivors under their original ids, then a table of their places.
 
     survivor = head | ledger u64 | entry u64 | the entry as it is stored in the topic (proto/entry.py)
     table    = head | piece u32 | pieces u32 | a part of the rows; pieces follow each other at the ledger's end
     row      = ledger u64 | entries u64 | first index i64 | end index i64 | first survivor u64 | size u32 | bitmap
     head     = magic "MC" | version u8 | kind u8 (1 survivor, 2 table) | crc32c u32 of all that follows it
 
-Big-endian. There is a row for each ledger of the topic up to the horizon of which something survives: how many entries
-of it were read, their message indexes, the number (entry id here) of its first survivor, and the entry ids of its
-survivors as a portable roaring bitmap. So the place of a survivor is `first survivor` + its rank in the bitmap, and an
-entry that is not in the bitmap was removed. A ledger without its table is no compacted ledger (a crash while it was
-written), and no record names it.
+Numbers are big-endian. There is a row for each ledger of the topic, up to the horizon, with at least one surviving
+entry. The row has the number of its entries that compaction read, their message indexes, the number of its first
+survivor (its entry id in the compacted ledger), and the entry ids of its survivors as a portable roaring bitmap. So the
+place of a survivor is `first survivor` + its rank in the bitmap, and an entry that is not in the bitmap was removed. A
+crash may leave a ledger without a table; no record names such a ledger.
 
 Example: entry `6869` of position 5:7 is
 
@@ -86,7 +87,9 @@ class DamagedCompactedLedger(ValueError):
 
 class SurvivingEntriesRow(msgspec.Struct):
     """A row of the table in a compacted ledger. It names the entries of one ledger of the topic that survived the
-    compaction."""
+    compaction. `entries`: how many entries of that ledger compaction read; `first_index`: the index of their first
+    message; `end_index`: the index after their last message; `first`: the number of the first survivor in the compacted
+    ledger; `survivors`: the entry ids that survive."""
 
     ledger_id: int
     entries: int
@@ -192,8 +195,8 @@ Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 def parse_entry(entry: Buffer) -> Opened | None:
     """Parses a stored entry. Returns its header, and the metadata and the payload of each of its messages; None if the
-    entry does not parse or is an encrypted batch. For a chunk, and for an encrypted message, a placeholder stands for
-    the payload."""
+    entry does not parse or is an encrypted batch. For a chunk, and for an encrypted message, the payload is a
+    placeholder that is not empty."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -208,8 +211,8 @@ def parse_entry(entry: Buffer) -> Opened | None:
 
 class SurvivingMessageSearch:
     """The search for the messages that survive a compaction. Collects their indexes in `survivors`. The caller reads
-    the whole log once per round. If the keys of all messages need too much memory, there are several rounds, each for a
-    part of the keys."""
+    the whole log once per round. If the log has more than `keys_max` keys, there are several rounds, each for a part of
+    the keys. `unreadable`: how many entries survive because they do not parse."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -304,7 +307,8 @@ class SurvivingMessageSearch:
 
 def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
     """Returns the bytes of a stored entry as compaction keeps them: the whole entry, or a batch in which the removed
-    messages are empty. Returns None if no message of the entry survives."""
+    messages are empty. Returns None if no message of the entry survives. `first_index`: the index of its first message;
+    `count`: the number of its messages; `survivors`: the indexes of all surviving messages."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None

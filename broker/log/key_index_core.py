@@ -1,4 +1,5 @@
-"""The key index of one sealed ledger: which blocks of the ledger may have a message, by its key or a property.
+"""The key index of one sealed ledger: finds the blocks of the ledger that may have a message with a given key or
+property.
 
     builder = KeyIndexBuilder(ledger_id, first_index, size, with_properties=True)
     builder.add(entry_id, size, describe_entry(payload, with_properties=True))       each entry, in order
@@ -14,25 +15,25 @@ in the block has this key (`hash_key`), this value of a property (`hash_property
 this name (`hash_name`). A *segment* has the postings of consecutive blocks, at most SEGMENT_POSTINGS of them and those
 of one more block, sorted by hash and cut into 2^bits pages by the first bits of the hash.
 
-So a look-up reads one page of each segment, about 200 KB of a ledger of 2 GiB with 2 million keys, and not a filter of
-each block. Bloom filters of 10 bits a key were 2.5 MB to read, and one block of a hundred was read in vain, 20 of such
-a ledger. A hash that no message has is found with the probability of postings / 2^32: one block in 2,000 look-ups is
-read in vain. The price is 6 bytes on disk in place of 1.25 for each distinct key of a block.
+So a look-up reads one page of each segment: about 200 KB for a ledger of 2 GiB with 2 million keys. The alternative, a
+Bloom filter of 10 bits a key for each block, needs 2.5 MB of reading, and one block of a hundred is read in vain (20 of
+such a ledger). Here a hash that no message has is found with the probability postings / 2^32: one block is read in vain
+in 2,000 look-ups. The price is 6 bytes on disk in place of 1.25 for each distinct key of a block.
 
     ledger    = page* directory
     entry     = magic "MK" | version u8 | kind u8 | crc32c u32 | body
     page      (kind 0) count u32 | u32 hash * count, ascending | u16 block * count
     directory (kind 1) MessagePack: `_Directory`
 
-Big-endian; the checksum covers the body. The directory names the ledger that it is about, so one in the wrong place is
-DamagedKeyIndex.
+Numbers are big-endian; the checksum covers the body. The directory names its ledger: decoding it for another ledger
+raises DamagedKeyIndex.
 
-Rule: an index never hides a message that a search could find. It has what a search sees (proto/entry.py
+Rule: an index never hides a message that a search could find. The index covers what a search sees (proto/entry.py
 `decode_for_inspection`): an encrypted batch is one message with the fields of its head, and so is a chunk. A block with
-an entry that cannot be parsed is always a candidate (OPAQUE). Where a message may match though a search at the broker
-cannot see it, because it is in an encrypted batch or went back for one subscription, the block is HIDDEN:
-`find_candidates` with `hidden=True` keeps it. So does it any publish time: a message in chunks has that of its first
-chunk, which may be in another block.
+an entry that cannot be parsed is always a candidate (OPAQUE). A block is HIDDEN if a message in it may match although a
+search at the broker cannot see that: the message is in an encrypted batch, or was sent back to one subscription
+(`REDRIVEN_TO`). `find_candidates` with `hidden=True` returns such blocks, too. It then also ignores conditions on the
+publish time: a message in chunks has the time of its first chunk, which may be in another block.
 
 Guarding tests: tests/broker/log/test_key_index_core.py.
 """
@@ -91,21 +92,22 @@ class DamagedKeyIndex(ValueError):
 
 
 def hash_key(key: str) -> int:
-    """Returns the hash of a message's key, as text."""
+    """Returns the 32-bit hash by which an index finds a message's key."""
     found: int = mmh3.hash(key.encode("utf-8", "surrogatepass"), _KEY_SEED, False)
     return found
 
 
 def hash_name(name: str) -> int:
-    """Returns the hash that says that a message has a property of this name."""
+    """Returns the 32-bit hash by which an index finds the messages that have a property of this name."""
     found: int = mmh3.hash(name.encode("utf-8", "surrogatepass"), _NAME_SEED, False)
     return found
 
 
 # ----------------------------------------------------------------------------------------------------- one entry
 class EntryDescription(NamedTuple):
-    """What the index needs of one entry. `end_index`: the index after its last message; -1: it cannot be parsed. Times
-    are in ms since the epoch; `event_low` above `event_high`: no message has an event time."""
+    """The facts of one entry that the index stores. `end_index`: the index after its last message; -1: the entry cannot
+    be parsed. Times are in ms since the epoch; `event_low` above `event_high`: no message has an event time. `hashes`:
+    of the keys, and of the properties if they are indexed; `flags`: OPAQUE and HIDDEN, or-ed."""
 
     end_index: int
     publish_ms: int
@@ -120,7 +122,8 @@ _UNREADABLE = EntryDescription(-1, 0, NO_EVENT_LOW, -1, frozenset(), OPAQUE)
 
 
 def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
-    """Describes a stored entry. A damaged one is OPAQUE. May take long: see `run_in_thread_if_slow`."""
+    """Returns the facts of a stored entry that the index stores; OPAQUE if the entry does not parse. `with_properties`:
+    also hashes the properties. May take long: see `run_in_thread_if_slow`."""
     try:
         last_index, header = parse_entry(entry)
         fields, is_whole = _list_fields(header, entry)
@@ -155,8 +158,9 @@ def _list_fields(header: EntryHeader, entry: Buffer) -> tuple[Sequence[MessageFi
 
 # ------------------------------------------------------------------------------------------------------ building
 class EntryRun(msgspec.Struct, array_like=True):
-    """Consecutive entries of a ledger: the id of the first one, the index of its first message, the index after the
-    last message of the last one, the bounds of publish and event times (ms since the epoch), bytes, flags."""
+    """Consecutive entries of a ledger. `first_entry`: the id of the first entry; `first_index`: the index of its first
+    message; `end_index`: the index after the last message of the last entry. `publish_…`, `event_…`: the bounds of the
+    times of the messages (ms since the epoch); `flags`: OPAQUE and HIDDEN, or-ed."""
 
     first_entry: int
     first_index: int
@@ -177,8 +181,9 @@ class _Directory(msgspec.Struct, array_like=True):
 
 
 class KeyIndexBuilder:
-    """Builds the index of a ledger from its entries, in order. `first_index`: of the ledger's first message. The caller
-    stores what `take_segment` yields, in order, whenever `is_segment_full`, and at last what `finish` yields."""
+    """Builds the index of a ledger from its entries, in order. `first_index`: the index of the ledger's first message;
+    `size`: the bytes of the ledger. The caller stores the entries that `take_segment` yields, in order, whenever
+    `is_segment_full`, and at last those that `finish` yields."""
 
     def __init__(self, ledger_id: int, first_index: int, size: int, *, with_properties: bool) -> None:
         self.with_properties = with_properties
@@ -193,11 +198,11 @@ class KeyIndexBuilder:
 
     @property
     def is_segment_full(self) -> bool:
-        """True if the caller must call `take_segment` before it adds another entry."""
+        """Returns True if the caller must call `take_segment` before it adds another entry."""
         return self._postings >= SEGMENT_POSTINGS
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
-        """Adds the next entry of the ledger, of `size` bytes."""
+        """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description."""
         block = self._block
         if block is None:
             block = self._block = EntryRun(
@@ -228,7 +233,8 @@ class KeyIndexBuilder:
         self._block, self._hashes = None, set()
 
     def take_segment(self) -> Iterable[bytes]:
-        """Ends the segment. Yields its pages, encoded; each takes about a millisecond."""
+        """Ends the segment. Yields its pages, encoded; each takes about a millisecond. The caller must iterate to the
+        end before the next call of `add`."""
         bits = min(8, max(0, (self._postings // PAGE_POSTINGS).bit_length()))
         self._directory.segments.append((self._pages, bits))
         width = _BUCKETS >> bits
@@ -239,7 +245,8 @@ class KeyIndexBuilder:
             buckets[first : first + width] = [array("Q")] * width
 
     def finish(self) -> Iterable[bytes]:
-        """Ends the last block and segment. Yields the remaining entries of the index; the directory is the last one."""
+        """Ends the last block and segment. Yields the remaining entries of the index; the directory is the last one. No
+        entry may be added after it."""
         if self._block is not None:
             self._end_block(self._block)
         if self._postings:
@@ -273,7 +280,8 @@ def _decode(entry: Buffer, kind: int, where: str) -> bytes:
 
 
 def decode_page(entry: Buffer, hashes: Iterable[int]) -> dict[int, BitMap]:
-    """Returns the blocks of each of these hashes that the page has. Raises DamagedKeyIndex."""
+    """Returns, for each of the `hashes`, the numbers of the blocks that the page has for it; an empty set if it has
+    none. Raises DamagedKeyIndex if the page is damaged; NewerFormat if a later version of Magnetar wrote it."""
     body = _decode(entry, PAGE, "a page of a key index")
     count = _U32.unpack_from(body)[0] if len(body) >= 4 else -1
     if len(body) != 4 + 6 * count:
@@ -287,7 +295,9 @@ def decode_page(entry: Buffer, hashes: Iterable[int]) -> dict[int, BitMap]:
 
 
 def decode_directory(entry: Buffer, ledger_id: int) -> KeyIndex:
-    """Decodes the last entry of the index of the ledger `ledger_id`. Raises DamagedKeyIndex."""
+    """Decodes the last entry of the index of the ledger `ledger_id`, and returns the index without its postings. Raises
+    DamagedKeyIndex if the entry is damaged, or is the directory of another ledger; NewerFormat if a later version of
+    Magnetar wrote it."""
     try:
         found = msgspec.msgpack.decode(_decode(entry, DIRECTORY, "the directory of a key index"), type=_Directory)
     except msgspec.DecodeError as error:
@@ -298,13 +308,14 @@ def decode_directory(entry: Buffer, ledger_id: int) -> KeyIndex:
 
 
 def find_block(blocks: Sequence[EntryRun], index: int) -> int:
-    """Returns the number of the block that has the message with this index: the last one that begins at or before it.
-    The first one if none does."""
+    """Returns the number of the block that has the message with this index: the last block that begins at or before it;
+    0 if none does."""
     return max(0, bisect_right(blocks, index, key=lambda each: each.first_index) - 1)
 
 
 class KeyIndex:
-    """The key index of a ledger without its postings: its blocks, and in which pages the postings of a hash are."""
+    """The key index of a ledger without its postings: its blocks, and the pages that have the postings of a hash.
+    `with_properties`: True if properties are indexed, and not only keys."""
 
     def __init__(self, directory: _Directory) -> None:
         self.blocks = directory.blocks
@@ -315,11 +326,11 @@ class KeyIndex:
         )
 
     def list_pages(self, value: int) -> list[int]:
-        """Returns the entry ids of the pages that have the postings of a hash."""
+        """Returns the entry ids of the pages that may have postings of the hash `value`, one page of each segment."""
         return [first + (value >> 32 - bits) for first, bits in self._segments]
 
     def list_hashes(self, expression: Node) -> set[int]:
-        """Returns the hashes whose blocks `find_candidates` needs to know."""
+        """Returns the hashes for which `find_candidates` needs the postings."""
         asked = set[int]()
 
         def note(value: int) -> BitMap:
@@ -333,8 +344,9 @@ class KeyIndex:
         self, expression: Node, postings: Mapping[int, BitMap], *, hidden: bool = False
     ) -> BitMap:
         """Returns the numbers of the blocks in which the expression may be TRUE for a message. `postings`: the blocks
-        of each hash of `list_hashes`. `hidden`: also those in which a message may match by what is not in the block:
-        only a consumer can decrypt it, or its first chunk is elsewhere."""
+        of each hash of `list_hashes`; a hash that is missing has none. `hidden`: also returns blocks in which a message
+        may match by facts that are not in the block, because only a consumer can decrypt it, or because its first chunk
+        is in another block."""
         look_up = lambda value: postings.get(value, BitMap())
         found = find_candidates(expression, _BlockEvidence(self, look_up, publish_times=not hidden))
         found = found | self._opaque

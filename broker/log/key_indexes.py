@@ -1,27 +1,27 @@
-"""The key indexes of a topic: one for each sealed ledger, built aside, kept while its ledger is kept.
+"""The key indexes of a topic: one for each sealed ledger, built in the background, and deleted with its ledger.
 
     indexes.run_due(applied)                    builds what is missing, one ledger at a time (the topic's upkeep)
     search = await indexes.open_index(ledger)   None: the ledger has none, and is read (find, filters)
     blocks = await search.find_candidates(expression)
 
-What an index has is in broker/log/key_index_core.py. The policy `key_index` says whether ledgers get one; while it is
-`off` nothing is read or built, and indexes that exist stay until their ledgers go. `STEPS` of one index:
+broker/log/key_index_core.py says what an index contains. The policy `key_index` says whether ledgers get one. While it
+is `off`, no index is read or built, and existing indexes stay until their ledgers are deleted. `STEPS` of one index:
 
-    create    a ledger of the topic's own state (broker/log/snapshot_ledger.py)
-    copy      the entries of the sealed ledger are read and described; the pages of the index are stored
-    close     the ledger has its end for ever
-    name      `TopicRecord.key_indexes` names it, by compare-and-set, if the list still has the sealed ledger
+    create    creates a ledger for the index (broker/log/snapshot_ledger.py)
+    copy      reads and describes the entries of the sealed ledger; stores the pages of the index
+    close     closes the ledger of the index
+    name      adds the index to `TopicRecord.key_indexes`, by compare-and-set, if the list still has the sealed ledger
 
 Rules
-- **None or a whole one.** A search reads only an index that the record names, so it is closed. A crash before `name`
-  leaves a ledger that no record names (broker/cluster/orphans.py). A new owner fences nothing of it, and builds anew.
-- **Identity is the ledger's id**, in the record and in the index. Ids are never used again, so a topic that is made
-  anew under the same name has nothing of the old one.
-- **It goes with its ledger**: in the same commit as the ledger leaves the list (trimming), or with the topic. What is
-  left in the record otherwise (`topics skip-lost`) is removed by the next look.
-- **An index that cannot be read** is as none, for the search that finds out; the ledger gets a new one.
+- **No index or a whole one.** A search reads only an index that the record names; its ledger is closed. A crash before
+  `name` leaves a ledger that no record names (broker/cluster/orphans.py). The next owner of the topic builds anew.
+- **The ledger's id identifies an index**, in the record and in the index. Ids are never used again, so a new topic with
+  the name of a deleted one has none of its indexes.
+- **An index is deleted with its ledger**: the record drops both in one commit (trimming), or with the topic. An index
+  whose ledger left the list in another way (`topics skip-lost`) is removed by the next `run_due`.
+- **If an index cannot be read**, the search reads the ledger itself; a lost or damaged index is built again.
 - Bounds: an index for the newest INDEXES_MAX ledgers of a topic, one build at a time in a broker, one MiB of entries
-  and SEGMENT_POSTINGS in memory, other tasks get the event loop after each 2 ms.
+  and SEGMENT_POSTINGS in memory. Other tasks get the event loop after each 2 ms.
 
 Guarding tests: tests/broker/log/test_key_indexes.py.
 """
@@ -84,8 +84,10 @@ class KeyIndexSearch:
         self._reader = reader
 
     async def find_candidates(self, expression: Node, *, hidden: bool = False) -> BitMap:
-        """Returns the numbers of the blocks in which the expression may be TRUE for a message. Reads a page of each
-        segment for each text that the expression asks for. Raises what reading a ledger raises, or DamagedKeyIndex."""
+        """Returns the numbers of the blocks in which the expression may be TRUE for a message; `hidden` as in
+        `KeyIndex.find_candidates`. Reads a page of each segment for each text that the expression asks for. Raises
+        DamagedKeyIndex if the index is damaged; DataLost if its ledger is lost; Unavailable if bookies do not
+        answer."""
         postings, of_page = dict[int, BitMap](), dict[int, list[int]]()
         for value in sorted(self.index.list_hashes(expression)):
             postings[value] = BitMap()
@@ -100,8 +102,9 @@ class KeyIndexSearch:
 
 
 class KeyIndexes:
-    """The key indexes of one topic. A StatefulTopicPart (broker/topic/dedup.py). `applied`: returns the policies that
-    are in force now; `turn`: one index at a time is built in a broker."""
+    """The key indexes of one topic. A StatefulTopicPart (broker/topic/dedup.py). `applied`: a function that returns the
+    policies in force now; `turn`: a semaphore with which a broker builds one index at a time; `building`: the ledger
+    whose index is being built, -1 if there is none; `built`: how many were built since the topic was loaded."""
 
     __slots__ = (
         "_applied", "_config", "_ledgers", "_log", "_replication", "_task", "_tasks", "_turn", "_unusable", "_world",
@@ -125,20 +128,22 @@ class KeyIndexes:
     # ------------------------------------------------------------------ facts
     @property
     def is_on(self) -> bool:
-        """True if the topic's policies ask for key indexes."""
+        """Returns True if the topic's policies ask for key indexes."""
         return self._applied().key_index != OFF
 
     def describe_index(self, ledger_id: int) -> str:
-        """Returns what the index of a ledger has, as the policy says it; "" if the ledger has no index."""
+        """Returns what the index of a ledger covers, as a value of the policy: "keys" or "keys+properties"; "" if the
+        ledger has no index."""
         found = self._find(ledger_id)
         return "" if found is None else PROPERTIES if found.with_properties else KEYS
 
     def list_unindexed_ledgers(self) -> list[int]:
-        """Returns the ids of the sealed ledgers that have no index, or one without what the policy asks for."""
+        """Returns the ids of the sealed ledgers that have no index, or an index that is damaged or lacks the properties
+        for which the policy asks."""
         return [span.ledger_id for span in self._list_unindexed_spans()]
 
     def count_unindexed_ledgers(self) -> int:
-        """Returns the number of sealed ledgers without the index that the policy asks for; 0 if it is off."""
+        """Returns the number of sealed ledgers without the index for which the policy asks; 0 if the policy is off."""
         return len(self._list_unindexed_spans()) if self.is_on else 0
 
     def _list_unindexed_spans(self) -> list[Span]:
@@ -158,8 +163,8 @@ class KeyIndexes:
 
     # ------------------------------------------------------------------ reading
     async def open_index(self, ledger_id: int) -> KeyIndexSearch | None:
-        """Opens the index of a sealed ledger. Returns None if it has none, if it cannot be read, or if the policy is
-        off: then the ledger has to be read."""
+        """Opens the index of a sealed ledger, and returns a search in it. Returns None if the ledger has none, if the
+        index cannot be read, or if the policy is off: then the caller has to read the ledger."""
         found = self._find(ledger_id)
         if found is None or not self.is_on:
             return None
@@ -172,7 +177,8 @@ class KeyIndexes:
             return None
 
     def on_index_unusable(self, ledger_id: int, error: Exception) -> None:
-        """Called when an index could not be read: logs it, and if it is lost or damaged, lets a new one be built."""
+        """Called when an index could not be read: logs the error. If the index is lost or damaged, a later `run_due`
+        builds a new one."""
         _LOG.warning("%s: the key index of ledger %d cannot be used: %s", self.topic, ledger_id, error)
         found = self._find(ledger_id)
         if found is not None and isinstance(error, DataLost | LedgerNotFound | DamagedKeyIndex):
@@ -188,19 +194,20 @@ class KeyIndexes:
         """Does nothing: indexes are read when they are asked for."""
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts to build the indexes that are missing, and to remove those whose ledgers are gone; does nothing if
-        that is running, or if nothing is to be done."""
+        """Starts a task that builds the missing indexes, one after the other, and removes those whose ledgers are gone.
+        Does nothing if the task is running, or if no index is missing or left over."""
         if self._task is None and self.topic.persistent and (self._has_left_over() or self._find_next() is not None):
             if self._tasks is None:
                 self._tasks = Tasks()
             self._task = self._tasks.spawn(self._run(), f"key indexes of {self.topic}")
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns None: an index keeps no ledger."""
+        """Returns None, because an index needs no ledger to be kept."""
         return None
 
     def stop(self) -> None:
-        """Cancels a build, because the topic ends at this broker: the next owner builds that index."""
+        """Cancels the build in progress, because the topic ends at this broker. The next owner of the topic builds that
+        index."""
         if self._task is not None:
             self._task.cancel()
 
@@ -210,7 +217,7 @@ class KeyIndexes:
             await self._tasks.drain()
 
     async def wait_built(self) -> None:
-        """Waits until the builds in progress, if any, have ended."""
+        """Waits until the task that builds indexes, if it runs, has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])
 

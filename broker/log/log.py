@@ -1,13 +1,14 @@
 """The interfaces of a log for a topic, its producers and its subscriptions, independent of its storage.
 
-    LogEntryReader  entries by position, index and time
-    ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compaction.py)
-    Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
+    LogEntryReader  reads entries by position, index and time
+    ReadableLog     the log that a subscription reads: all of it, its committed entries, or its compacted form
+                    (broker/log/compaction.py)
+    Log             the log to which a topic publishes: on bookies (broker/log/topic_log.py), or only in memory
                     (broker/topic/nonpersistent.py)
 
-And the log for readers of committed entries (`CommittedReader`, `CommittedLogView`).
+Also in this file: the log for readers of committed entries (`CommittedReader`, `CommittedLogView`).
 
-Rule: no entry after the last confirmed one (`shape.last`) is read.
+Rule: no entry after the last confirmed one (`LogShape.last_confirmed`) is read.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class LogEntryReader(Protocol):
         `bytes_max` bytes, at least one entry. Raises InvalidRequest if there is no entry at `position`, or if it was
         trimmed."""
 
-    async def read_entry(self, position: Position) -> StoredEntry: ...
+    async def read_entry(self, position: Position) -> StoredEntry:
+        """Returns the entry at `position`, from memory if it is there. Raises InvalidRequest if there is no entry at
+        `position`, or if it was trimmed."""
+        ...
 
     async def find_position_by_index(self, index: int) -> PositionAndIndex:
         """Returns the position of the entry that contains the message with the index `index`; if there is no such
@@ -62,7 +66,8 @@ class LogEntryReader(Protocol):
         would have to be read."""
 
     async def find_message_index_after(self, mark: Position) -> int:
-        """Returns the index of the first message after the entry `mark`."""
+        """Returns the index of the first message after the entry `mark`. Reads an entry if the index is not in
+        memory."""
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
@@ -79,7 +84,7 @@ class ReadableLog(Protocol):
     def shape(self) -> LogShape: ...
     @property
     def reader(self) -> LogEntryReader:
-        """The reader of the log's entries."""
+        """Returns the reader of the log's entries."""
         ...
 
     @property
@@ -92,8 +97,8 @@ class ReadableLog(Protocol):
         removed."""
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns, for each ledger, the ids of the entries that a compaction removed. Subscriptions acknowledge these
-        entries, because no consumer gets them."""
+        """Returns, for each ledger, its id and the ids of the entries that a compaction removed from it. Subscriptions
+        acknowledge these entries, because no consumer gets them."""
 
 
 class Log(ReadableLog, Protocol):
@@ -110,7 +115,7 @@ class Log(ReadableLog, Protocol):
 
     @property
     def pending_entries(self) -> int:
-        """The number of entries that were published and are not confirmed yet."""
+        """Returns the number of entries that were published and are not confirmed yet."""
         ...
 
     @property
@@ -125,8 +130,8 @@ class Log(ReadableLog, Protocol):
 
     @property
     def replication(self) -> LedgerReplication | None:
-        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
-        log has no ledger."""
+        """Returns the replication (the quorums) of the ledger that this owner of the topic is writing or wrote last;
+        None if it has created no ledger."""
 
     @property
     def wanted_replication(self) -> LedgerReplication:
@@ -134,14 +139,19 @@ class Log(ReadableLog, Protocol):
         less, if bookies were missing.)"""
 
     @property
-    def is_degraded(self) -> bool: ...
+    def is_degraded(self) -> bool:
+        """Returns True if the ledger that is being written has fewer bookies, or fewer copies, than the policy asks
+        for."""
+        ...
     @property
     def ensemble(self) -> Mapping[int, tuple[str, ...]]:
-        """Returns a mapping with one item: the id of the ledger that is being written, and the names of its bookies."""
+        """Returns a mapping with one item: the id of the ledger that is being written, and the names of its bookies.
+        Empty if no ledger is being written."""
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes the topic over, so that only this broker writes to it. If the topic does not exist, awaits `create()`
-        first, which creates it; raises TopicNotFound if `create` is None."""
+        first, which creates it; raises TopicNotFound if `create` is None. Must be called once, before any other
+        method."""
 
     async def is_still_owned(self) -> bool:
         """Returns True if no other broker has taken the topic over. Raises the error of the metadata store if the
@@ -149,13 +159,15 @@ class Log(ReadableLog, Protocol):
 
     def publish(self, publish: Publish) -> None:
         """Queues an entry to be stored. Its publisher gets the outcome later. Raises at once if the log accepts no
-        entries."""
+        entries: TopicTerminated if the topic is terminated, else NotOwner."""
 
     def create_first_ledger_early(self) -> None:
-        """Creates the first ledger without waiting for a publish, if the log was written until just now."""
+        """Starts to create the first ledger of this owner without waiting for a publish, if the log was written until
+        just now. Does not wait for it."""
 
     async def roll_ledger(self) -> None:
-        """Begins a new ledger, even if the present one is not full."""
+        """Begins a new ledger, even if the present one is not full, and waits for that. Does nothing if the present
+        ledger is empty."""
 
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, and deletes the ledgers whose ids it returns. Returns the ids of the deleted
@@ -177,7 +189,8 @@ class Log(ReadableLog, Protocol):
         publishes in flight fail, and it is not known whether their entries are stored."""
 
     async def close(self) -> None:
-        """Closes the log in order: first waits until all publishes in flight have their outcomes. Idempotent."""
+        """Closes the log in order: first waits until all publishes in flight have their outcomes. Idempotent.
+        Afterwards `publish` raises NotOwner."""
 
 
 # ------------------------------------------------------------------------------------------------ committed_view

@@ -8,10 +8,12 @@ Rules (ledger protocol §3.3, §1.6; invariants 30 and 31)
 - Entries are confirmed from the head of the queue only, so receipts leave in the order of the publishes.
 - Sent entries form a prefix of the queue, all of one ledger, with entry ids that follow each other. Entries that arrive
   while no ledger takes entries, or has no room for more, wait after them.
-- When the ledger ends at `last_entry` for good, sent entries up to it are in the log: they are confirmed. The others
-  are certainly not: they go to the next ledger, in the same order. So nothing is lost, doubled or reordered.
-- An entry's index was given when it was queued; the queue keeps its order, so the index stays right on any ledger.
-After it, the sequence ids of an entry (`SequenceRange`).
+- When the ledger ends at `last_entry` for good, sent entries up to it are in the log, and are confirmed. The others are
+  certainly not in the log, and are sent to the next ledger, in the same order. So no entry is lost, doubled or
+  reordered.
+- An entry gets its index when it is queued. The queue keeps its order, so the index is right in any ledger.
+
+The second part of the module has the sequence ids of an entry (`SequenceRange`).
 Guarding tests: tests/broker/log/test_log_queue.py.
 """
 

@@ -1,26 +1,26 @@
-"""The shape of a topic's log: which ledgers it has, in which order, and where each ends. After it: a search among
-entries some of which are lost (`find_first_entry_by_bisection`), the rules of trimming and retention
-(`list_reasons_to_keep_ledgers`), the risks of quorums, runs of positions, and the shape that readers of committed
-entries see (`CommittedShape`).
+"""The shape of a topic's log (`LogShape`): which ledgers it has, in which order, and where each ends. Also in this
+file: a search among entries some of which are lost (`find_first_entry_by_bisection`), the rules of trimming and
+retention (`list_reasons_to_keep_ledgers`), the risks of quorums, runs of positions, and the shape for readers of
+committed entries (`CommittedShape`).
 
-A topic is a list of ledgers whose ids increase, so positions (ledger, entry) compare as tuples. All but the last are
-closed and end at a known entry; the last one is open (until the topic is terminated) and grows. Positions are made
-here and nowhere else: "the entry after", "the entry before", "how many messages are between" need the shape.
-`last_entry` of the open ledger is the last *confirmed* entry: nothing beyond it is read, acknowledged or counted.
-Indexes count messages, densely, over the whole topic: span n holds the indexes `first_index` … `end_index - 1`. Ledgers
-that are needed no more are removed, at the front and between others: where indexes do not join, messages were trimmed.
+A topic is a list of ledgers whose ids increase, so positions (ledger, entry) compare as tuples. All ledgers but the
+last are closed and end at a known entry; the last one may be open, and grows. Other modules ask the shape for "the
+entry after", "the entry before" and "the number of messages between", and do not compute positions themselves.
+`last_entry` of the open ledger is the last *confirmed* entry: no later entry is read, acknowledged or counted. Indexes
+count the messages of the whole topic without gaps: a span has the indexes `first_index` … `end_index - 1`. Trimming
+removes ledgers that no holder needs, also between others. So an index between two spans belongs to a trimmed message.
 
-The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
+A `CommittedShape` has the positions of a log for readers of committed entries: it ends at the last stable position.
 
     shape = CommittedShape(log.shape)           as the log itself, at no cost
-    shape.set_transaction_outcomes(outcomes)    from here on it ends where `outcomes` says, without what is aborted
+    shape.set_transaction_outcomes(outcomes)    from now on it ends where `outcomes` says, without aborted entries
 
-The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
-is aborted is skipped by every question: `position_after`, `position_before`, `position_at_or_after`, `last_position`,
-counts. So a cursor's mark moves over it, nothing reads it, and no backlog counts it; and nothing of it is stored for
-any subscription. What was ever shown stays: entries before the last stable position change no more.
-`has` and `last_confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over
-the last stable position may be before what was delivered already, until the outcomes are known again).
+The *last stable position* is the last entry up to which each entry is in no transaction, or in one that is committed or
+aborted. All methods skip aborted entries: `position_after`, `position_before`, `position_at_or_after`, `last_position`,
+the counts. So a cursor's mark moves over them, consumers do not read them, no backlog counts them, and no subscription
+stores anything about them. An entry up to the last stable position never changes between visible and hidden.
+`has_entry` and `last_confirmed` include hidden entries: acknowledgements are checked by these. (After a take-over the
+last stable position may be before entries that were delivered already, until the outcomes are known again.)
 Guarding tests: tests/broker/topic/test_transactions_core.py, tests/broker/topic/test_shown.py.
 """
 
@@ -41,8 +41,10 @@ from .cache import StoredEntry
 
 
 class Span(msgspec.Struct):
-    """The part of a log that is in one ledger. `last_entry`: the id of the last entry, -1 if there is none yet;
-    `first_index`: the index of its first message; `end_index`: the index after its last message."""
+    """The part of a log that is in one ledger. `last_entry`: the id of the last confirmed entry, -1 if there is none
+    yet; `first_index`: the index of its first message; `end_index`: the index after its last message; `size`: its
+    bytes; `open`: True while the ledger is written; `closed_ms`: when it was closed (ms since the epoch), 0 while it is
+    open."""
 
     ledger_id: int
     first_index: int
@@ -85,8 +87,9 @@ class LogShape:
     def close_last_ledger_span(
         self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int
     ) -> None:
-        """Closes the last span. `last_entry`: its last entry, for ever. The metadata must say already that the ledger
-        is CLOSED."""
+        """Closes the last span. `last_entry`: its final last entry; `end_index`: the index after its last message;
+        `size`: its bytes; `closed_ms`: the present time (ms since the epoch). The metadata must say already that the
+        ledger is CLOSED."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
@@ -101,8 +104,8 @@ class LogShape:
             follower.remove(ledger_id)
 
     def set_skipped_lost_ranges(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Sets the ranges of lost entries that an operator has skipped, by ledger: consumers continue after these
-        entries. From now on no new message gets an index below `least_index`."""
+        """Sets the ranges of lost entries (first and last entry id) that an operator has skipped, by ledger: consumers
+        continue after these entries. From now on no new message gets an index below `least_index`."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.set_skipped_lost_ranges(holes, least_index)
@@ -129,8 +132,8 @@ class LogShape:
 
     @property
     def last_unskipped_position(self) -> Position:
-        """Returns the position of the last entry that readers see and that is not in a range of skipped lost
-        entries."""
+        """Returns the position of the last entry that readers see and that is not in a range of skipped lost entries; a
+        position with an entry id below 0 if there is none."""
         position = self.last_position
         while (run := self.skipped_lost_range(position)) is not None:
             position = self.position_before(Position(position[0], run[0]))
@@ -146,7 +149,7 @@ class LogShape:
     # ------------------------------------------------------------------ questions
     @property
     def spans(self) -> list[Span]:
-        """The spans of the log, one for each ledger, the oldest first."""
+        """Returns a new list of the spans of the log, one for each ledger, the oldest first."""
         return [self._spans[id_] for id_ in self._ids]
 
     def __len__(self) -> int:
@@ -157,6 +160,7 @@ class LogShape:
 
     @property
     def tail_span(self) -> Span:
+        """Returns the span of the last ledger. The log must have a ledger."""
         return self._spans[self._ids[-1]]
 
     def find_span_of_ledger(self, ledger_id: int) -> Span | None:
@@ -165,11 +169,14 @@ class LogShape:
 
     @property
     def first_index(self) -> int:
-        """The index of the oldest message that is still in the log; 0 if the log has no ledger."""
+        """Returns the index of the oldest message that is still in the log, or of the next message if the log is empty;
+        0 if the log has no ledger."""
         return self._spans[self._ids[0]].first_index if self._ids else 0
 
     @property
     def end_index(self) -> int:
+        """Returns the index after the last confirmed message that readers see, which is also the number of messages
+        ever stored."""
         return max(self.tail_span.end_index, self._least_index) if self._ids else self._least_index
 
     def count_messages_from(self, index: int) -> int:
@@ -197,6 +204,7 @@ class LogShape:
 
     @property
     def size(self) -> int:
+        """Returns the bytes of all confirmed entries in the log."""
         if len(self._ids) == 1:
             return self._spans[self._ids[0]].size
         return sum([span.size for span in self._spans.values()])
@@ -358,8 +366,8 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 
 
 class EntrySearchResult(NamedTuple):
-    """The result of a search for an entry: the entry, or None; and the range of lost entries directly before it (if no
-    entry was found, at the end of the ledger)."""
+    """The result of a search for an entry. `entry`: the entry, or None if none was found. `lost`: the range of lost
+    entries directly before the entry (if none was found, at the end of the ledger); None if no entry is lost there."""
 
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
@@ -461,7 +469,8 @@ def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
 
 class TrimLimit(NamedTuple):
     """The part of the log that one holder (such as a subscription) no longer needs, not even after a crash: everything
-    up to `mark`, and the later ledgers `released_ledgers`."""
+    up to `mark`, and the later ledgers `released_ledgers`. `why`: the reason that users see for a ledger that this
+    holder keeps."""
 
     mark: Position
     released_ledgers: frozenset[int] = frozenset()  # ledgers after the mark
@@ -473,8 +482,8 @@ class TrimLimit(NamedTuple):
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """For how long (`minutes`), and up to which size (`mib`), the acknowledged ledgers of a topic are kept. 0: not at
-    all; -1: without limit."""
+    """For how long (`minutes`), and up to which size (`mib`), the acknowledged ledgers of a topic are kept; the limit
+    that is reached first counts. Both 0: not at all; -1: no limit by this one."""
 
     minutes: int = 0
     mib: int = 0
@@ -494,8 +503,8 @@ def list_reasons_to_keep_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
     """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger is kept; None instead
-    of a reason if it may be deleted. `holders`: what each holder no longer needs; `unread`: the retention for a topic
-    without durable subscriptions."""
+    of a reason if it may be deleted. `holders`: what each holder no longer needs; `now_ms`: the wall clock; `unread`:
+    the retention for a topic without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -578,8 +587,8 @@ def get_allowed_striping_reduction(*, degraded_writes: bool) -> StripingReductio
 
 
 def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """Returns the risks of a ledger with these quorums, each as one sentence for users. `bookies`: the number of
-    bookies that are writable now."""
+    """Returns the risks of a ledger with these quorums, each as one sentence for users; [] if there are none.
+    `bookies`: the number of bookies that are writable now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")
@@ -636,7 +645,8 @@ def find_start_of_contiguous(entries: BitMap, last: int) -> int:
 
 
 class TxnOutcomes(Protocol):
-    """Tells a shape which entries are aborted, and up to which position all transactions have ended."""
+    """Tells a shape which entries are aborted, and up to which position all transactions have ended.
+    TopicTransactionsCore implements it; CommittedShape calls it."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
@@ -657,7 +667,7 @@ class TxnOutcomes(Protocol):
 
 class CommittedShape(LogShape):
     """The shape of a log for readers that get only committed entries. It follows the shape of the log itself
-    (`LogShape.add_follower`)."""
+    (`LogShape.add_follower`). Before `set_transaction_outcomes` is called, it is equal to that shape."""
 
     __slots__ = ("_decided",)
 
@@ -673,7 +683,8 @@ class CommittedShape(LogShape):
 
     @property
     def outcomes(self) -> TxnOutcomes:
-        """The outcomes of transactions, by which entries are hidden."""
+        """Returns the object that knows the outcomes of transactions. `set_transaction_outcomes` must have been called
+        before."""
         assert self._decided is not None, "it shows what is committed"
         return self._decided
 

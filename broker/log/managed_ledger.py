@@ -1,34 +1,36 @@
-"""The ledgers of a topic, in order. The list in the metadata leads; shape, reader and cache follow it.
+"""The ledgers of a topic, in order (`ManagedLedger`). Each change is first stored in the list in the metadata, and then
+applied to shape, reader and cache.
 
-Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by the caller, one change at a time:
+Rules (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35); the caller makes one change at a time:
 - A ledger that is not known to be closed is **recovered** before the list is claimed: its writer is fenced for good,
-  and its end is known. The last one is closed in the commit of the claim: all of the list is closed then.
-- The list is **claimed** by compare-and-set against what was read: with a random claim in it that no other owner has,
-  so no earlier owner can add to it.
-- A new ledger has an id above all in the list. It is made in the commit that puts it into the list: no list names one
-  that is not made, and a crash leaves none that no list names.
-- Ledgers that closed empty are removed from the list, but the last one stays while it is the only one: it has the next
-  index.
-- A ledger is **deleted** only when the committed list does not name it. One that is left costs space alone.
+  and its end is known. The commit of the claim closes the last ledger; then all ledgers of the list are closed.
+- The list is **claimed** by compare-and-set against the list that was read. The claim is random, and no other owner has
+  it; so no earlier owner can add a ledger.
+- A new ledger has an id above all ids in the list. The commit that creates it also adds it to the list. So the list
+  never names a ledger that does not exist, and a crash leaves no ledger that the list does not name.
+- Ledgers that were closed without entries are removed from the list; the last one stays while it is the only one,
+  because it has the next index.
+- A ledger is **deleted** only when the stored list does not name it. If that fails, the ledger only takes disk space.
 - A ledger **ends** where its metadata says, whichever broker closed it; its end is never guessed.
-Bounds: `LEDGERS_MAX` in a list; while bookies or the metadata are down, one try each `REROUTE_RETRY_S` until the
-caller's deadline cancels. TopicFenced at any change: another broker has the list, and the caller stops all work.
+Bounds: `LEDGERS_MAX` ledgers in a list; while bookies or the metadata are down, one try each `REROUTE_RETRY_S` until
+the caller's deadline cancels. TopicFenced at any change means that another broker has claimed the list; the caller must
+stop all work.
 Guarding tests: tests/broker/log/test_topic_log.py.
 
-Passing over lost entries of a topic on purpose: an operator's act, which nothing does by itself.
+Skipping lost entries of a topic (`SkipLostRequest`): only an operator does that.
 
-Order: the list is read; every ledger that is not closed is recovered, or ended without the entries that are lost
-(ledger/recovery.py); each is asked which of its entries every replica is certain to lack; then one compare-and-set
-commits the list, with a claim that no other owner has, and with the ranges (`TopicRecord.lost`). It is the change of a
-take-over, so it works on a topic that does not open because of what it lost, and a broker that has it loaded finds out
-as from another owner (TopicFenced). Nothing is deleted before that commit.
+Order: the list is read. Each ledger that is not closed is recovered, or closed without its lost entries
+(ledger/recovery.py). For each ledger the bookies are asked which entries every replica is certain to lack. Then one
+compare-and-set commits the list, with a new claim, and with the lost ranges (`TopicRecord.lost`). This is the change of
+a take-over: it works on a topic that cannot be opened because of its losses, and a broker that has the topic loaded
+gets TopicFenced. No ledger is deleted before that commit.
 
-- A ledger of which nothing is left leaves the list. The last one stays, empty, and is not read.
-- Of another one the lost entries are a *hole*: consumers and readers go on after it, and its place is not used again.
-- Indexes of lost messages are not given to others. Where their number is not known, `LOST_INDEXES` are left.
-- A ledger whose own record is missing is lost when its deletion was noted (ledger/client.py). A record that is
-  merely absent says nothing of the entries on the bookies: that needs `force`.
-- Unknown is not lost: entries that a replica may have which does not answer stay (`force`: they count as lost).
+- A ledger that has lost all entries is removed from the list. The last one of the list stays, empty, and is not read.
+- In another ledger the lost entries are a *hole*: consumers and readers continue after it.
+- Indexes of lost messages are not used again. If their number is not known, `LOST_INDEXES` indexes are left out.
+- A ledger without a record counts as lost if its deletion was recorded (ledger/client.py). Otherwise bookies may still
+  have its entries, and only `force` counts it as lost.
+- An entry that a replica may have which does not answer does not count as lost; with `force` it does.
 Bounds: `LOST_MAX` ranges in a record. Guarding tests: tests/broker/log/test_skip_lost.py.
 """
 
@@ -122,8 +124,8 @@ def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
 
 
 class ManagedLedgerRecord:
-    """The record of a topic in the metadata, with the list of its ledgers, as this broker has last read or written
-    it."""
+    """The record of a topic in the metadata, with the list of its ledgers, as this broker has last read or written it.
+    `stored`: its bytes, against which the next change is compared."""
 
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
@@ -147,7 +149,8 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Returns True if the record in the metadata is still the one that this broker has last read or written."""
+        """Reads the record from the metadata. Returns True if it is still the one that this broker has last read or
+        written."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -156,8 +159,9 @@ class ManagedLedgerRecord:
         **fields: object,
     ) -> None:  # fmt: skip
         """Stores the list of ledgers `ledgers` and other `fields` of the topic's record, and makes the changes
-        `together` in the same commit. Raises TopicFenced if another broker certainly owns the topic, and any error that
-        a change of `together` raises. After any other error the outcome is unknown."""
+        `together` in the same commit. `terminated` None: that field does not change. Raises TopicFenced if another
+        broker certainly owns the topic, and any error that a change of `together` raises. After any other error the
+        outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -253,7 +257,8 @@ class ManagedLedger:
     async def recover_ledgers(self) -> list[TopicLedger]:
         """Step of a take-over: fences and recovers each ledger that is not known to be closed, the last one first.
         Returns the rows of all ledgers. After this call the last entry of the last ledger is known, but the list does
-        not say yet that this ledger is closed; `claim_ledger_list` stores that. Raises DataLost if a ledger is lost."""
+        not say yet that this ledger is closed; `claim_ledger_list` stores that. Raises DataLost if a ledger is lost;
+        TopicFenced if another broker has changed the list; Unavailable if bookies do not answer."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -262,8 +267,9 @@ class ManagedLedger:
 
     async def claim_ledger_list(self, closed: list[TopicLedger]) -> None:
         """Step of a take-over: stores the recovered list `closed` with a new claim of this owner. The same commit
-        closes the last ledger, and makes the changes that `claims` returns, for other records of the topic. Raises
-        TopicFenced if another broker was faster."""
+        closes the last ledger, and makes the changes that `claims` returns, for other records of the topic. Then adds
+        the ledgers to the shape, and deletes those that the list no longer names. Raises TopicFenced if another broker
+        was faster."""
         claim = self._world.rng.randbytes(16).hex()
         claims = self._claims(self._topic, self.listed.record, claim)
         while True:
@@ -364,11 +370,13 @@ class ManagedLedger:
     async def add_ledger(
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Creates the ledger with the record `draft`, and in the same commit appends it to the list. `ended`: the
-        closed row of the last ledger; None if all ledgers in the list are closed already.
+        """Creates the ledger with the record `draft`, and in the same commit appends it to the list. `end_index`: the
+        index of its first message; `created_ms`: the present time; `ended`: the closed row of the last ledger; None if
+        all ledgers in the list are closed already.
 
         Returns the writer of the new ledger, and the ids of the ledgers that were closed without entries: the list does
-        not name them any more, and `apply_added_ledger` deletes them.
+        not name them any more, and `apply_added_ledger` deletes them. Raises LedgerIdTaken if a ledger with this id
+        exists (nothing is stored then); TopicFenced if another broker owns the topic.
         """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
@@ -445,7 +453,8 @@ class ManagedLedger:
     # ------------------------------------------------------------------ removing
     async def remove_ledgers(self, gone: list[int]) -> None:
         """Removes the ledgers `gone` from the list, and in the same commit their key indexes; then deletes both.
-        Deletes nothing unless it is certain that the list was changed."""
+        Deletes nothing unless it is certain that the list was changed. Raises the errors of
+        `ManagedLedgerRecord.change_record`."""
         record = self.listed.record
         kept = tuple(each for each in record.key_indexes if each.ledger_id not in gone)
         indexes = [each.index_ledger_id for each in record.key_indexes if each.ledger_id in gone]
@@ -500,8 +509,8 @@ class _InspectedLedger(NamedTuple):
 
 class SkipLostRequest:
     """A request of an operator to skip the lost entries of a topic, so that readers continue after them. `only`: the id
-    of the one ledger to inspect; -1: all ledgers. `force`: entries also count as lost that a bookie may still have
-    which does not answer."""
+    of the one ledger to inspect; -1: all ledgers. `force`: an entry also counts as lost if no bookie that answers has
+    it, although one that does not answer may have it."""
 
     def __init__(
         self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool,

@@ -1,14 +1,15 @@
-"""Reading a topic's log: by position, by message index, by time. Entries are served from the caches or from bookies.
-After it, the memory that all subscriptions of a broker have for what they read (`ReadMemoryBudget`).
+"""Reads a topic's log (`TopicLogReader`): by position, by message index, by time; from the caches or from bookies. Also
+in this file: the limit on the memory of all subscriptions of a broker for entries that they have read
+(`ReadMemoryBudget`).
 
-The tail cache serves consumers at the tail. What is read from bookies is put into a cache of its own (both belong to
-all topics of the broker), and a read in progress is shared: a hundred subscriptions that catch up side by side read
-storage once.
+Consumers at the tail of a topic get entries from the tail cache. Entries that are read from bookies are added to a
+second cache (all topics of the broker share both caches). A read in progress is shared: a hundred subscriptions that
+catch up at the same position read from bookies once.
 
-Nothing beyond the last confirmed entry is read. An index is found by its ledger (the list has each one's first index)
-and then by bisection over the entries, each of which has the index of its last message. A time is found the same way
-by the broker's timestamp, which never falls along the log; it is when the entry arrived, so it is at or after the
-producer's publish time as far as their clocks agree.
+No entry after the last confirmed one is read. The entry of an index is found in its ledger (the list has the first
+index of each ledger) by bisection over the entries, each of which has the index of its last message. The entry of a
+time is found in the same way by the broker's timestamp, which never decreases along the log. The timestamp is the time
+at which the entry arrived at the broker.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ class TopicLogReader:
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Reads entries of one ledger from bookies and returns them: from `position` up to the entry id `last_entry`,
-        about `bytes_max` bytes, at least one entry. Raises InvalidRequest if there is no entry at `position`, or if it
-        was trimmed; DataLost, with the range of lost entries, if the entry is lost."""
+        about `bytes_max` bytes, at least one entry. Adds them to the cache of read entries. Raises InvalidRequest if
+        there is no entry at `position`, or if it was trimmed; DataLost, with the range of lost entries, if the entry is
+        lost; Unavailable if bookies do not answer."""
         span = self._shape.find_span_of_ledger(position[0])
         if span is None or not self._shape.has_visible_entry(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
@@ -183,7 +185,7 @@ class TopicLogReader:
 
     async def find_message_index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`. Raises DataLost if the entry of that message
-        is lost, and the entry `mark` is lost, too."""
+        is lost, and the entry `mark` is lost or trimmed, too."""
         known = self.find_cached_message_index_after(mark)
         if known is not None:
             return known
@@ -278,7 +280,7 @@ def _indexed(entry: StoredEntry) -> PositionAndIndex:
 # --------------------------------------------------------------------------------------------------- read_memory
 # Memory for what subscriptions have read from bookies and not delivered: one bound for all subscriptions of a broker.
 #
-#     size = memory.read_size(read_bytes)              what to read now: less when many subscriptions have something
+#     size = memory.choose_read_size(read_bytes)       what to read now: less when many subscriptions have something
 #     async with memory.reserve(size)                  waits while the reads under way take all of it
 #     memory.set_used_bytes_of_holder(buffer, size)    what a subscription has now; 0: nothing
 #
@@ -293,16 +295,19 @@ CHUNK_BYTES_MIN = 64 << 10
 
 
 class ReadMemoryHolder(Protocol):
-    """An object with entries in memory, which it can drop when memory is scarce."""
+    """An object with entries in memory, which it can drop when memory is scarce. The buffer of entries that a
+    subscription has read ahead implements it; ReadMemoryBudget calls it."""
 
     def release_memory(self) -> None:
-        """Drops all entries that can be read again, and reports how many bytes remain to
-        `ReadMemoryBudget.set_used_bytes_of_holder`."""
+        """Drops all entries, which can be read again, and reports 0 bytes to
+        `ReadMemoryBudget.set_used_bytes_of_holder` before it returns."""
         ...
 
 
 class ReadMemoryBudget:
-    """Limits the memory of one broker for entries that subscriptions have read and not yet delivered."""
+    """Limits the memory of one broker for entries that subscriptions have read and not yet delivered. `limit`: in
+    bytes; `held`: the bytes of all holders; `under_way`: the bytes of the reads in progress; `given_back`: how often a
+    holder had to drop its entries."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -318,9 +323,10 @@ class ReadMemoryBudget:
         return self.held + self.under_way
 
     def choose_read_size(self, wanted: int) -> int:
-        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of it, so that
-        the memory limit has room for two and a half such reads of each subscription. (The steps are coarse, so that the
-        reads of several subscriptions at the same position are equal, and can be shared.)"""
+        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of it; halving
+        stops at CHUNK_BYTES_MIN. The memory limit then has room for two and a half such reads of each subscription.
+        (The steps are coarse, so that the reads of several subscriptions at the same position are equal, and can be
+        shared.)"""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -328,8 +334,9 @@ class ReadMemoryBudget:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserves memory for a read of `size` bytes, as a context manager. First waits, if the reads in progress use
-        all of the memory."""
+        """Reserves memory for a read of `size` bytes, as a context manager. First waits while other reads are in
+        progress and the limit has no room for this one. Then makes the holders that were used least recently drop their
+        entries, until the limit is met. A single read is never refused, even if it is larger than the limit."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -372,7 +379,8 @@ class ReadMemoryBudget:
             assert holder not in self._holders, "it has given all back"
 
     def set_used_bytes_of_holder(self, holder: ReadMemoryHolder, size: int) -> None:
-        """Stores that `holder` now has `size` bytes of entries in memory."""
+        """Stores that `holder` now has `size` bytes of entries in memory (0: none), and counts it as the most recently
+        used holder."""
         self.held += size - self._holders.get(holder, 0)
         if size:
             self._holders[holder] = size
@@ -381,6 +389,8 @@ class ReadMemoryBudget:
             self._holders.pop(holder, None)
 
     def check(self) -> None:
+        """Raises AssertionError unless the counted bytes are those of the holders, and reads wait only while others are
+        in progress."""
         assert self.held == sum(self._holders.values()), "what is held is what the subscriptions hold"
         assert all(size > 0 for size in self._holders.values()), "who holds nothing is not listed"
         assert self.under_way or not self._waiting, "nothing waits while nothing is read"

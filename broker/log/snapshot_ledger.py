@@ -1,4 +1,4 @@
-"""A topic's own state on bookies: ledgers of snapshots, of which a record in the metadata names the current one.
+"""A topic's own state on bookies: snapshots in ledgers; a record in the metadata names the current ledger.
 
     ledger = SnapshotLedger(TopicStateLedgers(…), decode_piece, DamagedX, alarm)
     state = await ledger.recover_state(record.ledger_id, whole)    at the take-over, after the record was claimed
@@ -15,12 +15,14 @@ Rules (docs of the callers say what a snapshot is)
   it costs space and nothing else.
 - **A new ledger that fails** is deleted only when it is certain that no record names it: before `name` began, or when
   `name` was refused and wrote nothing before (`TopicFenced.unwritten`).
-- **Reading** goes back from the end to the last whole snapshot. A torn one (not all of its pieces, of one sequence
-  number) is what a crash left and is skipped; damage and loss raise the alarm, and the snapshot before counts.
-- **Quorums** of a new ledger are those of the policy at that time; it has less where bookies are missing and
+- **Reading** goes back from the end to the last whole snapshot. A crash may leave an incomplete snapshot (not all
+  pieces of one sequence number), which is skipped. For damage and loss `alarm` is called, and the snapshot before
+  counts.
+- **Quorums** of a new ledger are those of the policy at that time; smaller ones if bookies are missing and
   `degraded_writes` allows it (broker/log/log_shape_core.py).
 
-One call at a time. Guarding tests: tests/broker/log/test_snapshot_ledger.py (a crash and a failure at each step).
+The caller makes one call at a time. Guarding tests: tests/broker/log/test_snapshot_ledger.py (a crash and a failure at
+each step).
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ delete the old ledger."""
 
 
 class SnapshotPiece(Protocol):
-    """One entry of a snapshot ledger. A snapshot is stored as one or more such pieces."""
+    """One entry of a snapshot ledger. A snapshot is stored as one or more such pieces. The modules that store a state
+    implement it (such as broker/topic/dedup.py); SnapshotLedger reads it."""
 
     @property
     def sequence(self) -> int:
@@ -81,7 +84,8 @@ class TopicStateLedgers:
         self._topic = topic
 
     async def create_ledger(self) -> LedgerWriter:
-        """Creates a ledger with the replication that the policy demands now. Returns the writer of the ledger."""
+        """Creates a ledger with the replication that the policy demands now. Returns the writer of the ledger. Raises
+        NotEnoughBookies or Unavailable if that is not possible now."""
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
@@ -90,8 +94,8 @@ class TopicStateLedgers:
         )  # fmt: skip
 
     async def create_closed_ledger(self, entries: Sequence[bytes]) -> int:
-        """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger,
-        because no record names it."""
+        """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger and
+        raises the error; if the caller is cancelled, the ledger may be left, and no record names it."""
         writer = await self.create_ledger()
         try:
             await append_and_wait(writer, entries)
@@ -103,9 +107,12 @@ class TopicStateLedgers:
         return writer.ledger_id
 
     async def open(self, ledger_id: int) -> LedgerReader:
+        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist."""
         return await self._ledgers.open(ledger_id)
 
     async def recover_ledger(self, ledger_id: int) -> LedgerReader:
+        """Fences the writer of the ledger, closes the ledger at its last stored entry, and returns its reader. Raises
+        LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
         return await self._ledgers.recover(ledger_id)
 
     async def abandon_ledger(self, writer: LedgerWriter, *, unnamed: bool) -> None:
@@ -179,7 +186,8 @@ class SnapshotLedger(Generic[P]):
         return pieces if all(each.sequence == end.sequence for each in pieces) else []
 
     async def read_snapshot_piece(self, reader: LedgerReader, entry_id: int) -> P:
-        """Reads the entry `entry_id` of the ledger, decodes it, and returns it."""
+        """Reads the entry `entry_id` of the ledger, decodes it, and returns it. Raises DataLost if the entry is lost,
+        and the error of the decoder if it is damaged."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 
@@ -190,8 +198,8 @@ class SnapshotLedger(Generic[P]):
         return self._writer is not None and self._writer.is_writable
 
     async def append_pieces(self, entries: Sequence[bytes]) -> bool:
-        """Appends entries to the ledger. Returns True if all of them are stored; False if some may be missing. Then the
-        caller must call `roll_ledger`."""
+        """Appends entries to the ledger, and waits until they are stored. Returns True if all of them are stored; False
+        if no ledger is open, or some entries may be missing. Then the caller must call `roll_ledger`."""
         if self._writer is None or not self._writer.is_writable:
             return False
         try:
@@ -204,7 +212,7 @@ class SnapshotLedger(Generic[P]):
     async def roll_ledger(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
         """Switches to a new ledger that begins with these entries, in the order of `ROLL`. `name`: a function that
         stores the id of the new ledger in the topic's or subscription's record. Raises any error of `name` or of the
-        new ledger."""
+        new ledger; if the error comes after `append`, no ledger is open for writing."""
         writer, unnamed = await self._ledgers.create_ledger(), True
         try:
             await append_and_wait(writer, entries)
@@ -226,7 +234,8 @@ class SnapshotLedger(Generic[P]):
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the ledger, so that the next owner need not recover it. If that fails, only logs the error."""
+        """Closes the ledger, so that the next owner need not recover it. If that fails, only logs the error.
+        Idempotent."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -242,7 +251,8 @@ class SnapshotLedger(Generic[P]):
 
 
 async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries to a ledger, and waits until all are stored. Raises the error of the first entry that is not."""
+    """Appends entries to a ledger, and waits until all are stored. Raises the error of an entry that is not stored; the
+    other entries may be stored then."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

@@ -1,31 +1,31 @@
-"""The log of a topic: who owns it, which ledger is written, and when the next one follows.
+"""The log of a persistent topic: how a broker takes it over, which ledger it writes, and when it begins the next one.
 
 **Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
-    read_ledger_list        the ledgers and the version of the list, together
-    recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good, and
-                     its end is known
-    claim_ledger_list       compare-and-set against what was read, with a claim that no other owner has; from here on no
-                     other owner can add a ledger. The same commit closes the last ledger
-    serve            nothing is confirmed, delivered or trimmed before
+    read_ledger_list   reads the topic's record with the list of ledgers
+    recover_ledgers    recovers each ledger that is not known to be closed, the last one first: its writer is fenced for
+                       good, and its end is known
+    claim_ledger_list  changes the list by compare-and-set against the list that was read, with a claim that no other
+                       owner has; from now on no other owner can add a ledger. The same commit closes the last ledger
+    serve              begins to serve: no entry is confirmed, delivered or trimmed before
 
 A write acknowledged by the old owner is in a ledger that was listed when it was claimed, and recovery keeps it: the
 claim goes through only if the list is still what was read, so no ledger was added meanwhile. The old owner can confirm
 nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves the
 last ledger in recovery, or a claimed list of closed ones: the next take-over starts over.
 
-A topic that was taken over has **no ledger that is written**, and needs none while no producer publishes: the first
-publish switches to the first ledger as any later one switches to the next. Of a topic that was written until just now
-its first producer does (`TopicLog.create_first_ledger_early`).
+A topic that was taken over has **no open ledger**, and needs none while no producer publishes. The first publish
+switches to the first ledger of this owner, as a later one switches to the next. If the topic was written until just
+now, its first producer does that (`TopicLog.create_first_ledger_early`).
 
-**Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
-ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
-is poisoned): stop sending → close the ledger and learn its true end → make the next one and append it to the list, in
-one commit → confirm what the end covers → send the rest again in order → go on. When a change of the list raises
-TopicFenced, at any time, all work stops and `on_lost` is called.
+**Switching** to the next ledger is one function, `_switch`, whether there was none, or the present one is full, old or
+ended (§3.3). A ledger does not end when a bookie fails that can be replaced. The steps: stop sending → close the ledger
+and learn its true end → create the next one and append it to the list, in one commit → confirm the publishes that the
+old ledger has → send the others again, in order → continue. When a change of the list raises TopicFenced, all work
+stops, and `on_lost` is called.
 
-The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. What is published goes
-through broker/log/appender.py. **Back-pressure** is the producers' (broker/topic/producer.py).
+broker/log/managed_ledger.py changes the list of ledgers; broker/log/appender.py sends and confirms publishes.
+**Back-pressure** is in broker/topic/producer.py.
 
 Guarding tests: tests/broker/log/test_topic_log.py.
 """
@@ -74,9 +74,9 @@ written until somebody publishes."""
 class TopicLog:
     """The log of a persistent topic, stored on bookies. Must be called from one event loop.
 
-    `on_confirmed`: called after entries were confirmed, once per turn of the loop. `on_lost`: called at most once, when
-    another broker owns the topic. `on_ledger_delayed`: called every WAIT_REPORT_INTERVAL_S seconds while publishes wait
-    for a ledger, with the reason.
+    `on_confirmed`: called after entries were confirmed, once for all that are confirmed together. `on_lost`: called at
+    most once, when this broker can no longer serve the topic, such as when another broker owns it. `on_ledger_delayed`:
+    called every WAIT_REPORT_INTERVAL_S seconds while publishes wait for a ledger, with the reason.
     """
 
     is_compacted = False
@@ -145,15 +145,21 @@ class TopicLog:
             await step(self)
 
     async def read_ledger_list(self) -> None:
+        """Step of a take-over: reads the topic's record with the list of ledgers. Raises TopicNotFound if there is no
+        record."""
         await self._managed_ledger.read_ledger_list()
 
     async def recover_ledgers(self) -> None:
+        """Step of a take-over: fences and recovers each ledger that is not known to be closed."""
         self._closed = await self._managed_ledger.recover_ledgers()
 
     async def claim_ledger_list(self) -> None:
+        """Step of a take-over: stores the recovered list with a new claim. Raises TopicFenced if another broker was
+        faster."""
         await self._managed_ledger.claim_ledger_list(self._closed)
 
     async def serve(self) -> None:
+        """Step of a take-over: from now on the log accepts publishes, unless the topic is terminated."""
         self._closed = []
         self._appender.queue = LogQueue(self.shape.end_index)
         self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
@@ -206,8 +212,8 @@ class TopicLog:
             self._start_switch()
 
     async def roll_ledger(self) -> None:
-        """Begins a new ledger although the present one is not full, so that trimming can delete the present one. Does
-        nothing if the present ledger is empty.
+        """Begins a new ledger although the present one is not full, so that trimming can delete the present one.
+        Returns when the new ledger is open. Does nothing if the present ledger is empty, or the log is not serving.
 
         Chooses the bookies of the new ledger first. If there are not enough, raises NotEnoughBookies, and nothing has
         changed.
@@ -287,8 +293,9 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it. The
-        publishes in flight fail, and it is not known whether their entries are stored."""
+        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it, and
+        calls `on_lost`. The publishes in flight fail, and it is not known whether their entries are stored. Does
+        nothing after the log was closed or abandoned."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -348,14 +355,15 @@ class TopicLog:
 
     async def terminate(self) -> Position:
         """Waits until the publishes in flight have their outcomes, and then terminates the topic. Returns the position
-        of its last entry. Idempotent."""
+        of its last entry. Idempotent. Raises Unavailable if that takes more than `close_timeout_s` seconds; TopicFenced
+        if another broker owns the topic. The log is abandoned then."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last_position
 
     async def close(self) -> None:
         """Closes the log in order: confirms the publishes in flight, closes the ledger, and stores the ledger's last
-        entry in the list. Idempotent."""
+        entry in the list. Idempotent. Raises the errors of `terminate`; the log is abandoned then."""
         if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
             await run_to_end(self._finish(TopicState.CLOSED))
         await self._tasks.drain()
@@ -406,8 +414,8 @@ class TopicLog:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> LedgerReplication | None:
-        """Returns the replication (the quorums) of the open ledger, or of the last ledger if none is open; None if the
-        log has no ledger."""
+        """Returns the replication (the quorums) of the ledger that this owner of the topic is writing or wrote last;
+        None if it has created no ledger."""
         return self._appender.replication
 
     @property
@@ -429,7 +437,7 @@ class TopicLog:
 
     @property
     def pending_entries(self) -> int:
-        """The number of entries that were published and are not confirmed yet."""
+        """Returns the number of entries that were published and are not confirmed yet."""
         return len(self._appender.queue)
 
     @property

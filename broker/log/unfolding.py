@@ -1,11 +1,11 @@
-"""The slots of an entry whose messages take long to parse: many of them, or many bytes once decompressed.
+"""Parses entries whose messages take long to parse, because they are many, or have many bytes once decompressed.
 
-Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
-loop (`StoredEntry.compute_key_slots_if_quick`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain
-half a million messages: it is decompressed in a thread, into memory that the entry's declared size bounds
-(proto/compression.py), and its messages are parsed in slices (`EventLoopSlices`). One entry at a time in a process, so
-they never take more than 64 MiB together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py).
-Compaction and dead letters parse such an entry in a thread (`run_in_thread_if_slow`).
+Key_Shared needs the key of each message of a batch. For most entries that takes less than a millisecond, in the event
+loop (`StoredEntry.compute_key_slots_if_quick`). But an entry may have 64 KB on the wire and 64 MiB decompressed, or
+half a million messages. `compute_key_slots` decompresses it in a thread, into memory that the entry's declared size
+bounds (proto/compression.py), and parses its messages in slices (`EventLoopSlices`). A process does that for one entry
+at a time, so all of them never take more than 64 MiB together. Meanwhile the subscription delivers no later entry
+before this one (read_ahead.py). Compaction and dead letters parse such an entry in a thread (`run_in_thread_if_slow`).
 
 Guarding test: tests/broker/log/test_unfolding.py.
 """
@@ -50,8 +50,9 @@ def is_entry_slow_to_parse(metadata: MessageMetadata) -> bool:
 
 
 async def compute_key_slots(entry: Buffer, world: World) -> tuple[int, ...]:
-    """Returns the Key_Shared slots of the keys of the messages in a stored batch; the slot of the first message is
-    first. Decompresses the batch in a thread. Returns () if the batch is damaged."""
+    """Returns the distinct Key_Shared slots of the keys of the messages in a stored batch; the slot of the first
+    message is first. Decompresses the batch in a thread, one entry at a time in this event loop. Returns () if the
+    batch is damaged."""
     async with _turn():
         try:
             head = parse_stored_head(entry)
@@ -78,7 +79,8 @@ async def run_in_thread_if_slow(
 
 
 async def run_in_thread(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls the function `work(*args, **kwargs)`, which parses an entry, in a thread, one such call at a time."""
+    """Calls the function `work(*args, **kwargs)`, which parses an entry, in a thread, and returns its result. One such
+    call runs at a time in this event loop; others wait."""
     async with _turn():
         return await _run(world, work, *args, **kwargs)
 

@@ -1,13 +1,14 @@
-"""Publishes messages of the broker itself, as dead letters, to a topic of any broker, like a client over the network.
+"""Publishes messages of the broker itself, such as dead letters, to a topic of any broker, like a client over the
+network.
 
-Each call opens a producer, publishes, waits for the receipts and ends. It returns when everything is stored. If it
-raises, something may not be stored: then the caller must publish all of it again, under the same name and sequence ids.
-The properties that are added to a copy of a message may exceed `max_message_bytes`. The code of a producer is imported
-by the first call.
+Each call opens a producer, publishes, waits for the receipts, and closes the producer. It returns when all entries are
+stored. If it raises, some entries may not be stored: then the caller must publish all of them again, under the same
+producer name and sequence ids. The properties that are added to a copy of a message may exceed `max_message_bytes`. The
+first call imports the code of a producer.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
 
-Also in this file, each below its heading: the publishing of the messages of a half in a transaction of its coordinator
-(half_publisher); the settling of transactions at topics, for the coordinators (participants).
+Also in this file, each below its heading: publishing the messages of a half message in a transaction of its coordinator
+(half_publisher); applying outcomes of transactions to topics, for the coordinators (participants).
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes entries to a topic. Returns the position of each stored entry; None for an entry whose position is
-        not known. `spread`: any number; it determines the partition of a partitioned topic. `schema_version`: the
-        version of the entries' schema; empty: the entries have no schema. `written_for`: the topic and incarnation in
-        which the schema has this version; None: `topic`. After TimedOut or another error it is unknown which entries
-        are stored."""
+        """Publishes entries to a topic, and waits until they are stored. Returns the position of each stored entry;
+        None for an entry whose position is not known. `spread`: any number; it determines the partition of a
+        partitioned topic. `schema_version`: the version of the entries' schema; empty: the entries have no schema.
+        `written_for`: the topic and incarnation in which the schema has this version; None: `topic`. Raises TimedOut
+        after TIMEOUT_S seconds. After any error it is unknown which entries are stored."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -149,13 +150,17 @@ class InternalProducer:
 
 
 class CommittedHalfPublisher:
-    """Publishes the messages of a half message to their topics after its commit, in one transaction."""
+    """Publishes the messages of a half message to their topics after its group decided to commit it, in one
+    transaction."""
 
     def __init__(self, producer: InternalProducer, clock: Clock) -> None:
         self._producer = producer
         self._clock = clock
 
     async def publish(self, txn: TxnId, messages: Sequence[HalfMessage]) -> list[Participant]:
+        """Publishes the messages in the transaction `txn`, and waits until all are stored. Returns their topics, each
+        with the number and the last position of its entries. If this call raises, some messages may be stored, and the
+        transaction must not commit."""
         by_topic: dict[str, list[bytes]] = {}
         for topic, entry in messages:
             by_topic.setdefault(topic, []).append(entry)
@@ -209,7 +214,8 @@ OWNERS_MAX = 10_000
 
 @runtime_checkable
 class TransactionSettlingTopic(Protocol):
-    """The interface of a loaded topic to which the outcomes of transactions are applied."""
+    """The interface of a loaded topic to which the outcomes of transactions are applied. `Topic` implements it;
+    TopicTransactionSettler calls it."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
         """Applies the outcomes of transactions to the topic. Returns, for each transaction, None if its outcome is
@@ -235,7 +241,8 @@ class TopicTransactionSettler:
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
         """Applies the outcomes of transactions to a topic of any broker (see `SettlementTransport` in
         broker/transaction/peers.py). Returns, for each transaction, None if the topic has stored the outcome or is
-        certainly deleted, else the error."""
+        certainly deleted, else the error. Raises no MagnetarError, except those of the metadata when it checks whether
+        the topic is deleted."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:

@@ -6,13 +6,14 @@ and closes ledgers. Loading all at once is slower than one after the other, and 
     async with turns.make_load_turn(name):    waits until it is the topic's turn
     turns.prioritize_topic_load(name)         a producer waits: the topic comes before those without a producer
 
-At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
-`load_turn_timeout_s` at most: then a topic whose bookies do not answer goes on without a turn and delays no other.
-Nothing is refused. `load_turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that is more: with
-slow disks, turns that end before their loads would admit ever more topics, until none is loaded in time.
-Guards: tests/broker/node/test_load_turns.py.
+At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and at most
+`load_turn_timeout_s`. After that, a topic whose bookies do not answer continues to load without a turn, and delays no
+other topic. No load is refused. `load_turn_timeout_s` is TURN_S, or twice the usual time of a successful load if that
+is more. (With slow disks, shorter turns would end before their loads and admit ever more topics, until none is loaded
+in time.) Guards: tests/broker/node/test_load_turns.py.
 
-Also in this file, below its heading: the memory of state that cannot be dropped while it exists (state_memory).
+Also in this file, below its heading: the memory of the broker's state, which cannot be dropped while the state exists
+(state_memory).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ difference; that of a slower load becomes the usual time at once."""
 
 class TopicLoadQueue:
     """Limits how many topics are loaded at the same time: other loads wait in a queue for their turn. Topics for which
-    a producer waits come first."""
+    a producer waits come first. `at_once`: the number of turns."""
 
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
@@ -55,12 +56,13 @@ class TopicLoadQueue:
 
     @property
     def load_turn_timeout_s(self) -> float:
-        """The seconds after which the turn of a load ends even if the load has not ended, so that the next topic can be
-        loaded."""
+        """Returns the seconds after which the turn of a load ends even if the load has not ended, so that the next
+        topic can be loaded: from TURN_S to TURN_S_MAX."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
     def prioritize_topic_load(self, name: str) -> None:
-        """Moves the load of a topic before the loads for which no producer waits."""
+        """Moves the load of a topic before the loads for which no producer waits, whether the load waits already or
+        will wait later. `withdraw_load_priority` must be called afterwards."""
         waiting = self._others.pop(name, None)
         if waiting is not None:
             self._first[name] = waiting
@@ -72,10 +74,13 @@ class TopicLoadQueue:
         self._hurried.discard(name)
 
     def make_load_turn(self, name: str) -> _Turn:
+        """Returns an async context manager: on entry it waits for the turn of the topic; on exit, or after
+        `load_turn_timeout_s`, the turn ends."""
         return _Turn(self, name)
 
     async def wait_turn(self, name: str) -> float:
-        """Waits until the topic may be loaded. Returns the monotonic time (in seconds) at which its turn began."""
+        """Waits until the topic may be loaded. Returns the monotonic time (in seconds) at which its turn began. The
+        caller must end the turn by `end_load_turn`."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
             self._left -= 1
@@ -90,7 +95,7 @@ class TopicLoadQueue:
         self._usual_s = max(took, self._usual_s + (took - self._usual_s) / LOAD_TIME_SMOOTHING_DIVISOR)
 
     def end_load_turn(self) -> None:
-        """Called when a load's turn has ended: gives the turn to the next topic that waits."""
+        """Called once for each turn, when it has ended: gives the turn to the next topic that waits."""
         self._left += 1
         if self._first or self._others:
             self._start_turns()
@@ -185,8 +190,9 @@ two."""
 
 
 class CacheLimits(NamedTuple):
-    """The maximum sizes in bytes of the two caches of entries (`tail`: of the tail cache; `recent`: of the cache of
-    catch-up reads), and how many bytes of memory are lacking."""
+    """The sizes of the two caches of entries, in bytes. `tail`: the maximum of the tail cache; `recent`: the maximum of
+    the cache of catch-up reads. `lacking`: how many bytes of memory are lacking although both caches are empty; 0 if
+    none."""
 
     tail: int
     recent: int
@@ -205,8 +211,9 @@ def compute_cache_limits(state_bytes: int, config: BrokerConfig) -> CacheLimits:
 
 def compute_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
     """Returns the limit, in bytes, for the memory of the acknowledged ranges ("holes") of each subscription. `sizes`:
-    the present sizes of the holes of all subscriptions. If their sum exceeds `limit`, the result is the size to which
-    the larger ones must be reduced so that the sum is `limit`. The result is at most `own_max`."""
+    the present sizes of the holes of all subscriptions. If their sum is at most `limit`, the result is `own_max`. Else
+    it is the size to which the larger ones must be reduced so that the sum is `limit`: at most `own_max`, but at least
+    HOLES_BYTES_MIN."""
     left, several = limit, sorted(sizes)
     for at, size in enumerate(several):
         fair = left // (len(several) - at)
@@ -218,7 +225,7 @@ def compute_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) ->
 
 class BrokerStateMemory:
     """Measures how much memory the state of the broker takes (topics, subscriptions, connections), and reduces the
-    caches so that state and caches together fit into the memory."""
+    caches so that state and caches together fit into the memory. `bytes`: the result of the last measurement."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, cache: TailCache, memory: CallerMemory) -> None:
         self._config = config
@@ -229,6 +236,9 @@ class BrokerStateMemory:
         self.bytes = 0  # at the last measurement
 
     async def measure_topics(self, loaded: Iterable[Topic]) -> None:
+        """Measures the state, with the topics `loaded`; then sets the sizes of the caches, and the limit of each
+        subscription for its acknowledged ranges. Does nothing if `state_memory_bytes` is 0. Logs a warning when memory
+        begins to be lacking. The broker calls this every LOOK_S seconds."""
         if not self._config.state_memory_bytes:
             return
         topics = list(loaded)

@@ -1,8 +1,8 @@
-"""A producer of the broker itself, on a stream of its own: it opens, publishes, and ends when it has all receipts.
+"""A producer of the broker itself, on a stream of its own. It publishes its entries, and ends when it has all receipts.
 
     positions = await publish_entries_as_one_producer(world, channel, opening, client_parts)
 
-The driver of a `ProducerCore`, as the SDK has one; the caller is broker/node/internal_producer.py.
+The function drives a `ProducerCore`, as the SDK does; broker/node/internal_producer.py calls it.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
 """
 
@@ -39,8 +39,9 @@ async def publish_entries_as_one_producer(
 ) -> list[Position | None]:
     """Publishes entries over `channel` as one producer, and waits for their receipts. Returns the position of each
     stored entry; None for an entry whose position is not known. `opening`: the request that opens the producer; if it
-    contains a schema, the entries get the version of this schema in the topic. Makes one attempt: the caller must retry
-    after an error."""
+    contains a schema, the entries get the version of this schema in the topic. Makes one attempt. Raises
+    ConnectionLost, or the error of the broker; then some entries may be stored, and the caller must retry all of
+    them."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -108,8 +109,8 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 
 def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
-    """Returns the message `client_part_` with the schema version `version`; without a schema version if `version` is
-    empty."""
+    """Returns the entry `client_part_` (a client-part) with the schema version `version`; without a schema version if
+    `version` is empty."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

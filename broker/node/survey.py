@@ -1,15 +1,16 @@
 """Measures the loaded topics of a broker: their sums, the sums per namespace, and the largest topics.
 
-    survey = await runner.run_survey()  one walk over all loaded topics, in slices of the loop; that of the last
-                                        SURVEY_S again
+    survey = await runner.run_survey()  walks over all loaded topics, in slices of the event loop; returns the last
+                                        survey if it is younger than SURVEY_S
     survey.total.backlog, survey.namespaces["public/default"].bytes_in
     survey.largest["traffic"]           at most TOP topics, the largest first; also by "backlog" and by "age"
 
-The metrics (cli/run/metrics.py) and the summaries (broker/session/summaries.py) show it. A walk reads no entry and adds
-no work to a message: it compares the counters of each topic with those of the walk before. So totals never fall, though
-topics come and go; what a topic counts between the last walk and its unloading is missing. A backlog that is not in
-memory is estimated from its place in its ledger. The age of the oldest message is that of the entry last known as such
-(broker/topic/maintenance.py); at most AGES_READ_MAX others are read after a walk.
+The metrics (cli/run/metrics.py) and the summaries (broker/session/summaries.py) show the survey. A walk reads no entry,
+and messages do no work for it: a walk compares the counters of each topic with those of the previous walk. So totals
+never decrease when topics are unloaded; only what a topic counts between the last walk and its unloading is missing. If
+the exact backlog is not in memory, it is estimated from the position in the ledger. The age of the oldest message is
+the last one that was read (broker/topic/maintenance.py). If none was read, it is read after the walk, for at most
+AGES_READ_MAX subscriptions.
 Guarding tests: tests/broker/node/test_survey.py.
 """
 
@@ -71,9 +72,10 @@ class TopicGroupTotals(msgspec.Struct):
 
 
 class MeasuredTopic(NamedTuple):
-    """The measured values of one topic. `rates`: its traffic between the last two surveys. `oldest_ms`: the arrival
-    time of the oldest unacknowledged message, in ms since the epoch: that of the subscription that has acknowledged
-    least. 0 if there is no such message, or its time is not known yet, though those of other subscriptions may be."""
+    """The measured values of one topic. `rates`: its traffic between the last two surveys; `backlog`: the
+    unacknowledged messages of all durable subscriptions. `oldest_ms`: the arrival time (ms since the epoch) of the
+    oldest unacknowledged message of the subscription that has acknowledged least; 0 if there is no such message, or its
+    time is not known yet."""
 
     topic: Topic
     rates: TrafficRates
@@ -82,7 +84,8 @@ class MeasuredTopic(NamedTuple):
 
 
 class LoadedTopicsSurvey(msgspec.Struct, frozen=True):
-    """The result of measuring all loaded topics: totals of the broker, totals per namespace, and the largest topics."""
+    """The result of measuring all loaded topics: totals of the broker, totals per namespace (by its name), and the
+    largest topics by each of MEASURES. `at_s`: when the measurement began (monotonic seconds)."""
 
     at_s: float  # of the clock
     total: TopicGroupTotals
@@ -107,8 +110,8 @@ class LoadedTopicsSurvey(msgspec.Struct, frozen=True):
 
 
 def measure_topic(topic: Topic) -> MeasuredTopic:
-    """Returns the measured values of one topic. Backlog and age are measured now; the rates are those of the last
-    survey. Reads no entry."""
+    """Returns the measured values of one topic. Backlog (an estimate) and age are measured now; the rates are those of
+    the last survey. Reads no entry."""
     log, shape, backlog, oldest, first = topic.log, topic.log.shape, 0, 0, None
     for each in topic.subscriptions.values():
         mark = each.cursor.mark
@@ -121,8 +124,8 @@ def measure_topic(topic: Topic) -> MeasuredTopic:
 
 
 def find_slowest_subscription(topic: Topic) -> tuple[str, int]:
-    """Returns the name and the backlog of the durable subscription with the largest backlog; ("", 0): none has one.
-    Reads no entry."""
+    """Returns the name and the estimated backlog (messages) of the durable subscription with the largest backlog; ("",
+    0) if none has a backlog. Reads no entry."""
     waiting = (
         (estimate_backlog(topic.log, each), name) for name, each in topic.subscriptions.items()
         if each.is_durable and topic.log.shape.has_readable_entry_after(each.cursor.mark)
@@ -250,7 +253,8 @@ class _Walk:
 
 
 class TopicSurveyRunner:
-    """Measures all loaded topics of a broker on request, at most once in SURVEY_S seconds."""
+    """Measures all loaded topics of a broker on request, at most once in SURVEY_S seconds. `topics`: a function that
+    returns the loaded topics."""
 
     def __init__(self, clock: Clock, topics: Callable[[], Iterable[Topic]]) -> None:
         self._clock = clock
@@ -300,6 +304,7 @@ class TopicSurveyRunner:
         return LoadedTopicsSurvey(at_s, total, namespaces, walk.largest(), tuple(sorted(walk.full)))
 
     def close(self) -> None:
+        """Cancels the reads of ages that are in progress."""
         self._tasks.cancel()
 
 

@@ -1,21 +1,23 @@
-"""The topics that this broker owns: loaded on request if this broker owns their bundle, once for all requests.
+"""The topics that this broker owns (`TopicManager`): a topic is loaded on request if this broker owns its bundle.
+Concurrent requests for a topic share one load.
 
-The services call this module. `start_owning_bundles` begins an ownership session, `close` ends it in order,
-`abandon_all` at once. Outside of an ownership session every call raises Unavailable. A lost metadata session does not
-end it (ledger protocol §3.2):
+The services of the broker call the TopicManager. `start_owning_bundles` begins an ownership session; `close` ends it in
+order, `abandon_all` at once. Outside of an ownership session most calls raise Unavailable. A lost metadata session does
+not end the ownership session (ledger protocol §3.2):
 
-    suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/session.py), so
-              nothing new is claimed
-    resume    in the next session: register → take each bundle again that no other broker has → check in each topic's
-              list whether another broker took it over in between. If so, the topic is lost, and its clients are
-              notified
+    suspend_ownership   the broker continues to serve its topics. Calls that need the metadata wait
+                        (metadata/session.py), so no bundle is claimed
+    resume_ownership    in the next session: registers, takes each bundle again that no other broker has, and checks in
+                        each topic's list whether another broker took the topic over in between. Such a topic is
+                        abandoned, and its clients are notified
 
-A broker that does not know yet that another one has taken its topic over can confirm nothing: the ledger is fenced. It
-does not report the end of a topic until it knows (`Topic.check_may_answer_end_of_topic`), or a reader would stop before
-messages that the other broker confirmed.
+If another broker has taken a topic over, this broker can confirm no publish even before it knows that: the ledger is
+fenced. Until it knows, it does not report the end of a topic (`Topic.check_may_answer_end_of_topic`); otherwise a
+reader would stop before messages that the other broker confirmed.
 Guards: tests/broker/node/test_session_lost.py.
 
-Whether a broker is ready: registered, certain of what it owns, and able to create a ledger, as far as is known.
+`BrokerReadinessCheck` checks whether the broker is ready: registered, certain of what it owns, and able to create a
+ledger, as far as is known.
 """
 
 from __future__ import annotations
@@ -236,7 +238,8 @@ class _OwnershipSession:
 
 class TopicManager:
     """Manages the topics of a broker: loads a topic on request if this broker owns it, unloads topics and deletes
-    topics."""
+    topics. Also gives access to the catalog, the policies, the access rights and the schemas of the cluster. `loaded`:
+    the loaded topics by full name; `endpoint`: the address at which clients reach this broker."""
 
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
@@ -286,8 +289,10 @@ class TopicManager:
     async def start_owning_bundles(
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
-        """Begins an ownership session: registers this broker, with its addresses, in the metadata. From then on clients
-        find this broker, and it can own topics."""
+        """Begins an ownership session: creates the default namespace if it is missing, and registers this broker, with
+        its addresses, in the metadata. From then on clients find this broker, and it can own topics. `pulsar`: the URLs
+        for Pulsar clients, by listener; `http`: the URL for HTTP, "" if there is none. Raises the errors of the
+        metadata; no session has begun then."""
         self.endpoint = endpoint
         self._moved.clear()
         self._ordered_to_drain = await self._is_ordered_to_drain(metadata)
@@ -341,7 +346,7 @@ class TopicManager:
 
     @property
     def bytes_in_flight(self) -> int:
-        """The number of bytes of entries that were sent to bookies but are not confirmed yet."""
+        """Returns the number of bytes of entries that were sent to bookies but are not confirmed yet."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
@@ -355,7 +360,7 @@ class TopicManager:
 
     @property
     def has_session(self) -> bool:
-        """True if this broker has an ownership session: only then may it claim topics."""
+        """Returns True if this broker has an ownership session: only then may it claim topics."""
         return self._session is not None
 
     def suspend_ownership(self) -> None:
@@ -386,8 +391,8 @@ class TopicManager:
             topic.log.abandon(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def abandon_all(self, error: MagnetarError) -> None:
-        """Ends the ownership session and abandons all topics at once, because other brokers may own the topics
-        already."""
+        """Ends the ownership session and abandons all topics at once, because other brokers may own the topics already.
+        Returns when the topics have ended. Raises Unavailable if there is no ownership session."""
         session = self._leave()
         session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
@@ -397,7 +402,8 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers."""
+        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers. Does
+        nothing more if there is no ownership session."""
         self.survey.close()
         if self._session is None:
             return
@@ -417,16 +423,18 @@ class TopicManager:
         await session.close()
 
     async def stop_waiting_for_metadata(self) -> None:
-        """Called when a drain has taken its whole time: without metadata the moves that have begun fail at once."""
+        """Called when the time for a drain is over. If the metadata does not answer now, makes the moves that wait for
+        it fail at once."""
         if self._session is not None:
             await self._session.stop_waiting_for_metadata()
 
     # ------------------------------------------------------------------ drain
     async def drain_broker(self, *, ordered: bool = False) -> int:
-        """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time.
-        Returns the number of bundles and coordinators that this broker still owns. If the group has no other broker,
-        this broker keeps all of its bundles. May be called again. `ordered`: the drain was ordered by an operator, and
-        stops within ORDER_LOOK_S seconds after the order was removed."""
+        """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time;
+        waits until all moves have ended. Returns the number of bundles and coordinators that this broker still owns. If
+        the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`: the drain
+        was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
+        Unavailable without a metadata session; only logs errors of single moves."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -478,8 +486,8 @@ class TopicManager:
         )
 
     async def can_release_bundles(self) -> bool:
-        """Returns whether this broker can give bundles to other brokers now: it owns bundles, and the metadata answers.
-        """
+        """Returns True if this broker can give bundles to other brokers now: it owns bundles, and the metadata
+        answers."""
         session = self._session
         return (
             session is not None and session.settled and bool(session.ownership.owner_record_paths)
@@ -525,31 +533,37 @@ class TopicManager:
     # ------------------------------------------------------------------ the cluster
     @property
     def catalog(self) -> Catalog:
-        """The tenants, namespaces and topics of the cluster. Raises Unavailable if this broker has no ownership
-        session."""
+        """Returns the catalog of the tenants, namespaces and topics of the cluster. Raises Unavailable if this broker
+        has no ownership session."""
         return self._open().catalog
 
     @property
     def policies(self) -> PolicyCache:
+        """Returns the cache of the policies of the cluster. Raises Unavailable if this broker has no ownership
+        session."""
         return self._open().policies
 
     @property
     def grants(self) -> AccessGrants:
-        """The access rights in the metadata. Raises Unavailable if this broker has no ownership session."""
+        """Returns the access rights that the metadata stores. Raises Unavailable if this broker has no ownership
+        session."""
         return self._open().grants
 
     @property
     def schemas(self) -> SchemaRegistry:
+        """Returns the registry of the topics' schemas. Raises Unavailable if this broker has no ownership session."""
         return self._open().schemas
 
     @property
     def transactions(self) -> TransactionCoordinators:
+        """Returns the transaction coordinators of the cluster. Raises Unavailable if this broker has no ownership
+        session."""
         return self._open().transactions
 
     @property
     def topic_transaction_settler(self) -> TopicTransactionSettler:
-        """Applies outcomes of transactions at topics of this broker and of others. Raises Unavailable if this broker
-        has no ownership session."""
+        """Returns the object that applies outcomes of transactions to topics of this broker and of others. Raises
+        Unavailable if this broker has no ownership session."""
         return self._open().participants
 
     async def _existing(self, name: TopicName) -> Topic:
@@ -583,18 +597,20 @@ class TopicManager:
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
 
     async def report_load(self, busy_percent: int) -> None:
-        """Stores the current load of this broker in the metadata. Bundles are distributed over the brokers by these
-        loads (broker/cluster/bundles_core.py)."""
+        """Stores the current load of this broker in the metadata, if it has changed enough. Bundles are distributed
+        over the brokers by these loads (broker/cluster/bundles_core.py). `busy_percent`: the share of one processor
+        core that the broker uses. Does nothing without a session or a group."""
         session = self._session
         if session is not None and session.settled and self.config.share_group:
             await session.ownership.report_load(busy_percent)
 
     @property
     def own_broker_record(self) -> BrokerRecord | None:
-        """The record of this broker with its addresses; None if this broker is not registered in the metadata now."""
+        """Returns the record of this broker with its addresses; None if this broker has no ownership session."""
         return self._session.ownership.me if self._session is not None else None
 
     async def list_brokers(self) -> list[BrokerRecord]:
+        """Returns the records of the registered brokers."""
         return await list_brokers(self._open().metadata)
 
     async def read_brokers_and_bookies(self) -> RegisteredServers:
@@ -604,21 +620,25 @@ class TopicManager:
         return await self.members.read_lists(None if session is None or not session.settled else session.metadata)
 
     async def tidy_died_brokers(self) -> None:
-        """Called periodically: `LastReadServerLists.update_last_seen_records`."""
+        """Called periodically, if there is a session: stores when this broker last saw brokers that have died, and
+        deletes old records of them (`LastReadServerLists.update_last_seen_records`)."""
         session = self._session
         if session is not None and session.settled:
             await self.members.update_last_seen_records(session.metadata)
 
     @property
     def metadata(self) -> MetadataStore:
+        """Returns the metadata store, whose calls wait while there is no metadata session. Raises Unavailable if this
+        broker has no ownership session."""
         return self._open().metadata
 
     async def list_bookies(self) -> list[BookieRecord]:
+        """Returns the records of the registered bookies."""
         return await list_bookies(self._open().metadata)
 
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
-        """The transaction coordinators that this broker runs now."""
+        """Returns the transaction coordinators that this broker runs now; () if it has no ownership session."""
         return self._session.transactions.loaded_coordinators if self._session is not None else ()
 
     def bookie_statistics(self) -> dict[str, dict[str, int]]:
@@ -634,9 +654,9 @@ class TopicManager:
     # ------------------------------------------------------------------ topics
     async def load_topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
         """Returns the topic, after loading it if necessary. `create`: whether a missing topic is created, if its
-        namespace allows that. `publishes`: the caller is a producer, so the load of this topic has priority over loads
-        for consumers. Raises NotOwner if another broker serves the topic; TopicNotFound, NotAllowed, DataLost or
-        Unavailable if the topic cannot be loaded."""
+        namespace allows that. `publishes`: the caller is a producer: the load has priority over loads for consumers,
+        and the first ledger may be created early. Raises NotOwner if another broker serves the topic (its field `owner`
+        is the endpoint); TopicNotFound, NotAllowed, DataLost or Unavailable if the topic cannot be loaded."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -716,8 +736,9 @@ class TopicManager:
             await run_to_end(topic.close())
 
     async def move_bundles(self, name: NamespaceName, bundle: str, heir: BrokerRecord) -> tuple[int, int]:
-        """Gives one bundle of a namespace that this broker owns (all bundles if `bundle` is empty) to the broker
-        `heir`. Returns (number of unloaded topics, number of bundles that were given away)."""
+        """Gives one bundle of a namespace that this broker owns (all of its bundles if `bundle` is empty) to the broker
+        `heir`. Returns (number of unloaded topics, number of bundles that were given away). Raises InvalidRequest if
+        the namespace has no such bundle; Unavailable without a metadata session."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -730,8 +751,9 @@ class TopicManager:
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
         """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
-        releases the bundles: the next broker that is asked for one of the topics becomes the owner. Returns (number of
-        unloaded topics, number of released bundles)."""
+        releases the bundles. The next broker that is asked for one of the topics becomes the owner. Returns (number of
+        unloaded topics, number of released bundles). Raises InvalidRequest if the namespace has no such bundle;
+        Unavailable without a metadata session."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -757,7 +779,7 @@ class TopicManager:
 
     def sum_bundles(self) -> dict[str, TopicGroupTotals]:
         """Returns the number and the rates of the loaded topics of each bundle that this broker owns, by the path of
-        its owner record. The rates are those of the last survey."""
+        its owner record. All other fields of the totals are 0. The rates are those of the last survey."""
         ownership = self._open().ownership
         found = {path: TopicGroupTotals() for path in ownership.owner_record_paths if paths.parse_bundle_owner(path)}
         sums = {ownership.make_owner_check(path): total for path, total in found.items()}
@@ -791,10 +813,12 @@ class TopicManager:
         await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
-        """Marks the lost entries of a topic as skipped (broker/log/managed_ledger.py), and returns their ranges.
-        `only`: the id of the ledger whose lost entries are marked; -1: all ledgers. `force`: entries that a bookie may
-        still have count as lost, too. Unloads the topic before and afterwards, so that the topic is loaded with the new
-        list of ledgers; clients cannot load the topic in between. Raises Busy if the list of ledgers keeps changing."""
+        """Marks the lost entries of a topic as skipped (broker/log/managed_ledger.py), and returns their ranges; none
+        if no entry is lost. `only`: the id of the ledger whose lost entries are marked; -1: all ledgers. `force`:
+        entries that a bookie may still have count as lost, too. Unloads the topic before and afterwards, so that the
+        topic is loaded with the new list of ledgers; clients cannot load the topic in between. Raises Busy if the list
+        of ledgers keeps changing; Unavailable before the cluster's upgrade is finished; the errors of
+        `SkipLostRequest.run`."""
         session = self._open()
         if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
@@ -834,7 +858,9 @@ class TopicManager:
     ) -> None:
         """Deletes a topic: first its record, then its ledgers. So no record names a deleted ledger, even after a crash
         between the two steps. `abort`: whether open transactions of the topic are aborted (True) or make the deletion
-        fail (False); None: the same as `force`. `inactive`: deletes the topic only if it is still inactive.
+        fail (False); None: the same as `force`. `incarnation`: the topic that is meant, 0 for any of this name;
+        `inactive`: deletes the topic only if it is still inactive. Raises the errors of `Topic.delete` and
+        `load_topic`.
 
         Until its record is deleted, the ended topic stays loaded and refuses every client. If it could be loaded again
         before, it would confirm publishes into a ledger that no record names. If the caller is cancelled, the deletion
@@ -889,20 +915,20 @@ class TopicManager:
 
     @property
     def metrics_topics(self) -> MetricsTopics:
-        """Which topics have metrics of their own: the value that an operator set while the broker runs, otherwise the
-        configured one."""
+        """Returns which topics have metrics of their own: the value that an operator set while the broker runs,
+        otherwise the configured one."""
         return self._runtime.metrics_topics or self.config.metrics_topics
 
     @property
     def auto_topic_creation(self) -> bool:
-        """True if a client's first use of a topic creates it, unless the namespace's policy says otherwise. The value
-        that an operator set while the broker runs, otherwise the configured one."""
+        """Returns True if a client's first use of a topic creates it, unless the namespace's policy says otherwise.
+        This is the value that an operator set while the broker runs, otherwise the configured one."""
         changed = self._runtime.auto_topic_creation
         return self.config.auto_topic_creation if changed is None else changed
 
     async def maintain_topics(self) -> None:
-        """Runs the periodic maintenance of each loaded topic (such as expiry and trimming), and deletes unused topics
-        if their policies say so."""
+        """Runs the maintenance of each loaded topic once (such as expiry and trimming), and deletes unused topics if
+        their policies say so. The broker calls this periodically. Only logs errors of single topics."""
         await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], TOPICS_MAINTAINED_AT_ONCE)
         inactive, turns = list[Topic](), EventLoopSlices(self.world.clock)
         for topic in list(self.loaded.values()):
@@ -953,5 +979,5 @@ class TopicManager:
 
     @property
     def is_blocking_producers(self) -> bool:
-        """Returns whether any loaded topic blocks its producers now because its backlog quota is exceeded."""
+        """Returns True if any loaded topic blocks its producers now because its backlog has reached the quota."""
         return any(topic.maintenance.must_pause_producers() for topic in self.loaded.values())

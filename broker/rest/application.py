@@ -1,9 +1,10 @@
-"""The ASGI application: routing, authentication, bounds of a request, and errors as responses.
+"""The ASGI application of the REST API: routing, authentication, limits of a request, and errors as responses.
 
 Order: the route is found; the caller is authenticated, by the header `Authorization` or the certificate of the
-connection; the body is read, at most BODY_BYTES_MAX of it, counted in the memory for all callers; the handler runs.
-A request for a topic of another broker is answered by 307 and its address. A request that would change something is
-refused if a page of another site made the browser send it. What is below /ui is the page's (page/application.py).
+connection; the body is read, at most BODY_BYTES_MAX bytes, which count in the memory for all callers; the handler runs.
+A request for a topic of another broker is answered with status 307 and the address of that broker. A request that would
+change data is refused if a page of another site made the browser send it. page/application.py answers requests below
+/ui.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ register_url_convertor("domain", _Domain())
 
 
 class Application:
-    """The ASGI application that answers the requests of a broker's HTTP listener."""
+    """The ASGI application that answers the requests of a broker's HTTP listener. `guard`: authenticates callers, None
+    if the listener needs no credentials; `measure`: a function that returns the function which writes the metrics
+    page."""
 
     def __init__(
         self,
@@ -86,8 +89,9 @@ class Application:
         self._page: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handles a request. Routes are matched with the encoded path; its segments are decoded afterwards. Of a target
-        in absolute form (RFC 9112 §3.2.2, as sent to a proxy) the path counts."""
+        """Handles one request, and sends its response. Routes are matched with the encoded path; its segments are
+        decoded afterwards. If the request target is in absolute form (RFC 9112 §3.2.2, as sent to a proxy), only its
+        path counts. An error of a handler is answered as a response."""
         path = scope["raw_path"].decode("ascii")
         if absolute := _ABSOLUTE.match(path):
             path = path[absolute.end() :]

@@ -1,10 +1,11 @@
-"""A request as its handler sees it: names, body and query as values, and operations with the caller's rights.
+"""A REST request as its handler gets it (`RestRequest`): names, body and query as values, and calls of operations with
+the caller's rights.
 
     await call.call_local(op.CREATE_TOPIC, name=call.topic.full)    as over gRPC: authorized, audited
     await call.call_each_partition(op.COMPACT)                      for the topic, or for each of its partitions
 
-For a partition of another broker, the operation is called there, with the rights of this broker; the caller's rights
-are checked here before.
+If another broker owns a partition, the operation is called at that broker, with the rights of this broker. This broker
+checks the caller's rights before.
 
 Also in this file, each below its heading: errors as HTTP statuses (errors); the table of routes (table); the document
 of OpenAPI 3.1, generated from the table of routes (openapi).
@@ -78,7 +79,7 @@ NEGOTIATE = "Bearer, Basic"
 
 
 class JsonResponse(Response):
-    """An HTTP response whose body is JSON. The content is a plain value or a struct, which is encoded."""
+    """An HTTP response whose body is JSON. The content is a plain value or a msgspec struct, which is encoded."""
 
     media_type = "application/json"
 
@@ -96,8 +97,8 @@ class HttpError(HTTPException):
 
 
 def find_http_status(error: errors.MagnetarError, busy: int = 409) -> int:
-    """Returns the HTTP status that answers a request which failed with `error`. `busy`: the status for the error Busy.
-    """
+    """Returns the HTTP status that answers a request which failed with `error`; 500 for an error that the table does
+    not name. `busy`: the status for the error Busy."""
     if isinstance(error, errors.Busy):
         return busy
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
@@ -134,7 +135,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RestRequest:
-    """An HTTP request for administration, as the handler of its route gets it."""
+    """An HTTP request for administration, as the handler of its route gets it. `names`: the decoded segments of the
+    path, by their names in the route; `query`: the parameters; `measure`: writes the metrics page; `meters`: measures
+    rates of producers and consumers."""
 
     broker: TopicManager
     services: Mapping[str, AuthorizedService]
@@ -149,12 +152,12 @@ class RestRequest:
     # ------------------------------------------------------------------ names
     @property
     def namespace(self) -> NamespaceName:
-        """The namespace that the path of the request names. Raises InvalidName if the name is invalid."""
+        """Returns the namespace that the path of the request names. Raises InvalidName if the name is invalid."""
         return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
 
     @property
     def topic(self) -> TopicName:
-        """The topic that the path of the request names. Raises InvalidName if the name is invalid."""
+        """Returns the topic that the path of the request names. Raises InvalidName if the name is invalid."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
@@ -165,11 +168,12 @@ class RestRequest:
 
     # ------------------------------------------------------------------ body and query
     def parse_body(self, kind: type[T]) -> T:
-        """Returns the JSON body of the request as a value of type `kind`. Raises HttpError if the body is not JSON, or
-        does not fit the type."""
+        """Returns the JSON body of the request as a value of type `kind`. Numbers may be in quotes. Raises HttpError
+        (400) if the body is not JSON, or does not fit the type."""
         return self.parse_json(self.body, kind)
 
     def parse_json(self, data: bytes, kind: type[T]) -> T:
+        """Returns the JSON text `data` as a value of type `kind`, as `parse_body` does."""
         try:
             return msgspec.json.decode(data, type=kind, strict=False)  # numbers in quotes, as with Pulsar
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -177,20 +181,20 @@ class RestRequest:
 
     @property
     def has_empty_body(self) -> bool:
-        """True if the request has no body, or the body `null`."""
+        """Returns True if the request has no body, or the body `null`."""
         return self.body.strip() in (b"", b"null")
 
     def parse_flag(self, name: str) -> bool:
-        """Returns the value of the boolean query parameter `name`; False if it is missing. Raises HttpError if it is
-        neither "true" nor "false"."""
+        """Returns the value of the boolean query parameter `name`; False if it is missing. Raises HttpError (400) if it
+        is neither "true" nor "false"."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise HttpError(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def parse_number(self, text: str, what: str, *, least: int = 0) -> int:
-        """Returns the number in `text`. `what`: the name of the number in error texts. Raises HttpError if `text` is
-        not a number; with status 412 if the number is less than `least`, or needs more than 63 bits."""
+        """Returns the whole number in `text`. `what`: the name of the number in error texts. Raises HttpError (400) if
+        `text` is not a whole number; with status 412 if the number is less than `least`, or not below 2^63."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -254,7 +258,8 @@ class RestRequest:
 
     async def call_topic_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
         """Calls the operation at the topic's owner, which is this broker or another broker, and returns the answer.
-        Another broker does not check the caller's rights, so the rights must be checked before this call."""
+        Another broker does not check the caller's rights, so the rights must be checked before this call. Raises the
+        errors of the operation."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
             return await self.call_local(operation, **asked)
@@ -265,7 +270,8 @@ class RestRequest:
 
     async def call_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
         """Calls the operation at the broker that runs the transaction coordinator, and returns the answer. The caller's
-        rights are checked at this broker, also if another broker answers."""
+        rights are checked at this broker, also if another broker answers. Raises the errors of the operation; NotOwner
+        if the owner of the coordinator is not known."""
         try:
             return await self.call_local(operation, **arguments)
         except NotOwner as error:
@@ -295,8 +301,8 @@ SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
 class RestRoute(NamedTuple):
-    """A route of the HTTP server: its method, its path, its handler, and the texts that describe it in
-    /openapi.json."""
+    """A route of the HTTP server: its method, its path, its handler, and the texts that describe it in /openapi.json
+    and docs/rest.md. `busy`: the HTTP status for the error Busy; `is_open`: True if the route needs no credentials."""
 
     method: str
     path: str
@@ -343,7 +349,8 @@ def make_openapi_path(row: RestRoute) -> str:
 
 @functools.cache
 def make_openapi_document() -> dict[str, Any]:
-    """Returns the OpenAPI document that describes all registered routes."""
+    """Returns the OpenAPI document that describes all registered routes. The result is cached, so callers must not
+    change it."""
     paths: dict[str, dict[str, Any]] = {}
     for row in ROUTES:
         paths.setdefault(make_openapi_path(row), {})[row.method.lower()] = _operation(row)

@@ -1,7 +1,9 @@
-"""The process and its brokers: health, metrics, versions, and the document of these routes.
+"""Routes of the process and of the brokers of the cluster: health, metrics, versions, settings, and the OpenAPI
+document.
 
-`/healthz` says that the event loop runs; `/readyz` that the broker is registered and serves. Both need no credentials
-and say nothing else. `/metrics` has the names of topics, so it needs a super user if callers are authenticated.
+`/healthz` answers 200 if the event loop runs; `/readyz` if the broker is ready to serve (else 503, with the reason).
+Both need no credentials, and tell nothing else. `/metrics` contains the names of topics, so it needs a super user if
+callers are authenticated.
 
 Also in this file, below its heading: the owner of a topic, for clients that ask with an `http://` service URL (lookup).
 """
@@ -104,7 +106,7 @@ async def list_brokers(call: RestRequest) -> object:
        answer="{brokerId, serviceUrl}")  # fmt: skip
 async def leader(call: RestRequest) -> object:
     """Returns the addresses of the leader: the first broker by name, which deletes the orphaned ledgers of the cluster.
-    """
+    Raises NotFound if no broker is registered."""
     await call.authorize(op.LIST_BROKERS)
     found = min(await call.broker.list_brokers(), key=lambda each: each.name, default=None)
     if found is None:

@@ -1,16 +1,18 @@
-"""A connection of HTTP/1.1: uvicorn's protocol on h11, over the bytes of a listener.
+"""Serves connections of HTTP/1.1 (`HttpListener`): uvicorn's protocol on h11, over the bytes of a listener.
 
-uvicorn expects an asyncio transport; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
-certificates, and the simulated network are those of every other listener.
+uvicorn expects an asyncio transport; `_Transport` is one over a `ByteStream`. So the listener has the same limits, TLS
+with renewed certificates, and simulated network as every other listener.
 
-All connections of callers that are not authenticated yet have one share of the loop together (runtime/tcp/share.py).
+All connections of callers that are not authenticated yet share one part of the event loop's time
+(runtime/tcp/share.py).
 
-Bounds: a request's head has at most HEAD_BYTES and HEAD_LINES_MAX; received data is parsed in slices, between which the
-loop runs others; a request must arrive within `request_s`, not counted while the server does not read; an idle
-connection is closed after KEEP_ALIVE_S. While QUEUE_BYTES of a response are unsent, the application must wait; a
-caller that reads nothing for UNREAD_S is disconnected. If the caller disconnects, its request is finished all the same.
-If it is answered before it has sent everything (413), the rest is read and dropped, for LINGER_S and LINGER_BYTES at
-most: closing at once would reset the connection, and the response would be lost.
+Bounds: the head of a request has at most HEAD_BYTES bytes and HEAD_LINES_MAX lines. Received data is parsed in slices,
+between which other tasks run. A request must arrive within `request_s` seconds; the time while the server does not read
+does not count. An idle connection is closed after KEEP_ALIVE_S seconds. While more than QUEUE_BYTES of a response are
+unsent, the application must wait; a caller that does not read for UNREAD_S seconds is disconnected. If the caller
+disconnects, its request is finished nevertheless. If a request is answered before it has arrived completely (413), the
+rest is read and dropped, for at most LINGER_S seconds and LINGER_BYTES bytes: to close at once would reset the
+connection, and the response would be lost.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ LINGER_BYTES = 64 << 20
 
 
 class HttpListener:
-    """Serves the HTTP connections of one listener. `application`: the ASGI application that answers their requests."""
+    """Serves the HTTP connections of one listener. `application`: the ASGI application that answers their requests;
+    `request_s`: the seconds within which a request must arrive completely."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log
@@ -71,6 +74,8 @@ class HttpListener:
         self._config.load()
 
     async def serve(self, stream: ByteStream) -> None:
+        """Serves one connection until the client or `shut_down` ends it, and its last request is answered. If the call
+        is cancelled, the requests in progress are cancelled, too."""
         connection = _Connection(self._config, stream, self._clock, self._request_s, self._share)
         self._open.add(connection)
         try:
@@ -79,7 +84,8 @@ class HttpListener:
             self._open.discard(connection)
 
     def shut_down(self) -> None:
-        """Closes each connection that has no request in progress, and each other one after its request."""
+        """Closes each connection that has no request in progress, and each other one after its request. Does not wait
+        for that."""
         for each in list(self._open):
             each.shut_down()
         self._share.close()

@@ -1,6 +1,4 @@
-"""Routes of namespaces: creation, properties, bundles, topics and backlogs.
-
-Routes of tenants, permissions and the one cluster.
+"""Routes of namespaces (creation, properties, bundles, topics and backlogs), of tenants, and of the one cluster.
 
 Also in this file, below its heading: permissions on namespaces, topics and subscriptions (permissions).
 """

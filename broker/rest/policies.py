@@ -1,14 +1,14 @@
-"""Translates policies between Pulsar's REST API (names in paths, JSON bodies) and the fields of proto/policies.py.
+"""Translates policies between Pulsar's REST API (names in paths, JSON bodies) and the fields of proto/policies.py, and
+registers the routes of policies.
 
-A row of POLICIES translates one policy of proto/policies.py in both directions. `take` returns our fields for a
-body, or raises HttpError (412); `show` returns Pulsar's JSON for our fields, or None if they are not set. Pulsar
-writes "no limit" as -1 in rates and quotas, ours is 0. Rates over a period become rates per second, rounded up.
+A row of POLICIES translates one policy of proto/policies.py in both directions. `take` returns the fields of Policies
+for a body, or raises HttpError (412). `show` returns Pulsar's JSON for the fields, or None if they are not set. Pulsar
+writes "no limit" as -1 in rates and quotas, Magnetar as 0. Rates over a period become rates per second, rounded up.
 
-Routes of the policies of namespaces and topics: three for each row of the table of policies.
-
-GET returns what is set there (204: nothing), with `applied=true` what is in force; POST (or PUT) sets it; DELETE makes
-it inherited again. At the end are the policies that Pulsar has and Magnetar has not: they have one value, and refuse
-any other.
+Each row has three routes for namespaces and three for topics. GET returns the policy that is set there (204: it is not
+set), with `applied=true` the one in force; POST (or PUT) sets it; DELETE removes it, so that it is inherited again. At
+the end of the file are the policies of Pulsar that Magnetar does not have: each has one value, and a request to set
+another value is refused.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caug
 
 
 class Retention(msgspec.Struct):
-    """The JSON body of Pulsar's retention policy."""
+    """The JSON body of Pulsar's retention policy. Both numbers are 0 (no retention), or neither is; -1: no limit."""
 
     retentionTimeInMinutes: int = 0
     retentionSizeInMB: int = 0
 
 
 class BacklogQuota(msgspec.Struct):
-    """The JSON body of Pulsar's backlog quota."""
+    """The JSON body of Pulsar's backlog quota. `limitSize`: in bytes; `limitTime`: in seconds; -1: no limit."""
 
     limitSize: int | None = None
     limitTime: int | None = None
@@ -114,7 +114,8 @@ Fields = dict[str, Any]
 class PolicyRow(NamedTuple):
     """A row of the table from which the REST routes of policies are made: one policy. `namespace` and `topic`: the last
     part of the path of its routes for namespaces and for topics; "" if there is no such route. `key`: the key of the
-    policy in the JSON of a namespace."""
+    policy in the JSON of a namespace, "" if it has none. `kind`, `take` and `show`: as in BodyConverter; `fields`: the
+    fields of Policies that it sets; `verb`, `topic_verb`: the HTTP method that sets it."""
 
     namespace: str
     topic: str
@@ -197,8 +198,8 @@ def _retention(minutes: str, mib: str) -> BodyConverter:
 
 
 def parse_quota(given: BacklogQuota, kind: str) -> Fields:
-    """Returns the fields of Policies for a backlog quota in Pulsar's JSON. `kind`: destination_storage or message_age;
-    raises HttpError if it is any other text."""
+    """Returns the fields of Policies for a backlog quota in Pulsar's JSON. `kind`: destination_storage or message_age.
+    Raises HttpError (412) if `kind` is any other text, or a limit is 0 or too large."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -225,7 +226,8 @@ def _limit(value: int | None, name: str) -> int:
 
 
 def make_quota_map(policies: Policies) -> dict[str, object]:
-    """Returns the backlog quotas that `policies` sets, by kind, as Pulsar's JSON."""
+    """Returns the backlog quotas that `policies` sets, by kind (destination_storage, message_age), as Pulsar's JSON; {}
+    if none is set."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
         found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
@@ -429,8 +431,8 @@ def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
 
 
 def convert_value(value: object, kind: Any, name: str) -> Any:
-    """Returns `value`, converted to the type `kind`. Raises HttpError if the value cannot be converted; the error text
-    begins with `name`."""
+    """Returns `value`, converted to the type `kind`. Raises HttpError (400) if the value cannot be converted; the error
+    text begins with `name`."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:
@@ -441,14 +443,19 @@ Place = Callable[[RestRequest], dict[str, str]]
 
 
 def make_namespace_argument(call: RestRequest) -> dict[str, str]:
+    """Returns the argument that names the request's namespace in a call of an operation on policies."""
     return {"namespace": str(call.namespace)}
 
 
 def make_topic_argument(call: RestRequest) -> dict[str, str]:
+    """Returns the argument that names the request's topic in a call of an operation on policies; for a partition, its
+    partitioned topic."""
     return {"topic": call.topic.base.full}
 
 
 async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bool = False) -> Policies:
+    """Returns the policies that are set for the namespace or topic `place` itself; with `applied`, those that are in
+    force there. Raises Unauthorized if the caller may not see them."""
     return decode_policies(await call.call_local(op.GET_POLICIES, **place, applied=applied))
 
 
@@ -456,7 +463,8 @@ async def change_policies(
     call: RestRequest, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()
 ) -> None:
     """Sets the policies in `fields` for the namespace or topic `place`. Removes the policies that are None in `fields`,
-    and those that `removed` names, so that they are inherited again."""
+    and those that `removed` names, so that they are inherited again. Raises InvalidRequest if the policies contradict
+    each other; Unauthorized if the caller may not change them."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()

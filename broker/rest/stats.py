@@ -1,10 +1,12 @@
-"""Statistics as Pulsar's JSON, with every key that its admin, pulsarctl and dashboards read.
+"""Statistics as Pulsar's JSON, with every key that Pulsar's admin client, pulsarctl and dashboards read.
 
-`make_topic_stats_json` gets the values of proto/statistics.py, of this broker or of another one. What only the owner
-knows of its producers and consumers (version of the client, connected since, rates) comes from the loaded topic.
+`make_topic_stats_json` gets the values of proto/statistics.py, from this broker or from another one. Some facts about
+producers and consumers are known only at the owner (client version, connection time, rates); they come from the loaded
+topic.
 
-Rates are averages since the last request, at least RATE_S ago; the first ones since the client connected. Times that
-Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0 or -1.
+Rates are averages since the last request, at least RATE_S seconds ago; in the first request, since the client
+connected. Times that Magnetar does not record are 0; numbers about offload and replication, which do not exist, are 0
+or -1.
 
 Also in this file, below its heading: transactions in the forms of Pulsar's admin REST v3: the classes
 `Transaction…Stats` and `TransactionMetadata` (transactions).
@@ -46,8 +48,8 @@ _MODES = {
 
 
 class RateMeters:
-    """Measures the rates of producers and consumers. Stores the last counters of each, by its id; beyond METERS_MAX,
-    replaces the counters of the one that was measured longest ago."""
+    """Measures the rates of producers and consumers for REST. Stores the last counters of each, by its id; for at most
+    METERS_MAX of them: beyond that, drops the one that was measured longest ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -85,8 +87,9 @@ def make_topic_stats_json(
     publishers: bool = True,
     consumers: bool = True,
 ) -> dict[str, Any]:
-    """Returns the statistics of a topic as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None.
-    `publishers`, `consumers`: whether to list the producers and the consumers."""
+    """Returns the statistics of a topic as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None;
+    then rates, client versions and properties are 0 or empty. `publishers`, `consumers`: whether to list the producers
+    and the consumers."""
     subscriptions = {
         each.name: {
             **_subscription(each, topic, meters, consumers),
@@ -286,7 +289,8 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 # ------------------------------------------------------------------ of all partitions
 def merge_partition_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges the statistics of several partitions to the statistics of one topic: adds numbers, averages averages,
-    concatenates lists, merges maps, and takes the largest of times and limits."""
+    concatenates lists, merges maps, and takes the largest of times and limits. A text comes from the first partition
+    that has one; a boolean is True if it is True for any partition. Returns {} if `parts` is empty."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])
@@ -349,13 +353,15 @@ def make_transaction_metadata_json(
 def make_buffer_stats_json(
     here: values.TransactionHere | None, found: values.TransactionStats | None
 ) -> dict[str, Any]:
-    """Returns the state of a transaction at a topic as Pulsar's JSON object TransactionInBufferStats."""
+    """Returns the state of a transaction at a topic as Pulsar's JSON object TransactionInBufferStats. `here`: its state
+    at the topic, None if that is not known; `found`: its state at the coordinator, None if that is not known."""
     first = to_optional_text(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
 def make_pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
-    """Returns the state of a transaction at a subscription as Pulsar's JSON object TransactionInPendingAckStats."""
+    """Returns the state of a transaction at a subscription as Pulsar's JSON object TransactionInPendingAckStats.
+    `pending`: its acknowledgements there, None if there are none."""
     return {
         "cumulativeAckPosition": to_optional_text(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
@@ -364,7 +370,8 @@ def make_pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[s
 
 # ------------------------------------------------------------------ of a coordinator
 def make_coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, Any]:
-    """Returns the statistics of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorStats."""
+    """Returns the statistics of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorStats. For a
+    coordinator that no broker has loaded yet, the state is None and the ids are -1."""
     return {
         "state": "Ready" if found.epoch else "None",
         "leastSigBits": found.next_least - 1 if found.epoch else -1,

@@ -27,7 +27,7 @@ from .call import SUBSCRIPTION, TOPIC, HttpError, RestRequest, register_route
 
 class ResetPosition(msgspec.Struct):
     """The JSON body of a request that resets a subscription: a message id. It may also be Java's ResetCursorData, which
-    has more keys."""
+    has more keys. `isExcluded`, `excluded`: True to begin after this message, and not at it."""
 
     ledgerId: int
     entryId: int

@@ -1,8 +1,8 @@
-"""Routes of topics: lists, partitions, creation and deletion, statistics, compaction.
+"""Routes of topics: lists, partitions, creation and deletion, statistics, compaction; and routes of schemas.
 
-Routes of schemas. A definition is text, of KEY_VALUE an object with `key` and `value`, as pulsar-admin writes it.
-
-The path has no domain: a schema is that of the persistent topic. A definition that is invalid for its type gets 422.
+A schema definition is text; for KEY_VALUE, an object with `key` and `value`, as pulsar-admin writes it. The path of a
+schema has no domain, and means the persistent topic. A definition that is invalid for its type is answered with status
+422.
 
 Also in this file, below its heading: statistics of topics and partitions (statistics).
 """
@@ -37,7 +37,8 @@ SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class SchemaBody(msgspec.Struct):
-    """The JSON form of a schema in requests. `properties` may be null."""
+    """The JSON form of a schema in requests. `type`: the name of a schema type; `schema`: the definition; `properties`
+    may be null."""
 
     type: str
     schema: str | None = ""
@@ -147,7 +148,8 @@ async def cancel_delayed(call: RestRequest) -> object:
 
 
 class ScheduleBody(msgspec.Struct):
-    """The JSON form of a schedule in requests. The payload is text, or base64."""
+    """The JSON form of a schedule in requests: one of `cron`, `everyMs` (an interval in ms) and `atMs` (a time in ms
+    since the epoch). The payload is text (`payload`), or base64 (`payloadBase64`)."""
 
     cron: str = ""
     everyMs: int = 0

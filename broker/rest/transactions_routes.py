@@ -1,16 +1,15 @@
-"""Routes of transactions: Pulsar's admin REST v3, and those for what `magnetar transactions` does.
+"""Routes of transactions: those of Pulsar's admin REST v3, and those for the commands of `magnetar transactions`.
 
-Half messages are at the end: Pulsar has none; their paths follow the style of its v3.
-The JSON forms are in broker/rest/stats.py and proto/pulsar_json.py.
+The routes of half messages are at the end: Pulsar has none, and their paths follow the style of its v3. The JSON forms
+are in broker/rest/stats.py and proto/pulsar_json.py.
 
-Coordinators at other brokers are asked there, and so are the participants of a transaction. A request about one topic
-is redirected to its owner, by 307.
+For a coordinator or a participant at another broker, this broker asks the other broker. A request about one topic is
+redirected to the topic's owner (307).
 
-The routes that are generated from rows of proto/operations.py: the `routes` of a row.
-
-Names in the path and parameters of the query become arguments by the names of the request's fields. An operation on a
-topic is called for the topic, or for each of its partitions. The answer is nothing (204); the sorted names of all
-partitions together; or a value as JSON in Pulsar's camel case, of several partitions by their names.
+Also in this file: the routes that are generated from the `routes` of a row of proto/operations.py. Names in the path
+and parameters of the query become the fields of the same names in the operation's request. An operation on a topic is
+called for the topic, or for each of its partitions. The answer is empty (204); or the sorted names of all partitions
+together; or a value as JSON in Pulsar's camel case, for several partitions a map by their names.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ LIST_DEFAULT = 1_000
 
 # ------------------------------------------------------------------ what a request names
 def parse_txn_id(call: RestRequest) -> TxnId:
-    """Returns the id of the transaction or half message in the path of a request, where it is two numbers. Raises
-    InvalidRequest if they are not a valid id."""
+    """Returns the id of the transaction or half message that the path of a request names by two numbers (`most`,
+    `least`). Raises InvalidRequest if they are not a valid id; HttpError if they are not numbers."""
     return TxnId.from_numbers(
         *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
     )

@@ -1,11 +1,11 @@
-"""Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1). After it, the
-decisions of a topic's maintenance, with their rules: rolling an idle ledger (`must_roll_ledger`), the backlog quota
-(`judge_backlog_quota`), inactive topics (`is_inactive`), idle subscriptions (only their rule; the deletion is in
-maintenance.py).
+"""Admission to a topic: the limits on the numbers of its producers, consumers and subscriptions (Pulsar T10, S13), and
+the rate of subscribing (L1). The second half of the module has the decisions of a topic's maintenance, with their
+rules: rolling an idle ledger (`must_roll_ledger`), the backlog quota (`judge_backlog_quota`), inactive topics
+(`is_inactive`), idle subscriptions (only their rule; the deletion is in maintenance.py).
 
-Asked before a producer or consumer joins, in the order below; the first limit that is reached is reported, with its
-figure. What is connected already stays, also when a limit is lowered; a client that connects again (same `instance`)
-counts as connected, so its own old connection never locks it out.
+The topic calls the checks before a producer or consumer joins, in the order below. The first limit that is reached
+refuses the client, and the error names the limit. A lowered limit disconnects no connected client. A client that
+connects again (same `instance`) counts as connected, so its own old connection never locks it out.
 
 | asked | limits | refused with |
 |---|---|---|
@@ -15,11 +15,11 @@ counts as connected, so its own old connection never locks it out.
 | | max_consumers, max_consumers_per_subscription; max_same_address_consumers | ConsumerBusy |
 | `check_subscribe_rate` | subscribe_rate: so many times in subscribe_rate_period_s | BackPressure |
 
-An address is a host, without its port: clients of one gateway are one. The rate is kept for each consumer by host and
-name (for one without a name by its instance): a token bucket of `subscribe_rate` tokens, filled in a period, so a
-consumer that connects again and again is slowed down to it. Pulsar refuses it for good (NotAllowed); here the error may
-be retried, and the client's back-off does the slowing. Buckets that are full again are dropped, at most BUCKETS_MAX
-are kept. Guarding tests: tests/broker/topic/test_admission.py.
+An address is a host, without its port: all clients of one gateway have the same address. Each pair of host and consumer
+name (without a name: its instance) has a token bucket of `subscribe_rate` tokens, which fills in one period. So a
+consumer that connects again and again is slowed down to this rate. Pulsar refuses such a consumer for good
+(NotAllowed); here the client may retry after BackPressure, and its back-off slows it down. Full buckets are removed; at
+most BUCKETS_MAX are kept. Guarding tests: tests/broker/topic/test_admission.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ BUCKETS_MAX = 10_000
 
 
 class ConnectedClientIdentity(Protocol):
-    """The address and the instance of a producer or a consumer that is connected or about to join."""
+    """The address and the instance of a producer or a consumer that is connected or about to join. `TopicProducer` and
+    `Consumer` implement it. `address`: host and port; `instance`: the same for all connections of one client object, ""
+    if the client names none."""
 
     @property
     def address(self) -> str: ...
@@ -48,7 +50,7 @@ class ConnectedClientIdentity(Protocol):
 
 
 def host_of_address(address: str) -> str:
-    """Returns the host part of `address`, without the port."""
+    """Returns the part of `address` before its last colon, which is the host; the whole `address` if it has no port."""
     return address.rpartition(":")[0] or address
 
 
@@ -71,8 +73,8 @@ class TopicAdmission:
     def check_producer(
         self, applied: AppliedPolicies, who: ConnectedClientIdentity, there: Collection[ConnectedClientIdentity]
     ) -> None:
-        """Raises ProducerBusy if the topic has its maximum of producers, in total or from the address of `who`.
-        `there`: the connected producers."""
+        """Raises ProducerBusy if the topic has its maximum of producers, in total or from the address of `who`. Always
+        admits a client that connects again (same instance as a client in `there`). `there`: the connected producers."""
         limited = applied.max_producers or self._same_address_producers
         if not limited or _returns(who, there):
             return
@@ -100,8 +102,9 @@ class TopicAdmission:
         everybody: Collection[ConnectedClientIdentity], mine: Collection[ConnectedClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
-        subscription, or the address of `who` has its maximum of consumers. `everybody`: the consumers of the topic;
-        `mine`: the consumers of the subscription."""
+        subscription, or the address of `who` has its maximum of consumers. The maximum does not apply to a client that
+        connects again (same instance as a client in `everybody`). `everybody`: the consumers of the topic; `mine`: the
+        consumers of the subscription."""
         if not type_.installed and type_.title not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
@@ -138,8 +141,8 @@ class TopicAdmission:
         self, applied: AppliedPolicies, who: ConnectedClientIdentity, name: str, now: float
     ) -> None:
         """Raises BackPressure if a consumer subscribes too often. Each pair of host and consumer `name` has a token
-        bucket. Each permitted call takes one token from the bucket; a call fails if the bucket is empty. `now`:
-        monotonic seconds."""
+        bucket; without a name, the consumer's instance replaces it. Each permitted call takes one token from the
+        bucket; a call fails if the bucket has less than one token. `now`: monotonic seconds."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
             self._buckets.clear()
@@ -169,6 +172,7 @@ class TopicAdmission:
             del self._buckets[next(iter(self._buckets))]
 
     def statistics(self) -> dict[str, int]:
+        """Returns the number of token buckets that are in memory, under the key "subscribe_rate_buckets"."""
         return {"subscribe_rate_buckets": len(self._buckets)}
 
 
@@ -207,10 +211,14 @@ def must_roll_ledger(
     idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
-    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later: the last ledger
-    is older than the retention; or nothing was written to it for `idle_s` seconds, and no holder needs it. `quiet_s`:
-    for how many seconds nothing was written to it; `age_s`: its age in seconds; `unread`: the retention for a topic
-    without durable subscriptions."""
+    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted later. That is so if
+    the last ledger is at least as old as the retention time; or if nothing was written to it for `idle_s` seconds, and
+    no holder needs it. Returns False if the last ledger has no entry, or if the retention is unlimited.
+
+    `holders`: which part of the log each holder no longer needs; `quiet_s`: for how many seconds nothing was written to
+    the last ledger; `age_s`: its age in seconds; `now_ms`: the wall clock. `unread`: the retention for a topic without
+    durable subscriptions, NOTHING if it has one.
+    """
     if shape.last_position.entry_id < 0 or shape.tail_span.last_entry < 0:
         return False
     tail = shape.tail_span
@@ -227,7 +235,8 @@ def must_roll_ledger(
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
-    """Returns an estimate of the number of bytes in the log after the position `mark`."""
+    """Returns the number of bytes in the log after the position `mark`. The part of a ledger after `mark` is estimated
+    by the average size of the ledger's entries."""
     total = 0
     for span in shape.spans:
         if span.ledger_id > mark[0]:
@@ -244,9 +253,9 @@ def estimate_delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) ->
 
 
 def judge_backlog_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
-    """Returns how the topic reacts to a backlog that exceeds the quota, as the policy says; None if the backlog does
-    not exceed the quota. `backlog`: its size in bytes; `oldest_s`: the age in seconds of the oldest unacknowledged
-    message, 0 if there is none."""
+    """Returns how the topic reacts to a backlog that has reached the quota, as the policy says; None if the backlog is
+    below the quota, or if there is none. `backlog`: its size in bytes; `oldest_s`: the age in seconds of the oldest
+    unacknowledged message, 0 if there is none."""
     limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -254,7 +263,8 @@ def judge_backlog_quota(applied: AppliedPolicies, backlog: int, oldest_s: float)
 
 
 def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
-    """Returns the earliest position that has at most about `limit` bytes of the log after it."""
+    """Returns the earliest position that has at most about `limit` bytes of the log after it; the position before the
+    first entry if the whole log has no more bytes."""
     left = limit
     for span in reversed(shape.spans):
         if span.size > left:
@@ -266,9 +276,9 @@ def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
 
 
 def is_inactive(applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
-    """Returns True if the policy counts the topic as inactive. `users`: the number of its producers and consumers;
-    `subscriptions`: the number of its durable subscriptions; `backlog`: True if one of these has unacknowledged
-    messages; `unused_s`: for how many seconds the topic had no user."""
+    """Returns True if the policy counts the topic as inactive; never if `inactive_s` of the policy is 0. `users`: the
+    number of its producers and consumers; `subscriptions`: the number of its durable subscriptions; `backlog`: True if
+    one of these has unacknowledged messages; `unused_s`: for how many seconds the topic had no user."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

@@ -1,42 +1,40 @@
-"""The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves. After it,
-the interface of a topic's parts (`StatefulTopicPart`), and the replay of the log when a topic is loaded.
+"""The deduplication of a topic: loads and stores the state of broker/topic/dedup_core.py, so that it survives crashes
+and changes of the topic's owner. After it, the interface of a topic's parts (`StatefulTopicPart`), and the replay of
+the log when a topic is loaded (`replay_log_for_dedup_and_transactions`).
 
-Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
-PR9; invariants 32, 33, 34)
-- A snapshot is one write: its position and the numbers are stored together or not at all
-  (broker/topic/dedup.py).
-- Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
-  the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
-  ledger nor put another into the record, which changes by the compare-and-set that owns the log.
-- The entries after the last *stored* snapshot are not trimmed (`trim_limit`): they are the other half of the state.
-- A snapshot counts no number of an open or aborted transaction (transactions_core.py): its position is before the first
-  entry of one that is open, so a replay finds them again, and a commit merges them.
-- A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
-- The record has deduplication on before an entry is judged by it, so that the next owner continues it.
-- A producer is opened when nothing of it is in flight (`wait_idle`): it learns what is stored, and sends the rest.
+Snapshots are stored in a ledger of their own, which the topic's record names (field `dedup`). Rules (ledger protocol
+§3.4, Pulsar PR9; invariants 32, 33, 34)
+- A snapshot is one write: its position and the sequence ids are stored together or not at all.
+- `Deduplication.open`, after the log was taken over, fences and recovers the snapshot ledger, and reads its last whole
+  snapshot. The replay then adds the headers of all later entries of the log. A former owner can neither write to the
+  fenced snapshot ledger nor put another ledger into the record: the record changes by compare-and-set.
+- The entries after the last *stored* snapshot are not trimmed (`trim_limit`), because the next load replays them.
+- A snapshot contains no sequence id of an open or aborted transaction (transactions_core.py). Its position is before
+  the first entry of an open transaction, so a replay finds these entries again, and a commit adds their ids.
+- If a snapshot ledger cannot be read, the broker logs an error and replays the whole log.
+- The record says that deduplication is on before the first entry is judged, so that the next owner continues it.
+- A producer is opened when none of its entries is in flight (`wait_idle`), so that its last stored id is known.
 
-A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none (a
-policy; 0: never by time); one at a time. One that cannot be stored is retried at the next occasion; meanwhile the
-replay of a load grows.
+A snapshot is made after every `dedup_snapshot_entries` entries, or `dedup_snapshot_s` seconds after the first entry
+that is in no snapshot (a policy; 0: never by time); one at a time. A snapshot that cannot be stored is retried with the
+next entry or timer; until then the next load of the topic replays more entries.
 Guarding tests: tests/broker/topic/test_dedup.py.
 
 The stored snapshot of a topic's deduplication, as entries of its snapshot ledger.
 
     entry = magic "MD" | version u8 | 0 u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
-The bodies of a snapshot's pieces, concatenated, are JSON: the position, and for each producer its name, its
-highest sequence id, and of a chunked message that is not complete its uuid and the last chunk (else "" and -1):
+The bodies of a snapshot's pieces, concatenated, are JSON: the position, and for each producer its name and its highest
+sequence id; if its last message is chunked and incomplete, also the message's uuid and last chunk (else "" and -1):
 
     {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]],"gaps":{"p":"..."}}
 
-`gaps` has of a producer the ids of aborted transactions that nothing stored has, as a portable 64-bit roaring bitmap in
-base64; a reader that does not know it takes those up to its highest id for stored.
-The version is that of proto/versions.py. Big-endian; `sequence` grows by one with each snapshot; the checksum covers
-the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
-what a crash left. Damage is DamagedDedupSnapshot.
+`gaps` has, for a producer, the sequence ids of aborted transactions that no stored entry has, as a portable 64-bit
+roaring bitmap in base64. A reader that does not know the field counts all ids up to the highest id as stored.
+The version is that of proto/versions.py. Numbers are big-endian; `sequence` grows by one with each snapshot; the
+checksum covers the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: a crash
+may leave incomplete ones after it. Decoding raises DamagedDedupSnapshot for damage.
 Guarding test: tests/broker/topic/test_dedup_format.py.
-
-Also in this file, below its heading: the replay of a load (replay).
 """
 
 from __future__ import annotations
@@ -84,7 +82,9 @@ class DamagedDedupSnapshot(ValueError):
 
 
 class DedupSnapshotPiece(NamedTuple):
-    """One decoded entry of a snapshot ledger. A snapshot is stored as one or more pieces."""
+    """One decoded entry of a snapshot ledger. A snapshot is stored as one or more pieces. `sequence`: the number of the
+    snapshot; `piece`: the number of this piece, from 0; `pieces`: how many pieces the snapshot has; `body`: this
+    piece's part of the JSON text."""
 
     sequence: int
     piece: int
@@ -120,7 +120,8 @@ def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
 
 
 def decode_piece(entry: bytes) -> DedupSnapshotPiece:
-    """Decodes one entry of a snapshot ledger and returns it. Raises DamagedDedupSnapshot if the entry is damaged."""
+    """Decodes one entry of a snapshot ledger and returns it. Raises DamagedDedupSnapshot if the entry is damaged;
+    NewerFormat if a later version of Magnetar wrote it."""
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedDedupSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -134,8 +135,8 @@ def decode_piece(entry: bytes) -> DedupSnapshotPiece:
 
 
 def decode_snapshot(pieces: Sequence[DedupSnapshotPiece]) -> DedupSnapshot:
-    """Returns the snapshot that is stored in these pieces, which must be all pieces of one snapshot, in order. Raises
-    DamagedDedupSnapshot if they are not, or if the snapshot is damaged."""
+    """Returns the snapshot that is stored in these pieces, which the caller passes in order. Raises
+    DamagedDedupSnapshot if their bodies together are no valid snapshot."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -230,7 +231,8 @@ class Deduplication:
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
         """Loads the stored state, and turns deduplication on or off as the policy says. Must be called after the log
-        was taken over, and before anything is published."""
+        was taken over, and before anything is published. Waits for bookies and the metadata, and raises their errors
+        (such as Unavailable)."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last_position
         self._snapshot_s = applied.dedup_snapshot_s
@@ -269,9 +271,10 @@ class Deduplication:
     def replay_publish(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """Adds an entry of the log to the state, while the topic is being loaded. Must be called in log order. `name`:
-        the producer of the entry; `numbers`: its sequence ids; `counts`: False if the entry belongs to a transaction
-        that is not committed; `aborted`: True if that transaction is aborted."""
+        """Adds an entry of the log to the state, while the topic is being loaded. Must be called in log order; ignores
+        an entry that the loaded snapshot covers. `name`: the producer of the entry; `numbers`: its sequence ids;
+        `counts`: False if the entry belongs to a transaction that is not committed; `aborted`: True if that transaction
+        is aborted."""
         if self.replay_start_position is None or position <= self.core.position:
             return
         if counts:
@@ -285,6 +288,7 @@ class Deduplication:
         self.replayed += 1
 
     def finish_replay(self) -> None:
+        """Called when all entries of the log were passed to `replay_publish`: counts them for the next snapshot."""
         self._since = self.replayed
         self._due()
 
@@ -310,6 +314,8 @@ class Deduplication:
         self.core.on_producer_joined(name)
 
     def on_producer_left(self, name: str) -> None:
+        """Called when a connection of the producer `name` leaves the topic, once for each call of `on_producer_joined`.
+        May remove the state of producers that left long ago."""
         self.core.on_producer_left(name, self._clock.monotonic())
         self._expire_producers()
 
@@ -320,7 +326,8 @@ class Deduplication:
         )  # fmt: skip
 
     async def wait_idle(self, name: str) -> None:
-        """Waits until no entry of the producer is in flight; returns at once while deduplication is off."""
+        """Waits until no entry of the producer is in flight, or until `stop` is called; returns at once while
+        deduplication is off."""
         if self.core.enabled and not self.core.is_idle(name):
             future: asyncio.Future[None] = self._loop.create_future()
             if self.waiting is None:
@@ -367,6 +374,8 @@ class Deduplication:
         self._undecided = undecided
 
     def on_publish_failed(self, name: str) -> None:
+        """Called when an entry of the producer `name` with the verdict NEW failed: reports it to the core, and resumes
+        callers of `wait_idle` if no other entry of the producer is in flight."""
         self.core.on_publish_failed(name)
         self._outcome(name)
 
@@ -379,7 +388,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies changed policies. Restarts the snapshot timer if the time between two snapshots has changed."""
+        """Applies a changed time between two snapshots, and restarts the snapshot timer then. Does not turn
+        deduplication on or off: `run_due` does that."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
@@ -387,11 +397,12 @@ class Deduplication:
                 self._due()
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts to turn deduplication on or off, if the policy has changed so."""
+        """Starts a task that turns deduplication on or off, if it differs from the policy."""
         self.set_enabled(applied.deduplication)
 
     def set_enabled(self, enabled: bool) -> None:
-        """Starts a task that turns deduplication on or off. Does nothing if deduplication is in that state already."""
+        """Starts a task that turns deduplication on or off, and returns without waiting for it. Does nothing if
+        deduplication is in that state already, while a snapshot or another change is in progress, or after `stop`."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
             self._start(self._turn_on if enabled else self._turn_off)
 
@@ -480,8 +491,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops deduplication, because the topic closes or another broker owns the topic. Nothing more is stored, and
-        all callers of `wait_idle` are resumed."""
+        """Stops deduplication, because the topic closes or another broker owns the topic. Nothing more is stored,
+        except by `close`, and all callers of `wait_idle` are resumed. Idempotent."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -492,8 +503,8 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Stores a last snapshot, if a snapshot ledger is open, so that the next load of the topic replays few entries.
-        Must be called after the log was closed. Idempotent.
+        """Stores a last snapshot, if a snapshot ledger is open and the log was closed in order, so that the next load
+        of the topic replays few entries. Must be called after the log was closed. Idempotent.
 
         If the snapshot cannot be stored within `close_timeout_s` seconds, the next load replays more entries of the log
         instead.
@@ -528,8 +539,10 @@ class Deduplication:
 
 
 class StatefulTopicPart(Protocol):
-    """A part of a topic whose state must survive a change of the topic's owner: compaction, deduplication and
-    transactions. The comment above this class says in which order a topic calls the methods."""
+    """A part of a topic whose state must survive a change of the topic's owner. Deduplication, TopicTransactions,
+    Compaction and KeyIndexes implement it; the topic and its maintenance call it. Order of the calls: `open` once,
+    after the log was taken over; `run_due` and `trim_limit` repeatedly; `stop` when the topic ends here; `close` after
+    the log was closed. After the deletion of the topic's record, the ledgers of `list_own_ledgers` are deleted."""
 
     async def open(self, applied: AppliedPolicies) -> None: ...
     def run_due(self, applied: AppliedPolicies) -> None: ...
@@ -554,8 +567,9 @@ REPLAY_BYTES = 4 << 20
 async def replay_log_for_dedup_and_transactions(
     log: Log, dedup: Deduplication, transactions: TopicTransactions
 ) -> None:
-    """Reads the entries of the log, and passes each to deduplication and to transactions. Must be called after both
-    were opened, and before anything is published."""
+    """Reads the entries of the log after the older of the two stored states, and passes each to transactions and to
+    deduplication. Then calls `finish_replay` of both. Must be called after both were opened, and before anything is
+    published. Raises the errors of reading the log."""
     starts = [each for each in (dedup.replay_start_position, transactions.replay_start_position) if each is not None]
     if starts:
         shape = log.shape

@@ -1,39 +1,42 @@
 """Deduplication: which entries of a producer are in the log already, and for which of them that is not known yet.
 
-Of each producer two numbers are known: what is *persisted* (confirmed by the log) and what is *pushed* (given to the
-log, outcome open). An entry is judged against both (ledger protocol §3.4, Pulsar PR9):
+Two sequence ids are known of each producer: the highest *persisted* one (its entry is confirmed by the log) and the
+highest *pushed* one (its entry was given to the log, outcome open). An entry is judged by both (ledger protocol §3.4,
+Pulsar PR9):
 
 | its sequence ids | verdict | the answer to the producer |
 |---|---|---|
 | all at or below `persisted` | DUPLICATE: it is in the log | a receipt without a position |
 | some at or below, some above | OVERLAP: a part is in the log and a part is not | refused: send that part again |
-| not above `pushed` | UNKNOWN: its twin is in flight | nothing is known: keep the message, and send it again |
+| not above `pushed` | UNKNOWN: an entry with that id is in flight | unknown: keep the message, and send it again |
 | all above `pushed` | NEW | its receipt, when it is stored |
 
 Rules
-- Only what the log has confirmed is ever called a duplicate. When a publish fails the driver cuts the producer, and
-  `pushed` falls back to `persisted` as soon as nothing of it is in flight (not before: what is in flight may still be
-  stored). Then it sends again from after `persisted`. The log confirms a prefix of what was pushed and fails all after
-  it (broker/log/log_queue_core.py), so nothing of that producer is confirmed after a failure.
-- A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
-  Recovery is a snapshot and `on_publish_confirmed` for each entry after it: the header of an entry has all of it.
-- Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
-  producer at a time publishes, the latest (`ProducerTable`, below): what an earlier one left in flight is waited for.
-- **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
-  Those ids are its `gaps`: NEW, until something stored has them. GAP_BYTES_MAX of them are known, the highest ones;
-  those below count as left out. No entry in a transaction may span more than SPAN_MAX ids: each is noted.
-- Chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their number; the id is persisted with
-  the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
-- While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
-  the producers that are connected, and promises nothing about what came before.
+- Only an entry that the log has confirmed makes a later one a DUPLICATE. When a publish fails, the driver disconnects
+  the producer. As soon as none of its entries is in flight, `pushed` is set back to `persisted`; not before, because
+  an entry in flight may still be stored. The producer then sends again all messages after `persisted`. The log confirms
+  the entries up to the failed one and fails all later ones (broker/log/log_queue_core.py). So no entry of that producer
+  is confirmed after a failure.
+- A snapshot has a position and the persisted ids up to it, never pushed ids (invariant 33). Recovery is a snapshot and
+  `on_publish_confirmed` for each later entry of the log: the header of an entry has all that this needs.
+- Sequence ids of a producer rise. A producer may leave some out; an entry with a lower id than before is a DUPLICATE.
+  Only the latest connection of a producer publishes (`ProducerTable`, below); its join waits for the entries of earlier
+  ones in flight.
+- **Gaps.** The sequence ids of an aborted transaction are not in the log, though later ids of its producer may be.
+  Those ids are *gaps* of the producer: an entry with them is NEW, until a stored entry has them. The gaps of a producer
+  take at most GAP_BYTES_MAX bytes; the lowest ones are dropped first, and count as persisted then. No entry in a
+  transaction may span more than SPAN_MAX ids, because each id is recorded.
+- The chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their numbers; the id is persisted
+  with the last chunk. Chunks with another uuid are another attempt at the message, by a producer that began anew.
+- While deduplication is off, each entry is NEW, and the persisted id is that of the producer's last confirmed entry.
+  Turning it on keeps the ids of connected producers; earlier messages may be stored twice.
 
-Bounds: producers that left are forgotten `inactive_s` after they left, or when there are more than `producers_max`
-of them; the longest away first. A forgotten one that returns may double what it sends again. Those that the snapshot
-or the log names count as away since the topic was opened: when they left before that is not known, and `now` is a
-monotonic clock, whose numbers mean nothing but their differences.
+Bounds: the state of a producer is removed `inactive_s` after it left, or when more than `producers_max` producers are
+away; the longest away first. If such a producer returns, messages that it sends again may be stored twice. A producer
+that is only known from the snapshot or the log counts as away since the topic was opened. `now` is a monotonic clock.
 Guarding tests: tests/broker/topic/test_dedup_core.py, tests/broker/topic/test_dedup.py.
 
-The decisions on publishing: which entries and which producers may publish, with their reasons.
+The second half of the decisions: which entries and which producers may publish, with the reasons of a refusal.
 
 `why_publish_refused` decides what is known before an entry is parsed (the rest: broker/topic/producer.py);
 `ProducerTable` for the producers (Pulsar PR1):
@@ -45,17 +48,16 @@ The decisions on publishing: which entries and which producers may publish, with
 | WAIT_FOR_EXCLUSIVE | when no producer is connected, else waits its turn, first come first served | |
 | EXCLUSIVE_WITH_FENCING | at once; all others are fenced for good | |
 
-Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
-the earlier, because a broker detects a broken connection later than the client; an earlier one that arrives late is
-refused, and so is another producer of that name, or one of another role, whatever it says it is, unless it takes the
-topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as after any such taking.
+Two producers with one name: a later connection of the same producer (same `instance`, higher `connection`) replaces the
+earlier one, because a broker detects a broken connection later than the client. An earlier connection that arrives late
+is refused. A producer of another instance or another role is refused, too, unless its mode is EXCLUSIVE_WITH_FENCING:
+then it fences the other producer as it fences all others.
 
-**Epoch** (`decide_epoch_change`): a topic counts the producers that took it for themselves, in its record, before the
-taker may publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another
-producer took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that
-died, and not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a
-deleted topic is lower than any of one that was made anew under its name: a producer of the old one does not fence who
-has this.
+**Epoch** (`decide_epoch_change`): the topic's record counts how often a producer got exclusive access. The new epoch is
+stored before this producer may publish. A producer that reconnects names the epoch that it had. If the topic still has
+this epoch, the producer continues; if another producer got exclusive access meanwhile, the reconnecting one is fenced
+for good. The first epoch of a topic is later than its creation time (`next_epoch`). So an epoch of a deleted topic is
+lower than each epoch of a new topic with the same name, and a producer of the deleted topic is fenced.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def why_publish_refused(
     *, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool
 ) -> PublishRefusal | None:
     """Returns the reason why the topic refuses an entry, as far as that is known before the entry is parsed; None if
-    the topic does not refuse it. `size`: the size of the entry in bytes; `size_max`: the largest allowed size."""
+    the topic does not refuse it. `size`: the size of the entry in bytes; `size_max`: the largest allowed size;
+    `terminated`, `owned`: the state of the topic; `fenced`: True if the producer was closed. If several reasons hold,
+    the order is fenced, not owned, terminated, too large."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -91,7 +95,8 @@ def why_publish_refused(
 
 
 class ProducerRegistration(NamedTuple):
-    """A producer as the `ProducerTable` of its topic registers it."""
+    """A producer as the `ProducerTable` of its topic registers it. `id`: unique in the process; `instance`: identifies
+    the client's producer over all its connections, "" if it names none; `connection`: counts these connections."""
 
     id: int
     name: str
@@ -132,7 +137,7 @@ def decide_epoch_change(mode: AccessMode, had: int, topic: int) -> TopicEpochCha
 
 def next_epoch(topic: int, created_ms: int) -> int:
     """Returns the new epoch of a topic for a producer that gets exclusive access. `topic`: the present epoch of the
-    topic; `created_ms`: when the topic was created."""
+    topic; `created_ms`: when the topic was created (wall clock, ms)."""
     return max(topic, created_ms) + 1
 
 
@@ -197,7 +202,8 @@ class ProducerTable:
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
-        """Removes a producer. Returns the waiting producers that are registered in its place."""
+        """Removes a producer; does nothing if it is not in the table. Returns the waiting producer that is registered
+        in its place, as a list of at most one."""
         self.registered.pop(producer_id, None)
         self.waiting.pop(producer_id, None)
         if self.registered or not self.waiting:
@@ -266,7 +272,8 @@ class ProducerSequenceProgress(NamedTuple):
 
 class DedupSnapshot(NamedTuple):
     """The stored state of deduplication. `persisted`: the progress of each producer after all entries up to `position`;
-    later entries are not included."""
+    later entries are not included. `gaps`: by producer, the sequence ids below its progress that are not in the log
+    (see `DedupCore`)."""
 
     position: Position
     persisted: dict[str, ProducerSequenceProgress]
@@ -307,7 +314,8 @@ def judge_sequence_range(
 
 class DedupCore:
     """Decides, for one topic, which published entries are duplicates. A *gap* is a range of sequence ids below a
-    producer's highest stored id that are not in the log, because a transaction with them was aborted."""
+    producer's highest stored id that are not in the log, because a transaction with them was aborted. `forgotten`: how
+    many producers' states `expire_producers` has removed."""
 
     __slots__ = (
         "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
@@ -443,7 +451,8 @@ class DedupCore:
 
     def add_aborted_sequence_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
         """Adds the sequence ids `numbers` (by producer) of an aborted transaction to the gaps of their producers,
-        because the log does not contain them."""
+        because the log does not contain them. If a producer's gaps exceed GAP_BYTES_MAX bytes, drops its lowest ones.
+        Does nothing while deduplication is off."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -471,10 +480,14 @@ class DedupCore:
 
     # ------------------------------------------------------------------ producers
     def on_producer_joined(self, name: str) -> None:
+        """Called when a connection of the producer joins the topic. The producer's state is kept until all its
+        connections have left."""
         self._connected[name] = self._connected.get(name, 0) + 1
         self._away.pop(name, None)
 
     def on_producer_left(self, name: str, now: float) -> None:
+        """Called when a connection of the producer leaves, once for each call of `on_producer_joined`. After the last
+        one the producer counts as away since `now` (monotonic seconds)."""
         connections = self._connected[name] - 1
         if connections:
             self._connected[name] = connections
@@ -488,7 +501,8 @@ class DedupCore:
 
     def expire_producers(self, now: float, *, inactive_s: float, producers_max: int) -> None:
         """Removes the state of producers that left at least `inactive_s` seconds ago. While more than `producers_max`
-        producers are away, also removes the state of the producers that left first."""
+        producers are away, also removes the state of the producers that left first. Keeps a producer with entries in
+        flight. `now`: monotonic seconds."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
                 continue
@@ -521,9 +535,11 @@ class DedupCore:
                 self._away.pop(name, None)
 
     def disable(self) -> None:
+        """Turns deduplication off: from the next entry on, the verdict is always NEW. Keeps the known sequence ids."""
         self.enabled = False
 
     def snapshot(self) -> DedupSnapshot:
+        """Returns a copy of the present state without the entries in flight, as `DedupSnapshot`."""
         return DedupSnapshot(
             self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()}
         )

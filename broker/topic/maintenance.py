@@ -6,11 +6,11 @@ broker/log/log_shape_core.py.
     maintenance.must_pause_producers()   True: producers get no credit, because the backlog quota is exceeded
     maintenance.why_publish_refused()    the error that a publish gets for that reason; None: it is accepted
 
-Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
-Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the
-entries' timestamps, and the mark moves to just before it; no message is checked one by one. The age of a subscription's
-oldest message is read once per mark and remembered. Nothing here has a timer of its own; a topic in which nothing is
-due costs no read. Guarding tests: tests/broker/topic/test_maintenance.py.
+Order: expired messages are acknowledged first, so that the quota counts only the others, and trimming deletes the
+ledgers that both have released. Expiry (A15) checks no message one by one: it finds the first entry that arrived after
+the limit by bisection over the entries' timestamps, and moves the mark to just before it. The arrival time of a
+subscription's oldest message is read once per mark and kept in memory. Nothing here has a timer of its own; a topic in
+which nothing is due costs no read. Guarding tests: tests/broker/topic/test_maintenance.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 class TopicMaintenance:
     """The maintenance of one loaded topic, which runs from time to time: expires messages, applies the backlog quota,
-    trims ledgers, deletes idle subscriptions."""
+    trims ledgers, deletes idle subscriptions. `expired`, `evicted`: how many entries were acknowledged since the topic
+    was loaded because of their age, and because of the quota; `quota`: the present reaction to the backlog, None if
+    there is none."""
 
     __slots__ = (
         "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted",
@@ -67,13 +69,13 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def must_pause_producers(self) -> bool:
-        """Returns True if producers must wait, because the backlog exceeds the quota and the policy says so. The caller
-        then grants producers no credit (bytes that they may publish)."""
+        """Returns True if producers must wait, because the backlog has reached the quota and the policy says so. The
+        caller then grants producers no credit (bytes that they may publish)."""
         return self.quota is BacklogQuotaState.HOLD
 
     def why_publish_refused(self) -> MagnetarError | None:
-        """Returns the error with which the topic refuses publishes because the backlog exceeds the quota; None if the
-        topic does not refuse them."""
+        """Returns the error with which the topic refuses publishes because the backlog has reached the quota; None if
+        the topic does not refuse them. Each returned error is counted as a refusal."""
         if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
@@ -84,7 +86,9 @@ class TopicMaintenance:
         self._unused_since = self._world.clock.monotonic()
 
     def is_inactive(self) -> bool:
-        """Returns True if the topic has been unused for so long that the policy demands to delete it."""
+        """Returns True if the topic has been unused for so long that the policy demands to delete it. The topic is used
+        while a producer or a consumer is connected, or a transaction is open. The time without use is only as exact as
+        the calls of this method and of `on_topic_used`."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.connected_client_count or topic.transactions.open_transactions:
             self._unused_since = now
@@ -98,7 +102,7 @@ class TopicMaintenance:
     # ------------------------------------------------------------------ a look
     async def run_due(self) -> None:
         """Runs all maintenance `STEPS`. If a step fails, logs the error and continues with the next step: bookies that
-        do not answer must not prevent trimming."""
+        do not answer must not prevent trimming. Stops before the next step when the topic is no longer served here."""
         for step in STEPS:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
@@ -114,15 +118,16 @@ class TopicMaintenance:
 
     async def expire_messages(self) -> None:
         """Acknowledges, for each durable subscription, the messages that are older than the time to live (TTL) of the
-        policy."""
+        policy. Does nothing if the policy has none."""
         ttl_s = self._topic.applied.message_ttl_s
         if ttl_s:
             for subscription in self._durable():
                 self.expired += await self.expire_messages_older_than(subscription, ttl_s)
 
     async def expire_messages_older_than(self, subscription: Subscription, seconds: float) -> int:
-        """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns the number of
-        acknowledged entries."""
+        """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns an estimate of
+        the number of entries that were not acknowledged before. Does not wait until the acknowledgements are
+        durable."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_arrival_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -143,8 +148,8 @@ class TopicMaintenance:
         return entries
 
     def skip_up_to(self, subscription: Subscription, mark: Position) -> int:
-        """Acknowledges everything up to `mark` for the subscription. Returns an estimate of the entries that were not
-        acknowledged before."""
+        """Acknowledges everything up to `mark` for the subscription, except what is pending in a transaction. Returns
+        an estimate of the entries that were not acknowledged before."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
             return 0
@@ -161,7 +166,7 @@ class TopicMaintenance:
 
     async def oldest_arrival_ms(self, subscription: Subscription) -> int | None:
         """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
-        there is none."""
+        there is none. Reads the entry if its time is not in memory."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_unskipped_position(log.shape.position_after(subscription.cursor.mark))
         if not log.shape.has_visible_entry(position):
@@ -188,8 +193,9 @@ class TopicMaintenance:
         return known[1]
 
     async def apply_backlog_quota(self) -> None:
-        """Checks the backlog quota. If the backlog exceeds the quota, reacts as the policy says: producers wait,
-        publishes are refused, or the oldest messages are acknowledged."""
+        """Checks the backlog quota. If the backlog has reached the quota, reacts as the policy says: producers wait,
+        publishes are refused, or the oldest messages are acknowledged. The quota does not apply to a topic without
+        durable subscriptions."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
         logged, self._evicts = self._evicts, False
         if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
@@ -239,8 +245,8 @@ class TopicMaintenance:
             self._topic.on_backlog_quota_changed()
 
     async def run_due_of_parts(self) -> None:
-        """Calls `StatefulTopicPart.run_due` of compaction, deduplication and transactions, which start the work that is
-        due."""
+        """Calls `StatefulTopicPart.run_due` of each part of the topic (deduplication, transactions, compaction and key
+        indexes), which starts the work that is due."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
@@ -262,8 +268,9 @@ class TopicMaintenance:
         await self._topic.trim_ledgers()
 
     async def delete_idle_subscriptions(self) -> None:
-        """Deletes the durable subscriptions that were unused for as long as the policy allows. A subscription is used
-        while it has a consumer, or acknowledgements of an open transaction: a commit must find these."""
+        """Deletes the durable subscriptions that were unused for as long as the policy allows (0: for any time). A
+        subscription is used while it has a consumer, or acknowledgements of an open transaction: a commit must find
+        these."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         unused = (each for each in self._durable() if not each.consumers and not each.pending_transactions)
         names = {each.name for each in unused} if limit_s else set()
@@ -275,7 +282,8 @@ class TopicMaintenance:
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
 
     async def find_held_slots_of_topic(self) -> None:
-        """Looks which slots of keys are held at subscriptions with keys, so that it is known since when they are."""
+        """Calls `find_held_slots` for each subscription that delivers by key, and ignores the result. The regular calls
+        let the subscription record since when each slot of keys is held back by an outstanding message."""
         now_s = self._world.clock.monotonic()
         for subscription in self._topic.subscriptions.values():
             if subscription.dispatcher.policy.by_keys:
@@ -291,7 +299,8 @@ STEPS = (
 
 
 async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """Runs the maintenance of all topics that the function `topics` returns. Runs it for `at_once` topics at a time."""
+    """Runs the maintenance of all topics that the function `topics` returns, `at_once` topics at a time. Returns when
+    all are done."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await run_together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -1,15 +1,16 @@
 """Non-persistent topics (Pulsar T2): nothing is stored. `NonPersistentStorage` is the storage of such a topic: memory.
 
-- A publish is confirmed at once, in the next turn of the event loop. It means "taken", not "kept".
-- Entries are delivered to the connected consumers, of all subscription types, through the same dispatcher. What was
-  handed out counts as acknowledged: nothing is redelivered, acks are taken and mean nothing.
-- In flight are at most `IN_FLIGHT_ENTRIES` and `IN_FLIGHT_BYTES` of a topic. A subscription whose consumers do not keep
-  up loses the oldest ones, counted in its `dropped`; one without consumers loses everything, and ends.
-- There is no record in the metadata: a topic is made when it is first used, and ends when its broker ends or unloads it
-  or when it is unused for `UNUSED_S` (broker/common/config.py). One with partitions has a record of their number, made
-  by an operator, and each of them starts and ends as a topic does. Lists show those with partitions and those that some
-  broker has in memory.
-- Seeking and trimming are not for it. Policies are those of the persistent topic of that name.
+- A publish is confirmed in the next turn of the event loop. The receipt does not mean that the entry is stored.
+- Entries are delivered to the connected consumers, of all subscription types, through the same dispatcher as those of
+  persistent topics. A delivered entry counts as acknowledged: no entry is redelivered, and acknowledgements have no
+  effect.
+- A topic has at most `IN_FLIGHT_ENTRIES` entries and `IN_FLIGHT_BYTES` bytes in memory. A subscription whose consumers
+  are too slow loses the oldest entries, and counts their messages in its `dropped`; one without consumers ends.
+- The metadata have no record of such a topic: it is created when it is first used. It ends when its broker ends or
+  unloads it, or when it is unused for `UNUSED_S` (broker/common/config.py). A partitioned one has a record with the
+  number of its partitions, which an operator creates; each partition begins and ends as a topic does. Lists show the
+  partitioned topics, and those that a broker has in memory.
+- Such a topic does not support seeking and trimming. Its policies are those of the persistent topic of that name.
 
 Guarding tests: tests/broker/topic/test_nonpersistent.py.
 """
@@ -62,7 +63,8 @@ IN_FLIGHT_BYTES = 4 << 20
 
 class NonPersistentEntries:
     """The newest entries of a non-persistent topic, which are in memory only. The LogEntryReader of such a topic's log.
-    Drops the oldest entries when a limit is exceeded."""
+    Drops the oldest entries above `IN_FLIGHT_ENTRIES` entries or `IN_FLIGHT_BYTES` bytes; always keeps the newest
+    one."""
 
     def __init__(self, shape: LogShape) -> None:
         self._shape = shape
@@ -70,6 +72,7 @@ class NonPersistentEntries:
         self._bytes = 0
 
     def add(self, entry: StoredEntry) -> None:
+        """Adds an entry, which must be the one directly after the last added entry. May drop the oldest entries."""
         self._entries.append(entry)
         self._bytes += entry.size
         while len(self._entries) > IN_FLIGHT_ENTRIES or (self._bytes > IN_FLIGHT_BYTES and len(self._entries) > 1):
@@ -256,8 +259,8 @@ class NonPersistentLog:
 
 
 class NonPersistentSubscription(Subscription):
-    """A subscription to a non-persistent topic. If its consumers cannot receive an entry in time, the entry is
-    dropped."""
+    """A subscription to a non-persistent topic. If its consumers cannot receive an entry before it leaves memory, the
+    subscription never delivers it, and counts its messages in `dropped`."""
 
     pump: NonPersistentPump
 
@@ -275,7 +278,7 @@ class NonPersistentSubscription(Subscription):
 
 
 class NonPersistentPump(SubscriptionDeliveryPump):
-    """Delivers the entries in memory to the consumers of one subscription, and counts the entries that were dropped
+    """Delivers the entries in memory to the consumers of one subscription, and counts the messages that were dropped
     before they could be delivered."""
 
     __slots__ = ("_next_index", "_of", "_recent")

@@ -1,20 +1,19 @@
-"""The outcomes ledger of a topic: what transactions_core.py knows, kept across crashes and moves.
+"""The outcomes ledger of a topic: stores the state of transactions_core.py, so that it survives crashes and changes of
+the topic's owner.
 
-A write is the parts that have changed and a marker with the position, the open transactions and a row for each valid
-part (broker/topic/outcomes.py). It counts when the marker is stored. Rules
-- **Lazily**: `OUTCOME_DELAY_S` after an outcome, or at `OUTCOMES_MAX` of them; one write at a time, with all that
-  waits. `wait_durable` returns after a write that has all outcomes of before the call.
-- What a crash leaves out is in the log after the position of the last write: its headers are replayed, and the
-  coordinators are asked. So a write is never ahead of its position, and the log may go on past it by any distance.
+A write stores the parts that have changed, and then a marker with the position, the open transactions and a row for
+each valid part. The write counts when the marker is stored. Rules
+- A write begins `OUTCOME_DELAY_S` after an outcome, or when `OUTCOMES_MAX` outcomes wait; one write at a time, with all
+  outcomes that wait. `wait_durable` returns after a write that has all outcomes from before the call.
+- A load replays the headers of the log after the position of the last write, and asks the coordinators for outcomes
+  that the write does not have. So the log may be longer than the position of the write by any number of entries.
 - The log after the position of the last *stored* write is not trimmed (`position`).
-- Ledgers change in the order of broker/log/snapshot_ledger.py; the topic's record names the current one.
-- A ledger that cannot be read raises an alarm in the log: the whole log that is left is replayed, and all is asked.
+- The ledger is replaced in the order of broker/log/snapshot_ledger.py; the topic's record names the current one.
+- If a ledger cannot be read, the broker logs an error, replays the whole log, and asks for all outcomes again.
 Guarding tests: tests/broker/topic/test_transactions.py.
 
-The stored outcomes of a topic's transactions, as entries of its outcomes ledger.
-
-A snapshot is a *marker* and the parts that it names, those of earlier snapshots too. Each of them is one entry, or
-several consecutive ones when it is larger than PIECE_BYTES:
+The format of the stored outcomes: a snapshot is a *marker* and the parts that it names, which earlier snapshots may
+have stored. A marker or a part is one entry, or several consecutive entries if it is larger than PIECE_BYTES:
 
     entry = magic "MX" | version u8 | kind u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
@@ -28,9 +27,10 @@ several consecutive ones when it is larger than PIECE_BYTES:
 Numbers before the body are big-endian; the version is that of proto/versions.py. `entries` are entry ids as a portable
 roaring bitmap (of an open transaction {ledger: bitmap}); `indexes` and `starts` are indexes of messages, as 64-bit
 ones.
-`sequence` is that of the write, and grows by one with each; a row of `parts` has that of its part, so that an entry in
-the wrong place is detected. The checksum covers the 20 bytes before it and the body.
-A reader goes back from the end to the last marker all of whose parts can be read. Damage is DamagedTransactionOutcomes.
+`sequence` is the number of the write, and grows by one with each; a row of `parts` has the number of the write that
+stored the part, so that an entry in the wrong place is detected. The checksum covers the 20 bytes before it and the
+body. A reader goes back from the end to the last marker all of whose parts can be read. Decoding raises
+DamagedTransactionOutcomes for damage.
 Guarding test: tests/broker/topic/test_transactions_format.py.
 """
 
@@ -79,7 +79,8 @@ class DamagedTransactionOutcomes(ValueError):
 
 class OutcomesPartPlace(NamedTuple):
     """Where a part of a snapshot is stored in the outcomes ledger. A part contains the aborted entries of one ledger of
-    the topic. The marker at the end of a snapshot lists the places of all parts."""
+    the topic. The marker at the end of a snapshot lists the places of all parts. `sequence`: the number of the write
+    that stored the part; `first_entry`: the entry id of its first piece; `pieces`: the number of its pieces."""
 
     sequence: int
     first_entry: int
@@ -87,7 +88,8 @@ class OutcomesPartPlace(NamedTuple):
 
 
 class OutcomesPiece(NamedTuple):
-    """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces."""
+    """One decoded entry of an outcomes ledger. A part, and a marker, is stored as one or more pieces. `kind`: MARKER or
+    PART; `sequence`: the number of the write; `piece`: the number of this piece, from 0, of `pieces` pieces."""
 
     kind: int
     sequence: int
@@ -104,7 +106,7 @@ class OutcomesPiece(NamedTuple):
 class OutcomesSnapshotMarker(NamedTuple):
     """The marker at the end of a snapshot of a topic's transactions. `position`: the snapshot has all that is known of
     the entries up to it; `open`: the open transactions; `parts`: the places of the snapshot's parts, by the ledger of
-    the log; `ended`: the transactions that ended while entries of them were on their way: these entries are aborted."""
+    the log. `ended`: the transactions that ended while entries of them were in flight; these entries are aborted."""
 
     position: Position
     open: tuple[OpenTxnInSnapshot, ...]
@@ -192,7 +194,8 @@ def decode_piece(entry: bytes) -> OutcomesPiece:
 
 
 def decode_marker(pieces: Sequence[OutcomesPiece]) -> OutcomesSnapshotMarker:
-    """Returns the marker that is stored in these pieces. Raises DamagedTransactionOutcomes if the marker is damaged."""
+    """Returns the marker that is stored in these pieces, which the caller passes in order. Raises
+    DamagedTransactionOutcomes if the marker is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
         opened = tuple(
@@ -245,7 +248,7 @@ STALE_ENTRIES = 10_000
 
 class OutcomesLedger:
     """Stores the outcomes of a loaded topic's transactions in a ledger of their own. Created for a topic with its first
-    transaction. `core` must be set before the first call of `schedule_write`."""
+    transaction. `core` must be set before any method except `recover` is called."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -278,7 +281,8 @@ class OutcomesLedger:
     # ------------------------------------------------------------------ opening
     async def recover(self, place: TransactionOutcomesLocation) -> TxnSnapshot:
         """Returns the last stored snapshot of the topic's transactions. `place`: the outcomes ledger that the topic's
-        record names. The log must be taken over before. Raises Unavailable if bookies do not answer."""
+        record names. If the ledger has no readable snapshot, returns an empty one at the start of the log. The log must
+        be taken over before. Raises Unavailable if bookies do not answer."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
@@ -314,7 +318,9 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write of the outcomes, because there is an outcome that is not stored yet."""
+        """Schedules a write of the outcomes, because there is an outcome that is not stored yet. The write begins after
+        OUTCOME_DELAY_S seconds; at once if OUTCOMES_MAX outcomes wait. If a write cannot be stored for good, the topic
+        is abandoned at this broker."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()
@@ -336,8 +342,9 @@ class OutcomesLedger:
         await future
 
     def write_outcomes_if_lagging(self) -> None:
-        """Starts a write of the outcomes if the log has grown much since the last write. Entries after the position of
-        the last write cannot be trimmed, and the next load of the topic replays them."""
+        """Starts a write of the outcomes if STALE_ENTRIES or more messages were stored since the last write, or if the
+        log has begun another ledger. Entries after the position of the last write cannot be trimmed, and the next load
+        of the topic replays them."""
         shape = self._log.shape
         if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
             self._start()
@@ -435,7 +442,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Stops the writes of outcomes. Callers that wait for a write get NotOwner."""
+        """Stops the writes of outcomes. Callers of `wait_durable` get NotOwner. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -449,8 +456,9 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """Writes the outcomes a last time, if a ledger is open, so that the next load of the topic replays few entries.
-        Must be called after the log was closed."""
+        """Writes the outcomes a last time, if a ledger is open and the log was closed in order, so that the next load
+        of the topic replays few entries. Must be called after the log was closed. Gives up after `close_timeout_s`
+        seconds."""
         self.stop()
         await self._tasks.drain()
         try:

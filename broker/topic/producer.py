@@ -1,12 +1,13 @@
-"""A connected producer: its entries are passed to the log, and the answers to its outlet. After it, the gate at which
-publishes wait (`PublishGate`).
+"""A connected producer (`TopicProducer`), which passes entries to the log, and reports their outcomes to its outcome
+port. After it, the gate at which publishes wait (`PublishGate`).
 
-`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on an
-ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it
-continue. With deduplication (broker/topic/dedup_core.py) an entry that fails, or whose twin is in flight, closes the
-producer: the client opens it again and sends again what has no answer, in its order. The session bounds what is in
-flight (broker/session/producer.py): the outlet is notified of what each entry frees. Guarding tests:
-tests/broker/topic/test_producer.py.
+The session calls `publish` for each entry, in order. Outcomes are reported in the same order. A stored entry gets its
+receipt after an ack quorum of bookies has it. The outcome of a refused entry, or of a duplicate, is reported after
+those of all earlier entries; later entries are published nevertheless. With deduplication
+(broker/topic/dedup_core.py) the producer is closed when an entry fails, or when an entry with the same sequence id is
+in flight. The client then opens the producer again, and sends all unanswered messages again, in order. The session
+bounds the bytes in flight (broker/session/producer.py); the port reports to it how many bytes each outcome frees.
+Guarding tests: tests/broker/topic/test_producer.py.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class PublishOutcomePort(Protocol):
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Called when the entry is not stored, or when it is not known whether it is stored (the error says which).
-        `sequence_id`: UNNUMBERED if the sequence id of the entry cannot be read."""
+        """Called when the entry is not stored, or when it is not known whether it is stored (`error.definite` says
+        which). `sequence_id`: UNNUMBERED if the sequence id of the entry cannot be read."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
@@ -81,7 +82,8 @@ class PublishOutcomeAndBytesPort(PublishOutcomePort, Protocol):
 
 class TopicProducer:
     """A producer that is connected to a topic. `id`: a number that is unique in the process; `epoch`: the epoch of the
-    topic, while this producer has exclusive access to the topic. The head of the module says how it works."""
+    topic, while this producer has exclusive access to the topic; `size_max`: the largest entry in bytes that it may
+    publish; `close_error`: why the broker has closed it, None before. The head of the module says how it works."""
 
     __slots__ = (
         "_dedup",
@@ -159,9 +161,9 @@ class TopicProducer:
     # ------------------------------------------------------------------ in
     def publish(self, client_part: Buffer) -> bool | TransactionEventToAwait:
         """Publishes an entry (its client-part). Returns True if the entry was given to the log; False if it was not,
-        because it is refused or a duplicate, or because the producer is closed. Returns an TransactionEventToAwait if
+        because it is refused or a duplicate, or because the producer is closed. Returns a TransactionEventToAwait if
         nothing was done: after that event the caller must call `publish` again, before it publishes a later entry.
-        Keeps no reference to `client_part`."""
+        Raises no MagnetarError: the outcome port gets the error. Keeps no reference to `client_part`."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
@@ -343,7 +345,8 @@ class TopicProducer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer, and reports `error` to its outcome port. The entries in flight get no outcome."""
+        """Closes the producer, and reports `error` to its outcome port. The entries in flight get no outcome. After the
+        first call, a further call changes nothing and reports nothing."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)
@@ -384,7 +387,7 @@ class PublishGate:
 
     @property
     def rate_limited_count(self) -> int:
-        """Returns how many times a publish rate of the topic made a producer wait."""
+        """Returns how many times the topic's own publish rate made a producer wait since the topic was loaded."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
@@ -402,7 +405,8 @@ class PublishGate:
 
     @property
     def must_wait(self) -> bool:
-        """Returns True if an entry that arrives now must wait at the gate."""
+        """Returns True if an entry that arrives now must wait at the gate, because a publish rate is used up or the
+        backlog quota blocks producers."""
         if self._held():
             return True
         own, of_broker = self.rates

@@ -1,8 +1,7 @@
-"""Traffic of a topic: totals and rates per second, in and out; and the limits that a broker's topics share. After it,
-for operators: the size of a subscription's backlog, peek, skip, and single messages of the log.
-
-Also in this file, each below its heading: the backlog of a subscription (backlog); examining a topic's log for an
-operator (examine)."""
+"""The traffic of a topic: totals and rates per second, published and delivered; and the rate limits that all topics of
+a broker share (`BrokerRateLimits`). Also, for operators, each below its heading: the backlog of a subscription
+(backlog: its size, its first entries, skipping messages), and examining a topic's log (examine: an exact analysis of a
+backlog, single messages)."""
 
 from __future__ import annotations
 
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
 
 
 class BrokerRateLimits:
-    """The publish rate and the dispatch rate of a broker, and its turns of compaction and of key indexes. All topics of
-    the broker share these limits."""
+    """What all topics of a broker share: the publish rate and the dispatch rate of the broker, and two semaphores. A
+    topic that compacts holds `compacting`, and a topic that writes key indexes of a ledger holds `indexing`; one topic
+    at a time has each."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -42,7 +42,7 @@ class BrokerRateLimits:
 
 
 class TrafficRates(NamedTuple):
-    """The traffic of a topic per second."""
+    """The traffic of a topic per second: messages and bytes that were published (`…_in`) and delivered (`…_out`)."""
 
     messages_in: float
     messages_out: float
@@ -74,18 +74,19 @@ class TopicStatistics:
         self._rated_at = self._clock.monotonic()
 
     def record_published(self, messages: int, size: int) -> None:
-        """Adds messages to the counters of published and stored messages."""
+        """Adds `messages` messages of `size` bytes together to the counters of published and stored messages."""
         self.messages_in += messages
         self.bytes_in += size
 
     def record_delivered(self, messages: int, size: int) -> None:
-        """Adds messages to the counters of messages that were delivered to consumers."""
+        """Adds `messages` messages of `size` bytes together to the counters of messages that were delivered to
+        consumers."""
         self.messages_out += messages
         self.bytes_out += size
 
     def rates(self) -> TrafficRates:
-        """Returns the traffic per second since the last call of this method. If the last call was less than a second
-        ago, returns the same rates again."""
+        """Returns the traffic per second since the rates were last computed. If that was less than a second ago,
+        returns the same rates again."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
@@ -102,10 +103,10 @@ class TopicStatistics:
 
 
 def find_blocked_reason(topic: Topic, subscription: Subscription, backlog: int | None) -> Blocked:
-    """Returns the reason why no consumer gets the next message of the subscription. `backlog`: the number of its
-    unacknowledged messages, None if that is not known. A subscription without a backlog that has no consumer needs
-    none: it has caught up. One that has caught up waits for an open transaction, if a message that it would get comes
-    after the begin of one, and it does not read uncommitted messages."""
+    """Returns the reason why no consumer gets the next message of the subscription; `Blocked.NO` if delivery is not
+    blocked. `backlog`: the number of its unacknowledged messages, None if that is not known. CAUGHT_UP, and not
+    NO_CONSUMER, is the reason without a backlog. OPEN_TRANSACTION replaces CAUGHT_UP if an open transaction hides later
+    messages from the subscription."""
     blocked = subscription.pump.blocked or Blocked.NO
     if blocked is Blocked.NO_CONSUMER and backlog == 0:
         blocked = Blocked.CAUGHT_UP
@@ -153,8 +154,9 @@ PEEK_BYTES_MAX = 8 << 20
 
 
 async def read_first_backlog_entries(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
-    """Returns the first entries that the subscription has not acknowledged: as many as contain `messages` messages, or
-    PEEK_BYTES_MAX bytes. Returns at least one entry if there is any."""
+    """Returns the first entries that the subscription has not acknowledged: as many as contain `messages` messages, but
+    at most PEEK_BYTES_MAX bytes. Returns at least one entry if there is any and `messages` is above 0; else an empty
+    list."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.position_after(subscription.cursor.mark)
     while messages > 0 and shape.has_visible_entry(
@@ -173,9 +175,9 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
 
 
 async def skip_messages(log: ReadableLog, subscription: Subscription, messages: int) -> None:
-    """Acknowledges the next `messages` messages of the subscription (-1: all messages), durably. Skips over messages
-    that are acknowledged in an open transaction. Each chunk counts as one message, as in the size of the backlog; if
-    the last message is a chunk, acknowledges all chunks of the same message."""
+    """Acknowledges the next `messages` messages of the subscription (-1: all messages), and returns when that is
+    durable. Skips over messages that are acknowledged in an open transaction. Each chunk counts as one message, as in
+    the size of the backlog; if the last message is a chunk, acknowledges all chunks of the same message."""
     shape = log.shape
     mark, acked = shape.last_position, 0
     if messages >= 0:
@@ -218,7 +220,8 @@ class Backlog(NamedTuple):
 async def analyze_backlog(
     log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX
 ) -> Backlog:
-    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size."""
+    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size. Reads only the
+    ledgers with acknowledgements after the mark; with a filter, all ledgers of the backlog."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -284,9 +287,9 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
 
 
 async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
-    """Returns the entry that contains the n-th message of the topic, and the batch index of the message. `number`: n,
-    from 1; `from_latest`: counts from the newest message, else from the oldest. Raises NotFound if the topic has fewer
-    messages."""
+    """Returns the entry that contains the n-th message of the topic, and the index of the message in its batch (from 0;
+    0 if it is in none). `number`: n, from 1; `from_latest`: counts from the newest message, else from the oldest.
+    Raises NotFound if the topic has fewer messages, or `number` is below 1."""
     shape = log.shape
     count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:
@@ -297,7 +300,7 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
-    """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed."""
+    """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed or lost."""
     if not log.shape.has_visible_entry(position) or log.shape.skipped_lost_range_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

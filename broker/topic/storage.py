@@ -1,7 +1,6 @@
-"""The storage of a topic's log and subscriptions: on bookies and in the metadata, or none (nonpersistent.py).
-
-A topic is constructed with its `TopicStorage` and knows no more of the difference. `TransactionsOfDeletedTopic` checks
-and aborts the open transactions of a topic that is to be deleted."""
+"""The storage of a topic's log and subscriptions: bookies and the metadata (`DurableTopicStorage`), or memory only
+(nonpersistent.py). `Topic` gets its `TopicStorage` when it is constructed, and is otherwise the same for both.
+`TransactionsOfDeletedTopic` checks and aborts the open transactions of a topic that is to be deleted."""
 
 from __future__ import annotations
 
@@ -47,9 +46,12 @@ _LOG = logging.getLogger("magnetar.broker")
 
 
 class TopicStorage(Protocol):
-    """Creates the log and the subscriptions of a topic."""
+    """Creates the log and the subscriptions of a topic. DurableTopicStorage and NonPersistentStorage implement it;
+    Topic and SubscriptionRegistry call it."""
 
-    def create_log(self, topic: Topic) -> Log: ...
+    def create_log(self, topic: Topic) -> Log:
+        """Returns a new object for the topic's log, which is not opened yet."""
+        ...
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         """Opens the stored subscriptions of a topic and returns them. The log must be taken over before. `shape`: the
@@ -200,14 +202,15 @@ class TransactionsOfDeletedTopic:
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
         """Raises TransactionsOpen if the topic must not be deleted because of one of the transactions `txns`. Without
-        `force`, each transaction without an outcome forbids the deletion; with `force`, only a prepared one does.
-        Changes nothing."""
+        `force`, each transaction without an outcome forbids the deletion; with `force`, only a prepared one does. Also
+        raises TransactionsOpen if a coordinator does not answer within ANSWER_S seconds. Changes nothing."""
         found = await self._answers(txns, self._coordinators.ask_transaction_state)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
         """Aborts the open transactions among `txns`, and waits until each of them has an outcome. Raises
-        TransactionsOpen if one was prepared in the meantime, because a prepared transaction is not aborted."""
+        TransactionsOpen if one was prepared in the meantime, because a prepared transaction is not aborted, or if a
+        coordinator does not answer within ANSWER_S seconds. Other transactions may have been aborted then."""
         self._refuse(await self._answers(txns, self._coordinators.abort_if_open))
 
     def _refuse(self, found: Sequence[ReportedTransaction]) -> None:

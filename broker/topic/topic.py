@@ -1,22 +1,21 @@
-"""A topic that this broker owns for a while: its log, its producers, its subscriptions.
+"""A topic that is loaded at the broker which owns it: its log, its producers, its subscriptions.
 
-`Topic.open` loads it (take-over of the log, then of every durable cursor). It ends by `close` or by `abandon` (another
-broker has it: everything stops at once). `close` goes in order: consumers are told, the ledger is closed, producers are
-told, the last acknowledgements come (LAST_ACKS_S), cursors are stored. So what a consumer acknowledged before it
-learned of the close is not delivered again. Changes of the set of subscriptions and trimming are serialised: a
-subscription that is being made keeps its data (invariant 34).
+`Topic.open` loads the topic: it takes over the log, then each durable cursor. The topic ends at this broker by `close`,
+or by `abandon` if another broker owns it (all work stops at once). `Topic.close` goes in this order: deliveries stop,
+and consumers learn of the close; the ledger is closed; producers are closed; the last acknowledgements arrive
+(LAST_ACKS_S); cursors are stored. So a message that a consumer acknowledged before it learned of the close is not
+delivered again.
 
-The producers of a topic: which ones join, wait, or are disconnected (dedup_core.py decides).
+`ProducerRegistry` has the producers of a topic (dedup_core.py decides which ones join, wait, or are disconnected). A
+producer joins in this order: the topic is served here; its quota and its limits (admission_core.py) admit one more; the
+producer was not fenced meanwhile; it is registered, which it may have to wait for; the epoch, if it grows, is durable;
+all earlier publishes under its name have their outcome (dedup.py). Only then may it publish.
 
-A producer joins in this order: the topic is served here; its quota and its limits (admission_core.py) admit one more;
-the producer was not fenced meanwhile; it is registered, which it may have to wait for; the epoch, if it grows, is
-durable; what was published under its name before is known (dedup.py). Only then may it publish.
-
-The subscriptions of a topic: how they are made, found again after a loss, and removed.
-
-The topic's record names the durable ones, in the same commit as a new one's record: so one whose record is lost is told
-from one that was deleted, and is made anew. Changes are serialised by `changing`, with trimming and the topic's end: a
-subscription that is being made keeps its data (invariant 34).
+`SubscriptionRegistry` creates and deletes the subscriptions of a topic. The topic's record names the durable ones; a
+new name is added in the same commit that stores its cursor's record. So a subscription whose record is lost is
+distinguished from a deleted one, and is created again. `SubscriptionRegistry.changing` serialises changes of the set of
+subscriptions, trimming, and the end of the topic: the data of a subscription that is being created are not trimmed
+(invariant 34).
 """
 
 from __future__ import annotations
@@ -93,8 +92,9 @@ round trips. The next owner delivers again what comes later."""
 
 
 class Topic:
-    """A topic that is loaded at the broker which owns it. `storage` creates its log and its subscriptions; `parts` are
-    deduplication, transactions, compaction and key indexes, in the order in which their methods are called."""
+    """A topic that is loaded at the broker which owns it. `storage` creates its log and its subscriptions; `shown` is
+    the log without uncommitted entries; `parts` are deduplication, transactions, compaction and key indexes, in the
+    order in which their methods are called."""
 
     __slots__ = (
         "_broker_rates",
@@ -330,9 +330,9 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions at this topic, and waits until they are stored durably. Returns one
-        value for each settlement: None, or an error (transactions.py). Raises NotOwner if the topic has ended at this
-        broker."""
+        """Applies the outcomes of transactions at this topic, and waits until they are stored durably, at most
+        `timeout_s` seconds. Returns one value for each settlement: None, or an error (`TopicTransactions.settle`).
+        Raises NotOwner if the topic has ended at this broker."""
         self.check_not_ended()
         return await self.transactions.settle(settlements, timeout_s)
 
@@ -358,8 +358,8 @@ class Topic:
             each.on_transaction_outcomes_known()
 
     async def truncate_topic(self) -> None:
-        """Acknowledges all messages for each durable subscription, and deletes all ledgers except the one that is being
-        written."""
+        """Acknowledges all messages for each durable subscription, durably. Then deletes all ledgers except the one
+        that is being written, as far as no other holder needs them."""
         await self.log.roll_ledger()
         for subscription in self.registry.durable_subscriptions():
             await backlog.skip_messages(self.shown, subscription, -1)
@@ -386,8 +386,8 @@ class Topic:
 
     async def trim_ledgers(self, *, retained: bool = True) -> list[int]:
         """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns the ids of the deleted
-        ledgers. If `retained` is False, also deletes ledgers that are kept only by the retention, or only because the
-        topic has no subscription."""
+        ledgers; none after the topic has ended. If `retained` is False, also deletes ledgers that are kept only by the
+        retention, or only because the topic has no subscription."""
         async with self.registry.changing:
             if self._ended:
                 return []
@@ -438,17 +438,17 @@ class Topic:
             )
 
     def check_may_answer_end_of_topic(self) -> None:
-        """Raises an error if a client must not be told that it has read everything up to the end of the topic. Must be
-        called before such an answer. Raises NotOwner if this broker has stopped serving the topic; Unavailable if
-        another broker may have taken the topic over, and stored more messages."""
+        """Raises an error if this broker must not answer that a client has read everything up to the end of the topic.
+        Must be called before such an answer. Raises NotOwner if this broker has stopped serving the topic; Unavailable
+        if another broker may have taken the topic over, and stored more messages."""
         self.check_not_ended()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def abandon(self, error: MagnetarError) -> None:
         """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it.
-        Producers and consumers are closed with NotOwner, which names `error`; what is stored stays for the next
-        owner."""
+        Producers and consumers are closed with NotOwner, which names `error`; what is stored stays for the next owner.
+        Does nothing if the topic has ended already."""
         if self._ended:
             return
         self._ended = True
@@ -472,8 +472,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order. Its clients get `error`. Without `error` they get NotOwner, after which they look
-        up the new owner. Idempotent."""
+        """Unloads the topic in order, and returns when its log and cursors are closed. Its clients get `error`. Without
+        `error` they get NotOwner, after which they look up the new owner. Idempotent."""
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await run_to_end(self._close(error or unloaded))
@@ -586,9 +586,10 @@ class ProducerRegistry:
         return iter(self._here.values())
 
     async def join(self, producer: TopicProducer) -> None:
-        """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Raises
+        """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Returns
+        when the producer may publish: a new epoch is stored, and no earlier entry under its name is in flight. Raises
         ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
-        publishes; NotOwner if the topic has ended at this broker."""
+        publishes; NotOwner if the topic has ended at this broker. After an error the caller must call `leave`."""
         topic = self._topic
         topic.check_not_ended()
         refusal = topic.maintenance.why_publish_refused()
@@ -644,7 +645,8 @@ class ProducerRegistry:
             producer.close(error)
 
     def leave(self, producer: TopicProducer) -> None:
-        """Removes a producer whose stream has ended. Idempotent."""
+        """Removes a producer whose stream has ended. The producer that has waited longest for exclusive access may be
+        registered in its place. Idempotent."""
         if self._here.pop(producer.id, None) is not None:
             self._topic.dedup.on_producer_left(producer.name)
         for successor in self._table.leave(producer.id):
@@ -683,7 +685,8 @@ class SubscriptionRegistry:
         return [each for each in self._by_name.values() if each.is_durable]
 
     async def open(self) -> None:
-        """Opens the stored subscriptions. The log must be taken over before."""
+        """Opens the stored subscriptions, and creates those again whose records were lost. The log must be taken over
+        before."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add_subscription(subscription)
@@ -758,7 +761,9 @@ class SubscriptionRegistry:
 
         `exclusive`: raises AlreadyExists if the subscription exists. `compacted`: `mark` is a position of the compacted
         form. `by_consumer`: True if a consumer, and not an operator, asks for the subscription. A policy may forbid
-        that consumers create subscriptions.
+        that consumers create subscriptions (SubscriptionNotFound). Raises NotAllowed if the topic has its maximum of
+        subscriptions; InvalidRequest if `name` or `properties` are invalid; NotOwner if the topic has ended at this
+        broker.
         """
         check_subscription_name(name)
         async with self.changing:
@@ -804,8 +809,8 @@ class SubscriptionRegistry:
         )
 
     def find_nondurable_subscription(self, name: str) -> Subscription | None:
-        """Returns the non-durable subscription `name`, if several consumers may share it; else None. Raises NotAllowed
-        if the subscription of this name is durable."""
+        """Returns the non-durable subscription that has the name `name` in this topic; None if there is none. Raises
+        NotAllowed if the subscription of this name is durable."""
         found = self._by_name.get(name)
         if found is not None and found.is_durable:
             raise SubscribeRefusal.LASTS.error(
@@ -815,8 +820,9 @@ class SubscriptionRegistry:
         return found
 
     def register_nondurable_subscription(self, subscription: Subscription) -> None:
-        """Adds a non-durable subscription to the topic, under another name if its own name is taken. Raises NotOwner if
-        this broker has stopped serving the topic, because the consumer would not be notified of that later."""
+        """Adds a non-durable subscription to the topic. If its name is taken, changes `subscription.name` to a unique
+        one. Raises NotOwner if this broker has stopped serving the topic, because the consumer would not be notified of
+        that later."""
         self._topic.check_not_ended()
         key = subscription.name
         while key in self._by_name:
@@ -825,7 +831,8 @@ class SubscriptionRegistry:
         self.add_subscription(subscription)
 
     async def end_nondurable_subscription(self, subscription: Subscription) -> None:
-        """Ends a non-durable subscription and removes it from the topic. Does nothing while it has a consumer."""
+        """Ends a non-durable subscription and removes it from the topic. Does nothing while it has a consumer, or if it
+        is durable."""
         if subscription.is_durable or subscription.consumers:
             return
         if self._by_name.get(subscription.name) is subscription:
@@ -833,8 +840,9 @@ class SubscriptionRegistry:
             await subscription.close()
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
-        """Deletes the subscription `name`. Raises Busy if consumers are connected and `force` is False;
-        SubscriptionNotFound if the topic has no such subscription."""
+        """Deletes the subscription `name`, durably; its consumers are disconnected with SubscriptionNotFound. Raises
+        Busy if consumers are connected and `force` is False; SubscriptionNotFound if the topic has no such
+        subscription."""
         async with self.changing:
             subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:
@@ -851,8 +859,8 @@ class SubscriptionRegistry:
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription. If the properties contain a dead-letter policy, the
-        subscription uses it from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
+        """Replaces all properties of a durable subscription, durably. A dead-letter policy or a filter in the
+        properties applies from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
         policy or the filter is invalid; Busy if the filter changes and consumers are connected."""
         check_properties(properties)
         check_fair_properties(properties)

@@ -1,23 +1,26 @@
-"""The transactions of a loaded topic: joins before the first entry, outcomes, and what is asked again after a load.
+"""The transactions of a loaded topic: joins before the first entry, outcomes, and the questions to coordinators after a
+load.
 
-The decisions are in transactions_core.py, and are stored by outcomes.py; joins, and what is asked again, are in
-txn_joins.py. Rules
+The decisions are in transactions_core.py; outcomes.py stores them; txn_joins.py has the joins and the questions to
+coordinators. Rules
 - **Seen.** Before a topic's first join its record says that it has seen transactions (`transactions` beside `dedup`):
   a later owner looks for their entries in the log. A topic whose record does not say it replays nothing for them.
 - **Join first.** `join` asks the coordinator to make the topic a participant, and returns when it did; then
   `is_open` is true, and is checked again in the turn that appends. A join that is refused leaves no trace in the log.
-- **A role writes in what it began.** The coordinator says so at the first join of that role; the topic remembers it
-  until the end. Another role's entry or acknowledgement is refused alone, and what the owner has in flight goes on.
-- **The end** of a transaction comes by `settle`: it is applied at once to the entries and to the pending
-  acknowledgements of each subscription, and answered when all of that is durable and nothing of the transaction is on
-  its way. Repeating it changes nothing. Where nothing of it is known the answer waits for the metadata: no other broker
-  has taken the topic over.
-- **Asked again.** What a load finds open (entries in the log, pending acknowledgements) is asked for with back-off, in
-  a task; a coordinator that does not answer holds back only what is after those entries. What is open is asked for
-  every `OPEN_ASK_S`, because a coordinator that was taken over knows no participant of what it lost; and at once when
-  it refuses a join, as it does soon when a client goes on with ids of before. ABORTED ends it at once; so does a
-  settlement, which names the last receipt. Only where the coordinator has none (COMMITTED alone: an operator made it
-  wait for this topic no more), and none comes for `SETTLEMENT_S`, every entry counts.
+- **A role writes only in transactions that it began.** The coordinator checks the role at its first join; the topic
+  keeps the answer until the transaction ends. An entry or acknowledgement of another role is refused; the owner's
+  entries in flight are not affected.
+- **The end** of a transaction comes by `TopicTransactions.settle`. The outcome is applied at once to the entries and to
+  the pending acknowledgements of each subscription. The coordinator gets its answer when all of that is durable and no
+  entry of the transaction is in flight. A repeated settlement changes nothing. If the topic knows nothing of the
+  transaction, it first checks in the metadata that no other broker has taken the topic over.
+- **Asked again.** A task asks the coordinators, with back-off, about each transaction that a load finds open (by its
+  entries in the log, or by pending acknowledgements). A coordinator that does not answer holds back only the messages
+  after those entries. The task asks about all open transactions every `OPEN_ASK_S`, because a coordinator that was
+  taken over may have lost its list of participants; and at once about those of a coordinator that refuses a join as
+  aborted. The answer ABORTED ends the transaction at once; so does a settlement, which names the last receipt. After
+  COMMITTED without a settlement (an operator made the coordinator wait for this topic no more) the topic waits
+  `SETTLEMENT_S` for one, and then counts every entry.
 Guarding tests: tests/broker/topic/test_transactions.py.
 """
 
@@ -82,7 +85,10 @@ class TransactionEventToAwait(NamedTuple):
 
 
 class TransactionStats(NamedTuple):
-    """Statistics of the transactions of a topic."""
+    """Statistics of the transactions of a topic. `last_stable`: all transactions with entries up to this position have
+    ended; `stable_index`: the index of the first message after it; `open`: the number of open transactions; `oldest`:
+    the one with the earliest entry, and `oldest_ms` its age at this topic; `aborted_…`: what aborted transactions have
+    in the log."""
 
     last_stable: Position
     stable_index: int
@@ -121,7 +127,7 @@ class _TxnWork:
 
 class TopicTransactions:
     """The transactions of a loaded topic. Does what the core `TopicTransactionsCore` decides, and stores the core's
-    state. A StatefulTopicPart."""
+    state. A StatefulTopicPart. `core` is None until the topic has its first transaction."""
 
     __slots__ = (
         "_config", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_under_way", "coordinators", "core",
@@ -186,7 +192,7 @@ class TopicTransactions:
 
     def add_replayed_entry(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
         """Adds an entry of a transaction to the state, while the topic is being loaded. Must be called in log order.
-        Returns True if the entry is aborted."""
+        Returns True if the entry is aborted; False if it is not, or if its transaction has no outcome yet."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -246,8 +252,8 @@ class TopicTransactions:
         )
 
     async def store_has_transactions(self) -> TopicTransactionsCore:
-        """Stores in the topic's record that the topic has transactions. Must be called before its first transaction.
-        Returns the state of the topic's transactions."""
+        """Stores in the topic's record that the topic has transactions, unless the record says so already. Must be
+        called before its first transaction. Returns the state of the topic's transactions."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -272,6 +278,9 @@ class TopicTransactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
+        """Called when an entry with the verdict NEW is stored at `position`. `first_index`: the index of its first
+        message; `count`: the number of its messages; `size`: its bytes. If the transaction has ended meanwhile, the
+        entry is aborted."""
         assert self.core is not None, "it was open"
         late = self.core.version
         self.core.on_publish_confirmed(txn, name, numbers, position, first_index, count, size)
@@ -281,6 +290,8 @@ class TopicTransactions:
         self._landed(txn)
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
+        """Called when an entry of the producer `name` with the verdict NEW failed. The caller must close the producer
+        (`TopicTransactionsCore.on_publish_failed`)."""
         assert self.core is not None, "it was open"
         self.core.on_publish_failed(txn, name)
         self._landed(txn)
@@ -413,6 +424,8 @@ class TopicTransactions:
         return TrimLimit(stored, why=LedgerStays.NOT_IN_OUTCOMES)
 
     def on_ledger_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+        """Called when a ledger of the log was deleted, whose messages had the indexes from `first_index` up to, not
+        including, `end_index`."""
         if self.core is not None:
             self.core.on_ledger_trimmed(ledger_id, first_index, end_index)
 
@@ -463,6 +476,8 @@ class TopicTransactions:
         return self.core.find_open_statistics(txn) if self.core is not None else None
 
     def stop(self) -> None:
+        """Stops all tasks of the topic's transactions. Callers that wait for a join, a settlement or an entry in flight
+        get NotOwner; functions passed to `call_when_ended` are dropped. Idempotent."""
         self.ended = True
         if (here := self._under_way) is not None:
             here.runs.is_over = True
@@ -479,6 +494,8 @@ class TopicTransactions:
             self._ledger.stop()
 
     async def close(self) -> None:
+        """Stops, waits until the tasks have ended, and closes the outcomes ledger (`OutcomesLedger.close`). Must be
+        called after the log was closed."""
         self.stop()
         if self._under_way is not None:
             await self._under_way.runs.tasks.drain()

@@ -1,7 +1,8 @@
-"""The transactions of a topic: which of its entries are shown, which never will be, and where what is decided ends.
+"""The transactions of a topic: which of their entries consumers get, which ones they never get, and up to which
+position all outcomes are known.
 
-Entries of a transaction are in the log from the start, hidden. What becomes of them is decided by the transaction's
-coordinator, and learned here by `settle`.
+Entries of a transaction are in the log from the start, hidden from consumers. The transaction's coordinator decides
+whether they become visible; the topic learns its decision by `TopicTransactionsCore.settle`.
 
 | the topic's view | event | effect |
 |---|---|---|
@@ -14,15 +15,15 @@ coordinator, and learned here by `settle`.
 | ENDED | an entry that was on its way is confirmed | it is aborted, whatever the outcome: it had no receipt |
 
 Rules
-- `stable_position` is before the smallest first entry of a transaction that is not ended, at most the last confirmed
-  entry; in one owner it never goes back. Everything at or before it is plain, committed or in `aborted`.
-- `aborted` are positions and not ids: one transaction may have entries that are shown and entries that are not. A
-  ledger that is trimmed takes its bitmap along.
-- **Numbers.** Entries of a transaction are always deduplicated inside it: by (transaction, producer), against what of
-  it is confirmed and what is on its way (dedup_core.py has the verdicts). A commit returns the numbers, for the topic's
-  deduplication to keep; an abort drops them, and the same ids are NEW again.
-- A `snapshot` is a position and what is known of the entries up to it: the open transactions and what is aborted. The
-  headers of the entries after it say the rest: `add_replayed_entry` for each of them, in order.
+- `stable_position` is before the smallest first entry of a transaction that has not ended, at most the last confirmed
+  entry; at one owner it never goes back. Each entry up to it is in no transaction, in a committed one, or in `aborted`.
+- `aborted` contains positions and not transaction ids: one transaction may have entries that are shown and entries that
+  are not. When a ledger is trimmed, its bitmap is removed.
+- **Sequence ids.** Entries of a transaction are always deduplicated inside it: by (transaction, producer), against its
+  confirmed entries and those in flight (dedup_core.py has the verdicts). A commit returns the sequence ids, which the
+  topic's deduplication keeps; an abort drops them, and entries with the same ids are NEW again.
+- A `snapshot` has a position, the open transactions and the aborted entries up to it. A load calls `add_replayed_entry`
+  for each later entry of a transaction in the log, in order.
 - `version` grows with each outcome that has to be stored.
 
 Bounds: `OPEN_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
@@ -62,8 +63,9 @@ _NONE = BitMap64()
 
 
 class EntriesOfTxnProducer:
-    """The entries that one producer sent in one transaction. `in_flight`: the number of entries in flight; `sent`: the
-    sequence ids of all entries."""
+    """The entries that one producer sent in one transaction. `progress`: how far it has come by stored entries;
+    `pushed`: how far with those in flight; `last`: the position of its last stored entry; `in_flight`: the number of
+    entries in flight; `sent`: the sequence ids of all entries."""
 
     __slots__ = ("in_flight", "last", "progress", "pushed", "sent")
 
@@ -86,8 +88,9 @@ class _Sender:
 
 
 class TopicTxn:
-    """One transaction at one topic. `entries`: its stored entries, by ledger; `indexes`: the indexes of the messages in
-    these entries; `starts`: the index of the first message of each entry."""
+    """One transaction at one topic. `entries`: its stored entries, by ledger; `first`: the position of the first of
+    them, None if there is none; `indexes`: the indexes of the messages in these entries; `starts`: the index of the
+    first message of each entry; `size`: their bytes; `numbers`: what each producer sent in the transaction."""
 
     __slots__ = ("entries", "first", "in_flight", "indexes", "numbers", "phase", "size", "starts")
 
@@ -101,6 +104,8 @@ class TopicTxn:
         self.in_flight = 0
 
     def add_entry(self, position: Position, first_index: int, count: int, size: int) -> None:
+        """Adds a stored entry, which has `count` messages from the index `first_index` on and `size` bytes. Must be
+        called in log order."""
         entries = self.entries.get(position[0])
         if entries is None:
             entries = self.entries[position[0]] = BitMap()
@@ -143,7 +148,8 @@ class TopicTxn:
 
 
 class OpenTxnInSnapshot(NamedTuple):
-    """An open transaction, as a snapshot of the topic's transactions stores it."""
+    """An open transaction, as a snapshot of the topic's transactions stores it. The fields are those of `TopicTxn`;
+    `numbers`: by producer, how far it has come by stored entries, and the position of the last of these."""
 
     txn: TxnId
     first: Position
@@ -155,7 +161,8 @@ class OpenTxnInSnapshot(NamedTuple):
 
 
 class AbortedEntriesOfLedger(NamedTuple):
-    """The entries of one ledger of the log that are in aborted transactions."""
+    """The entries of one ledger of the log that are in aborted transactions. `entries`: their entry ids; `indexes`: the
+    indexes of their messages; `size`: their bytes."""
 
     entries: BitMap
     indexes: BitMap64
@@ -350,7 +357,9 @@ class TopicTransactionsCore:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Called when an entry with the verdict NEW is stored at `position`."""
+        """Called when an entry with the verdict NEW is stored at `position`. `first_index`: the index of its first
+        message; `count`: the number of its messages; `size`: its bytes. If the transaction has ended meanwhile, the
+        entry is aborted."""
         found = self.known[txn]
         if found.phase is TxnPhaseAtTopic.ENDED:
             self._abort_one(position, first_index, count, size)
@@ -373,8 +382,9 @@ class TopicTransactionsCore:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_replayed_sequence_ids(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """Adds the sequence ids of an entry to its transaction if that is open, while the log is being replayed. For an
-        entry that the loaded snapshot contains already. Returns True if the entry is aborted."""
+        """Adds the sequence ids of an entry to its transaction, if that is open, while the log is being replayed. Must
+        be called for each replayed entry of a transaction, also for one that the loaded snapshot contains already.
+        Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
@@ -406,9 +416,10 @@ class TopicTransactionsCore:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEndEffect:
-        """Applies the outcome of a transaction, and returns how the topic changes by it. Idempotent. If the outcome was
-        applied before, and the transaction is known again without an entry (because of an acknowledgement, a join or a
-        new owner), its entries up to `last` do not count as missing."""
+        """Applies the outcome of a transaction, and returns how the topic changes by it; NOT_KNOWN if the transaction
+        is not known or has ended here. Idempotent. After an earlier settlement the transaction may be known again
+        without an entry, because of an acknowledgement, a join or a new owner. Then its entries up to `last` do not
+        count as missing."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhaseAtTopic.ENDED:
             return NOT_KNOWN
@@ -470,7 +481,8 @@ class TopicTransactionsCore:
             self.changed.add(ledger_id)
 
     def on_ledger_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
-        """Called when a ledger was deleted: removes the state of the entries in it."""
+        """Called when a ledger was deleted: removes the state of the entries in it. Its messages had the indexes from
+        `first_index` up to, not including, `end_index`."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
@@ -505,6 +517,7 @@ class TopicTransactionsCore:
         return None
 
     def count_aborted_messages(self, first: int, end: int) -> int:
+        """Returns how many messages with an index from `first` up to, not including, `end` are aborted."""
         return int(self.aborted_indexes.range_cardinality(first, end))
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:

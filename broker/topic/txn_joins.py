@@ -1,6 +1,7 @@
-"""The joins of a topic's transactions: each is asked of its coordinator before the first entry (transactions.py, "Join
-first"). Before them, runs that several callers wait for (`SharedTransactionTasks`), and the questions to coordinators
-about open transactions (`TransactionOutcomeResolver`)."""
+"""The joins of a topic's transactions (`TransactionJoins`): before the first entry the topic asks the transaction's
+coordinator to make it a participant (transactions.py, "Join first"). Before them in this file: tasks for which several
+callers wait (`SharedTransactionTasks`), and the questions to coordinators about open transactions
+(`TransactionOutcomeResolver`)."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class SharedTransactionTasks:
 
 
 def get_future_error(done: asyncio.Future[None]) -> MagnetarError | None:
-    """Returns the error with which the future `done` has failed; None if it succeeded."""
+    """Returns the error with which the future `done`, which must be done, has failed; None if it succeeded."""
     error = done.exception()
     assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
     return error
@@ -177,7 +178,8 @@ class TransactionOutcomeResolver:
                 core.register_unresolved_transaction(txn)
 
     def start_resolver_task(self) -> None:
-        """Starts the task that asks coordinators, if the topic has open transactions and the task does not run yet."""
+        """Starts the task that asks coordinators, if the topic has open transactions and the task does not run yet. The
+        task ends when the topic has no open transaction."""
         core = self._of.core
         if self._asking is None and not self._of.ended and core is not None and core.open_transaction_ids:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
@@ -209,9 +211,9 @@ class TransactionOutcomeResolver:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def resolve_other_transactions_of_coordinator(self, number: int) -> None:
-        """Asks the coordinator `number` about its other open transactions at this topic. Called when this coordinator
-        refused a join because the transaction is aborted, which this topic did not know. The topic may have missed the
-        outcomes of other transactions of this coordinator, too."""
+        """Starts a task that asks the coordinator `number` once about its other open transactions at this topic. Called
+        when this coordinator refused a join because the transaction is aborted, which this topic did not know. The
+        topic may have missed the outcomes of other transactions of this coordinator, too."""
         others = [
             txn
             for txn in self._of.open_transactions
@@ -242,7 +244,8 @@ class TransactionOutcomeResolver:
 
     def on_outcome_answered(self, txn: TxnId, joined: JoinAnswer) -> None:
         """Called when the coordinator has answered a question about a transaction that is not settled at this topic.
-        `joined`: the answer. If the transaction has ended, settles it at this topic."""
+        `joined`: the answer. If the transaction has ended, starts to settle it at this topic; after COMMITTED without a
+        settlement only when SETTLEMENT_S seconds have passed since the first such answer."""
         if isinstance(joined, Settlement):
             self._of.start_settling([joined])
         elif joined is TxnState.ABORTED:
@@ -264,7 +267,9 @@ JOIN_RETRY_S = 0.1
 
 class TransactionJoins:
     """Joins one topic to transactions: asks the coordinator of each transaction to make the topic a participant. Called
-    by the topic's producers and subscriptions before their first write in a transaction."""
+    by the topic's producers and subscriptions before their first write in a transaction. `since`: when each open
+    transaction was joined or found (monotonic seconds); `is_leaving`: True while the topic is about to be deleted, and
+    joins nothing."""
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
@@ -292,7 +297,8 @@ class TransactionJoins:
         self._writers.pop(txn, None)
 
     def stop(self) -> list[asyncio.Future[None]]:
-        """Forgets the joins that are in progress. Returns their futures."""
+        """Removes the joins that are in progress from this object, and returns their futures, which the caller must
+        fail."""
         waiting = list(self._under_way.values())
         self._under_way.clear()
         return waiting
@@ -319,9 +325,10 @@ class TransactionJoins:
 
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
         """Waits until the topic has joined the transaction. Raises InvalidRequest if another role began the
-        transaction, or if it was never begun; TransactionEnded or TransactionAborted if it has ended; Unavailable if
-        its coordinator does not answer; BackPressure if the topic has too many open transactions; NotOwner if the topic
-        has ended at this broker."""
+        transaction, or if it was never begun; TransactionEnded or TransactionAborted if it has ended; BackPressure if
+        the topic has too many open transactions. Raises Unavailable if its coordinator does not answer within JOIN_S
+        seconds, or the topic is about to be deleted; NotAllowed if the topic is non-persistent; NotOwner if the topic
+        has ended at this broker. `owner`: the role that writes; None: one that may write in every transaction."""
         if not (self._of.is_open(txn) and self._is_writer(txn, owner)):
             await asyncio.shield(self.start_join(txn, owner))
 

@@ -1,16 +1,14 @@
-"""Begins of transactions: ids are given in blocks, within the bounds of each role; of a name only the last holder
-counts.
+"""Begins of transactions (`TransactionBeginDecider`): a client gets transaction ids in blocks, within the bounds of its
+role. Also in this file, each below its heading: the participants of a transaction, and who may end it (ends_core);
+batches of sinks (batches_core).
 
-A block begins after a gap of random length, so that no caller can guess other ids from one of them.
-An id that is not used within `lease_s` is void. A begin that gives a name and no holder takes the name over: this is a
-record. The open transactions of earlier holders are aborted when it is decided, and again when it is durable. Names and
-sinks are of a role (state_core.py). A name without a begin for `name_idle_s`, and a sink without a begin or a batch for
-`sink_idle_s`, is forgotten; the numbers of holders only grow, so none is given twice. How long each was idle is
-recorded at a hand-over, and NOTES times per that period, so the next owner counts on from there.
-Guards: tests/broker/transaction/test_names_and_sinks.py.
-
-Also in this file, each below its heading: the participants of a transaction, and who may end it (ends_core); batches of
-sinks (batches_core).
+A block begins after a gap of random length, so that no caller can guess other ids from one id. An id that is not used
+within `lease_s` seconds is void. A begin with a name and without a holder takes the name over, which is a record; from
+then on only this holder may use the name. The open transactions of earlier holders are aborted when this is decided,
+and again when it is durable. Names and sinks belong to a role (state_core.py). A name without a begin for `name_idle_s`
+seconds is removed, and so is a sink without a begin or a batch for `sink_idle_s`. Holder numbers only grow, so none is
+given twice. Idle times are recorded at a hand-over, and NOTES times per `name_idle_s` or `sink_idle_s`; the next owner
+continues from the recorded time. Guards: tests/broker/transaction/test_names_and_sinks.py.
 """
 
 from __future__ import annotations
@@ -98,8 +96,8 @@ class TransactionEndDecider:
     def join_transaction(self, intent: JoinTransaction, now: float) -> TxnState:
         """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
         transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
-        transaction is prepared; InvalidRequest if it has its maximum of topics; IntentQueuedUntilDurable while it is in
-        doubt."""
+        transaction is prepared; InvalidRequest if it has its maximum of topics, or another role began it;
+        IntentQueuedUntilDurable while it is in doubt. If the transaction has an outcome, only returns that."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
@@ -116,8 +114,8 @@ class TransactionEndDecider:
 
     def join_transaction_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Makes the topic a participant of the transaction, and returns True. Returns False if that is not possible
-        now: then the caller must send the intent Join, which waits while the transaction is in doubt, or is refused
-        with a reason."""
+        now: then the caller must send the intent JoinTransaction, which waits while the transaction is in doubt, or is
+        refused with a reason."""
         if self._decisions.has_ended:
             return False
         try:
@@ -132,7 +130,8 @@ class TransactionEndDecider:
     # ------------------------------------------------------------------ ends
     def end_transaction(self, intent: EndTransaction, now: float) -> None:
         """Commits, prepares or aborts the transaction that `intent` names. The intent is answered when the outcome is
-        durable."""
+        durable; an abort of an open transaction at once. Raises InvalidRequest, TransactionAborted, TransactionFenced
+        or TransactionForgotten if the transaction cannot be ended so; IntentQueuedUntilDurable while it is in doubt."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
@@ -183,8 +182,10 @@ class TransactionEndDecider:
         self, live: LiveTransaction, listed: Sequence[Participant], now: float
     ) -> list[Participant]:
         """Returns the topics that have joined the transaction, each with the number of entries that the client reports
-        in `listed`. If the client reports entries in a topic that has not joined, data is lost: then aborts the
-        transaction and raises TransactionAborted."""
+        in `listed`. The number is 0 for a topic that the client does not report; it is -1 (not known) for all topics if
+        `listed` is empty. If the client reports entries in a topic that has not joined, data is lost: then aborts the
+        transaction and raises TransactionAborted. Raises InvalidRequest if the participants are too many for one
+        record."""
         if not listed:
             return list(live.participants.values())
         said = {each.topic: each for each in listed}
@@ -204,7 +205,8 @@ class TransactionEndDecider:
     # ------------------------------------------------------------------ of an administrator
     def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
         """Aborts the transaction that `intent` names, because an administrator asks for that. Answers the intent with
-        the state of the transaction."""
+        the state of the transaction, when it is durable. Raises TransactionForgotten if the outcome was discarded;
+        IntentQueuedUntilDurable while the transaction is in doubt."""
         if intent.txn in self._table.unused:
             self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
@@ -219,8 +221,9 @@ class TransactionEndDecider:
         self._decisions.answer_intent(intent, txn_state_of_table_entry(found))
 
     def abort_if_open(self, intent: AbortIfOpen, now: float) -> None:
-        """Aborts the transaction that `intent` names, if it is open. Answers the intent with a TransactionRow that
-        describes the transaction afterwards."""
+        """Aborts the transaction that `intent` names, if it is open; not if it is prepared. Answers the intent with a
+        TransactionRow that describes the transaction afterwards. Raises IntentQueuedUntilDurable while the transaction
+        is in doubt; InvalidRequest if the id was never given."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is TransactionPhase.OPEN:
             self._outcomes.abort_transaction(found, AbortReason.DELETED, now)
@@ -229,8 +232,8 @@ class TransactionEndDecider:
         self._decisions.answer_intent(intent, row)
 
     def remove_participant(self, intent: RemoveParticipant) -> None:
-        """Removes a topic from an ended transaction whose outcome the topic cannot store. Raises NotFound if the
-        transaction does not wait for this topic."""
+        """Removes a topic from an ended transaction whose outcome the topic cannot store, and answers the intent with
+        None when that is durable. Raises NotFound if the transaction does not wait for this topic."""
         ending = self._table.ending.get(intent.txn)
         if ending is None or intent.topic not in ending.waiting:
             raise NotFound(f"{self._table.make_txn_id(intent.txn)} does not wait for {intent.topic}")
@@ -251,8 +254,8 @@ def _is_to_wait(ending: UnsettledTransaction, intent: EndTransaction) -> bool:
 # A sink is written by one query, in batches whose numbers grow. The record that commits the transactions of a batch
 # names it, so a batch that a query repeats after a crash is known. A sink is of a role: what another role commits under
 # that id is another sink (state_core.py). A sink that was not used for `sink_idle_s` is forgotten (begins_core.py).
-# Whatever else was begun for that batch or an earlier one, or for another query, is aborted. While a batch of a sink is
-# in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
+# All other transactions for that batch or an earlier one, or for another query, are aborted. While a batch of a sink is
+# in doubt, intents about the sink wait. Guards: tests/broker/transaction/test_names_and_sinks.py.
 
 
 class SinkBatchDecider:
@@ -302,7 +305,9 @@ class SinkBatchDecider:
 
     def commit_batch(self, intent: CommitSinkBatch, now: float) -> None:
         """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
-        batch of this sink. Answers the intent with True if the sink had committed the batch before."""
+        batch of this sink. Answers the intent with True if the sink had committed the batch before; else with False,
+        when the commit is durable. Raises TransactionEnded if some of the transactions are committed already; the
+        errors of `has_committed_batch`; else the reason why a transaction cannot be committed."""
         sink = None
         if intent.sink_id:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
@@ -361,10 +366,10 @@ class SinkBatchDecider:
 
 
 BLOCK_MAX = 1_000
-"""Largest number of ids that one Begin gets."""
+"""Largest number of ids that one BeginTransactions gets."""
 BLOCKS = 64
-"""A Begin gets at most this fraction (1 / BLOCKS) of the ids that may still be given, so that a client which does not
-use its ids leaves some for the others."""
+"""A BeginTransactions gets at most this fraction (1 / BLOCKS) of the ids that may still be given. So a client which
+does not use its ids leaves some for others."""
 NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
@@ -389,8 +394,11 @@ class TransactionBeginDecider:
         self._idle_looked_at = self._idle_noted_at = now
 
     def begin_transactions(self, intent: BeginTransactions, now: float) -> None:
-        """Answers the intent with new transaction ids, which are leased to the client. If the intent gives a name but
-        no holder, the client becomes the new holder of the name; this is stored durably before the answer."""
+        """Answers the intent with new transaction ids, which are leased to the client; with no ids if the batch of its
+        sink is committed already. If the intent gives a name but no holder, the client becomes the new holder of the
+        name; this is stored durably before the answer. Raises BackPressure if there are too many open transactions or
+        names; InvalidRequest if an argument is invalid; SinkFenced or TransactionFenced if another query or holder took
+        over."""
         limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(
@@ -466,7 +474,8 @@ class TransactionBeginDecider:
     # ------------------------------------------------------------------ what is idle
     def expire_idle_names_and_sinks(self, now: float) -> None:
         """Adds records to the next append: records that remove the names and sinks which were idle for too long, and
-        records that store for how long the other ones have been idle."""
+        records that store for how long the other ones have been idle. Does nothing more often than once per thousandth
+        of the shorter idle time."""
         limits, shortest = self._table.limits, min(self._table.limits.name_idle_s, self._table.limits.sink_idle_s)
         if now - self._idle_looked_at <= shortest / 1000:
             return

@@ -1,25 +1,26 @@
 """A transaction coordinator that runs at this broker: the driver of one core, in one epoch.
 
-    running = await RunningCoordinator.load(…)      take-over, then it serves, and settles what was decided before
-    state = await running.end_transaction(…)        and the other questions; each has its deadline
-    await running.close()                           in order: what is decided is written, what is open handed over
-    await running.abandon_epoch(error)              at once; the next epoch reads the ledger
+    running = await RunningCoordinator.load(…)      takes over, serves, and sends the outcomes that were decided before
+    state = await running.end_transaction(…)        one of the requests; each has a deadline of ANSWER_S
+    await running.close()                           ends in order: writes all decisions, hands over open transactions
+    await running.abandon_epoch(error)              ends at once; the next epoch reads the ledger
 
-Requests go to the core in the turn of the event loop in which they are made. One append is in flight at a time: the
-next one has all that was decided meanwhile, and its requests are answered when it is durable. An append whose outcome
-is unknown ends this epoch: requests that wait get OutcomeUnknown, never an outcome. Guards:
+Requests go to the core in the turn of the event loop in which they are made. One append is in flight at a time. The
+next append has all records that were decided meanwhile; their requests are answered when it is durable. An append whose
+outcome is unknown ends this epoch: waiting requests get OutcomeUnknown, never an outcome. Guards:
 tests/broker/grpc/test_transactions.py.
 
-The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
+`HalfMessageDriver` is the driver of half messages: connected members answer checks, and tasks publish committed half
+messages.
 
     work = HalfMessageDriver(publish, published, not_published)
     with work.connect_member() as member: …           `await member.wait_next_check()` returns its next check
-    work.send_half_message_check(AskAboutHalfMessage)              does an effect of the core
-    work.start_publishing_half_message(PublishHalfMessage)    does the other effect
+    work.send_half_message_check(effect)              does the effect AskAboutHalfMessage
+    work.start_publishing_half_message(effect)        does the effect PublishHalfMessage
     await work.close()                                disconnects the members, and cancels publishes in progress
 
-Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
-What is cancelled at the end of the epoch was published in a transaction that the next epoch aborts. Guards:
+Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S, which is the timeout of its
+transaction. If the end of the epoch cancels a publish, the next epoch aborts its transaction. Guards:
 tests/client/transactions/test_halves.py.
 """
 
@@ -81,7 +82,8 @@ AT_ONCE = 64
 
 
 class HalfMessagePublisher(Protocol):
-    """Publishes half messages to their topics in a transaction (broker/node/internal_producer.py)."""
+    """Publishes half messages to their topics in a transaction. CommittedHalfPublisher
+    (broker/node/internal_producer.py) implements it; HalfMessageDriver calls it."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
         """Publishes the messages to their topics in the transaction `txn`. Returns the topics, each with the number and
@@ -105,13 +107,13 @@ class HalfMessageGroupMember:
         self._changed.set()
 
     def close(self, error: MagnetarError) -> None:
-        """Ends the membership: `wait_next_check` raises `error`."""
+        """Ends the membership: when its queued checks are taken, `wait_next_check` raises `error`."""
         self._over = error
         self._changed.set()
 
     async def wait_next_check(self) -> AskAboutHalfMessage:
-        """Waits for the next check of a half message and returns it. Raises NotOwner if the coordinator moves to
-        another broker."""
+        """Waits for the next check of a half message and returns it. Raises the error of `close`, which is NotOwner if
+        the coordinator moves to another broker."""
         while not self._asked:
             if self._over is not None:
                 raise self._over
@@ -121,8 +123,9 @@ class HalfMessageGroupMember:
 
 
 class HalfMessageDriver:
-    """Connects the half messages of one coordinator to the world: sends checks to the connected members of groups, and
-    runs the tasks that publish half messages."""
+    """Does the effects of a coordinator's half messages: sends checks to the connected members of groups, and runs the
+    tasks that publish half messages. Each publish ends with one call of `published` or `not_published`, unless `close`
+    cancels it."""
 
     def __init__(
         self, publish: HalfMessagePublisher, published: Callable[[PublishHalfMessage, list[Participant]], None],
@@ -138,8 +141,8 @@ class HalfMessageDriver:
     # ------------------------------------------------------------------ members
     @contextmanager
     def connect_member(self) -> Iterator[HalfMessageGroupMember]:
-        """Returns a context manager. It adds a member for a connected process and yields it, and removes the member at
-        its end: other members are asked from then on."""
+        """Returns a context manager. On entry it adds a member for a connected process, and yields the member. On exit
+        it removes the member from this object; the caller must also call `HalfMessageCore.remove_member`."""
         member = HalfMessageGroupMember()
         self._members[member] = None
         try:
@@ -154,7 +157,8 @@ class HalfMessageDriver:
 
     # ------------------------------------------------------------------ publishing
     def start_publishing_half_message(self, effect: PublishHalfMessage) -> None:
-        """Starts a task that publishes the messages of a half message, as the effect says."""
+        """Starts a task that publishes the messages of the effect in its transaction, within PUBLISH_S seconds. Then
+        the task calls `published` or `not_published`."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
     async def _work(self, effect: PublishHalfMessage) -> None:
@@ -173,6 +177,7 @@ class HalfMessageDriver:
             self._published(effect, listed)
 
     async def close(self) -> None:
+        """Ends all memberships with NotOwner, cancels the publishes in progress, and waits for their tasks."""
         for member in self._members:
             member.close(NotOwner("the coordinator moves; look it up again"))
         await self._tasks.close()
@@ -181,7 +186,8 @@ class HalfMessageDriver:
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 TICK_S = 0.5
-"""Seconds between two checks of deadlines; also how long a Done record may wait for an append that it can join."""
+"""Seconds between two checks of deadlines; also how long a deferred record, such as TransactionsSettled, may wait for
+an append that it can join."""
 ANSWER_S = 25.0
 """Seconds that a request may take: less than the time after which a client repeats it."""
 
@@ -196,7 +202,8 @@ Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 
 class RunningCoordinator:
     """A transaction coordinator that runs at this broker. It ends when the coordinator moves to another broker, or when
-    its epoch ends for another reason."""
+    its epoch ends for another reason; then `on_over` is called once. All request methods raise NotOwner after the end,
+    OutcomeUnknown if the epoch ends before the answer, and TimedOut after ANSWER_S seconds."""
 
     def __init__(
         self, world: World, log: CoordinatorLog, core: TransactionCoordinatorCore, topics: SettlementTransport,
@@ -293,7 +300,10 @@ class RunningCoordinator:
         prepared_s: float = 0.0, visible: bool = False,
     ) -> TxnState:  # fmt: skip
         """Commits, prepares or aborts a transaction, as `verb` says, and waits until its outcome is durable. Returns
-        the state of the transaction."""
+        the state of the transaction. `participants`: the entries in each topic, as the client counted them; () if it
+        did not. `prepared_s`: for how long a prepared transaction may stay so, 0 for the longest time; `visible`: also
+        waits until all participants have stored the outcome. Raises TransactionAborted, TransactionFenced or
+        TransactionForgotten if it cannot commit."""
         return await self._state(
             lambda to: EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         )
@@ -306,8 +316,9 @@ class RunningCoordinator:
         *,
         adopt: bool = False,
     ) -> bool:
-        """Commits the transactions `txns`, all of them or none; with `tag`, as a batch of a sink. Returns True if the
-        sink has committed this batch before; then this call commits nothing."""
+        """Commits the transactions `txns`, all of them or none, durably; with `tag`, as a batch of a sink. Returns True
+        if the sink has committed this batch before; then this call commits nothing. `adopt`: this query may take the
+        sink over from another one; else raises SinkFenced if another query writes it."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitSinkBatch(to, owner, least, *sink, adopt))
@@ -320,11 +331,14 @@ class RunningCoordinator:
         return await self._state(lambda to: GetTransactionStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
+        """Aborts a transaction for an administrator, also a prepared one. Returns its state afterwards: COMMITTED if it
+        was committed before. Raises TransactionForgotten if its outcome was discarded."""
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_if_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
-        """Aborts the transaction if it is open, and returns a TransactionRow that describes it afterwards. `only_tell`:
-        aborts nothing, only returns the row. Raises InvalidRequest if the id was never given to a client."""
+        """Aborts the transaction if it is open, and returns a TransactionRow that describes it afterwards. A prepared
+        transaction is not aborted. `only_tell`: aborts nothing, only returns the row. Raises InvalidRequest if the id
+        was never given to a client."""
         if only_tell:
             rows = self.list_transactions(txn, 1)
             if not rows:
@@ -335,6 +349,8 @@ class RunningCoordinator:
         return found
 
     async def remove_participant(self, txn: TxnId, topic: str) -> None:
+        """Removes a topic from an ended transaction whose outcome the topic cannot store, durably. Raises NotFound if
+        the transaction does not wait for this topic."""
         await self._ask(lambda to: RemoveParticipant(to, txn.least, topic))
 
     # ------------------------------------------------------------------ half messages
@@ -357,9 +373,9 @@ class RunningCoordinator:
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfMessageChangeVerb) -> None:
-        """Changes the state of a half message for an operator, as `verb` says. Raises NotFound if the half message is
-        not known; TransactionEnded if it has the opposite outcome; or the error because of which its messages cannot be
-        published."""
+        """Changes the state of a half message for an operator, as `verb` says, and waits until the change is durable.
+        Raises NotFound if the half message is not known; TransactionEnded if it has the opposite outcome; or the error
+        because of which its messages cannot be published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:
@@ -375,6 +391,8 @@ class RunningCoordinator:
                 self._do(self.core.decisions.take_effects())
 
     def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfMessageRow]:
+        """Returns descriptions of up to `limit` open half messages, the oldest first: only of `half` if it is given;
+        else of the group `group`, or of all groups if that is empty."""
         now = self._clock.monotonic()
         return self.core.halves.list_half_message_rows(now, half.least if half is not None else None, group, limit)
 
@@ -393,6 +411,8 @@ class RunningCoordinator:
         self._do(self.core.decisions.take_effects())
 
     def list_transactions(self, txn: TxnId | None, limit: int) -> list[TransactionRow]:
+        """Returns descriptions of up to `limit` transactions that are not settled, the oldest first. If `txn` is given,
+        describes only this transaction; [] if its id was not used."""
         return self.core.table.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
@@ -410,12 +430,13 @@ class RunningCoordinator:
         return {reason.name.lower(): self.core.table.counters.aborted.get(reason, 0) for reason in AbortReason}
 
     def duration_histogram(self) -> tuple[Sequence[int], float]:
-        """Returns the histogram of how long transactions were open: the counts for the bounds LASTED_S, and the sum in
-        seconds."""
+        """Returns the histogram of how long transactions were open: the counts for the upper bounds LASTED_S (seconds)
+        and for longer times, and the sum in seconds."""
         return self.core.table.counters.durations, self.core.table.counters.durations_sum_s
 
     @property
     def oldest_open_s(self) -> float:
+        """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if there is none."""
         return self.core.table.oldest_open_s(self._clock.monotonic())
 
     async def _state(self, make: Callable[[object], Intent]) -> TxnState:
@@ -530,6 +551,7 @@ class RunningCoordinator:
     # ------------------------------------------------------------------ the end
     @property
     def has_ended(self) -> bool:
+        """Returns True if the coordinator ends or has ended at this broker, so that it accepts no more requests."""
         return self.core.decisions.has_ended
 
     async def is_owner(self) -> bool:
@@ -544,13 +566,16 @@ class RunningCoordinator:
         self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
 
     async def close(self) -> None:
-        """Closes the coordinator, and hands its open transactions over to the next owner. If that fails, the next owner
-        recovers the coordinator as after a crash; its open transactions are aborted then."""
+        """Closes the coordinator, and hands its open transactions over to the next owner. If that fails, or takes more
+        than `close_s` seconds, the next owner recovers the coordinator as after a crash; its open transactions are
+        aborted then. Idempotent."""
         self._start_ending(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)
 
     async def abandon_epoch(self, error: MagnetarError) -> None:
+        """Ends the epoch at once, because of `error`: hands nothing over, and waiting requests get OutcomeUnknown or
+        NotOwner. If the coordinator is ending already, only waits for that."""
         self._start_ending(self._abandon_epoch(error))
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)

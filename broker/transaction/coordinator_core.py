@@ -1,8 +1,8 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
-    effects = coordinator.receive(End(request, txn, TransactionEndVerb.COMMIT, …), now)  an intent
-    append = coordinator.decisions.take_next_append()                         all that was decided: one append
-    effects = coordinator.on_appended(append.number, now)                     a fact
+    effects = coordinator.receive(EndTransaction(request, txn, TransactionEndVerb.COMMIT, …), now)     an intent
+    append = coordinator.decisions.take_next_append()              all records that were decided, in one append
+    effects = coordinator.on_appended(append.number, now)          a fact
     effects = coordinator.on_outcome_stored(txn, topic) | tick(now) | end_epoch()
 
     OPEN ─commit→ COMMITTING ─appended→ COMMITTED ─every participant settled→ done
@@ -11,19 +11,18 @@
      └─abort, deadline, fence→ ABORTED (nothing is written) ─settled→ gone
 
 Rules (docs/transactions.md)
-- **Commit is a record.** A transaction is committed when its record is durable, and aborted when there is none and none
-  can come. So "aborted" is answered of an id of this epoch that is in no table, and of one of an earlier epoch of which
-  the ledger says nothing: its coordinator cannot append any more.
-- **Doubt.** While a record of a transaction is in flight nothing is answered about its id: intents wait in
-  `waiting_intents` and are handled when the record is durable. If the outcome of the append is unknown, `end_epoch`
+- **Commit is a record.** A transaction is committed when its record is durable. It is aborted when there is no such
+  record and none can come. So the answer is ABORTED for an id of this epoch that is in no table, and for an id of an
+  earlier epoch without a record: the coordinator of that epoch cannot append any more.
+- **Doubt.** While a record of a transaction is in flight, no intent about its id is answered: intents wait in
+  `waiting_intents`, and are handled when the record is durable. If the outcome of the append is unknown, `end_epoch`
   answers them without an outcome, and the next epoch reads the ledger.
-- **One decision.** Ids are unique, a decision moves the transaction out of the phases in which it may be decided, and
-  all happens in one event loop: two commits make one record.
+- **One decision.** Ids are unique, and a decision moves the transaction out of the phases in which it may be decided.
+  All of this runs in one event loop, so two requests to commit make one record.
 - **Settling.** A durable outcome is kept until each participant has stored it (`TransactionsSettled`), and for
-`retention_s` after
-  that: `tick` remembers the lowest id that is not done, and discards the outcomes below it when that time has passed. A
-  participant that asks then is answered ABORTED: if it does not know the outcome, there was no commit, for a commit is
-  done only after each participant has stored it (invariant 87).
+  `retention_s` after that: `tick` records the lowest unsettled id, and discards the outcomes below it after that time.
+  A participant that asks later gets ABORTED. That is right: if it does not know the outcome, there was no commit, for a
+  commit is settled only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
 `TransactionCoordinatorCore` has an object for each idea: the table of ids (state_core.py); what is decided, and
@@ -95,7 +94,7 @@ from .state_core import (
 )
 
 MARKS = 8
-"""How often per `retention_s` the lowest id that is not done is remembered."""
+"""How often per `retention_s` the lowest unsettled id is recorded."""
 HANDOVER_RECORD_ITEMS_MAX = 500
 """Most open transactions, and most leases, in one record of a hand-over."""
 
@@ -154,7 +153,7 @@ class TransactionCoordinatorCore:
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
         """Decides about the intent, and returns the effects. The answer to the intent is among these effects, or among
-        the effects of a later call."""
+        the effects of a later call. After the end of the epoch the answer is NotOwner."""
         if self.decisions.has_ended:
             return [
                 AnswerRequest(intent.request, NotOwner(f"coordinator {self.table.number} is moving; look it up again"))
@@ -203,12 +202,16 @@ class TransactionCoordinatorCore:
 
     # ------------------------------------------------------------------ of halves (halves_core.py)
     def check_half_message_id(self, half: int) -> None:
+        """Raises NotOwner if the id belongs to a later epoch; InvalidRequest if it was never given to a client. Called
+        by HalfMessageCore, as are the following methods for half messages."""
         if half >> COUNTER_BITS > self.table.epoch:
             raise NotOwner(f"coordinator {self.table.number} has a later epoch elsewhere; look it up again")
         if half >= self.table.next_id:
             raise self.table.make_unknown_id_error(half)
 
     def claim_half_message_id(self, half: int, now: float) -> bool:
+        """Removes the leased id from the unused ones, so that a half message can have it, and returns True. Returns
+        False if the id is not leased, or its lease is over. Raises the errors of `check_half_message_id`."""
         self.check_half_message_id(half)
         lease = self.table.unused.get(half)
         if lease is None:
@@ -221,6 +224,8 @@ class TransactionCoordinatorCore:
         return True
 
     def begin_transaction_for_half_message(self, owner: str, timeout_s: float, now: float) -> int:
+        """Opens a transaction for the role `owner`, which times out after `timeout_s` seconds, and returns its id.
+        Raises NotOwner or Unavailable if this epoch has no ids left."""
         txn = self.begins.reserve_transaction_ids(1)
         self.table.add_transaction(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
@@ -228,6 +233,9 @@ class TransactionCoordinatorCore:
     def commit_transaction_for_half_message(
         self, txn: int, listed: Sequence[Participant], half: int, now: float
     ) -> None:
+        """Decides to commit the open transaction `txn`, and with it the half message. `listed`: its topics, each with
+        the number of its entries. Raises TransactionAborted if the transaction is not open any more, or lacks one of
+        the topics."""
         live = self.table.live.get(txn)
         if live is None or live.phase is not TransactionPhase.OPEN:
             raise self.table.make_abort_error(txn)
@@ -236,6 +244,7 @@ class TransactionCoordinatorCore:
         self.decisions.append_decision(make_commit_record({txn: found}, half=half, owner=live.owned.owner), None)
 
     def abort_transaction_for_half_message(self, txn: int, now: float) -> None:
+        """Aborts the transaction if it is open."""
         live = self.table.live.get(txn)
         if live is not None and live.phase is TransactionPhase.OPEN:
             self.outcomes.abort_transaction(live, AbortReason.FAILED, now)
@@ -403,6 +412,8 @@ class TransactionCoordinatorCore:
         return not open_ and self.state.halves.is_idle
 
     def statistics(self) -> dict[str, int]:
+        """Returns the present numbers of transactions and half messages, and the numbers of commits and aborts since
+        the take-over, by name."""
         prepared = sum(live.phase is TransactionPhase.PREPARED for live in self.table.live.values())
         return {
             "open": len(self.table.live) - prepared,

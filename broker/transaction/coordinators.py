@@ -1,16 +1,16 @@
 """The transaction coordinators of the cluster as one broker sees them: those it owns, and the owners of the others.
 
-    await coordinators.find_owner(number)           its owner; this broker takes one that no broker owns
-    await coordinators.load_owned_coordinator(n)    the running one; NotOwner if another broker owns it
+    await coordinators.find_owner(number)           returns the owner; this broker becomes it if there is none
+    await coordinators.load_owned_coordinator(n)    returns the running one; NotOwner if another broker owns it
     await coordinators.join_transaction(txn, topic) and ask_transaction_state, abort_if_open: `Coordinators` of
                                                     broker/common/transactions.py, here or over the network
     await coordinators.load_unowned_coordinators()  loads those that no broker owns and that have something to do
-    await coordinators.close() | abandon_all(error) closes them, or drops them at once
+    await coordinators.close() | abandon_all(error) closes them in order, or stops them at once
 
-There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
-bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
-(`coordinator_topic`), and is loaded by the first request. So a cluster without transactions loads none, and not their
-code. After a crash there may be no client that asks: each broker looks for coordinators that have no owner, and loads
+The cluster has a fixed number of coordinators, which its first transaction sets. A coordinator has an owner as a bundle
+of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
+(`coordinator_topic`). The first request loads it; a broker without transactions loads neither a coordinator nor its
+code. After a crash perhaps no client sends a request. So each broker looks for coordinators without an owner, and loads
 them, so that decided transactions are settled. Guards: tests/broker/grpc/test_transactions.py.
 """
 
@@ -69,6 +69,7 @@ def owner_record_path(number: int) -> str:
 
 
 def coordinator_limits(config: BrokerConfig) -> CoordinatorLimits:
+    """Returns the limits of a coordinator that the broker's settings demand."""
     from .intents_core import CoordinatorLimits, HalfMessageLimits
 
     return CoordinatorLimits(
@@ -87,9 +88,10 @@ def coordinator_limits(config: BrokerConfig) -> CoordinatorLimits:
 
 
 class TransactionCoordinators:
-    """The transaction coordinators that this broker runs, and look-ups of the owners of the others. One object for each
-    ownership session. `is_settled`: a function that returns True when the broker knows which bundles it owns; before
-    that it becomes the owner of no coordinator."""
+    """The transaction coordinators that this broker runs, and look-ups of the owners of the others. Implements
+    `Coordinators` (broker/common/transactions.py) for topics. There is one object for each ownership session.
+    `is_settled`: a function that returns True when the broker knows which bundles it owns; before that it becomes the
+    owner of no coordinator."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -126,8 +128,8 @@ class TransactionCoordinators:
         return self._count
 
     async def read_coordinator_count(self) -> int:
-        """Returns the number of coordinators of the cluster, as `ensure_coordinator_count` does, but does not store
-        it."""
+        """Returns the number of coordinators of the cluster, or the number in this broker's settings if none is stored.
+        Stores nothing."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
@@ -169,8 +171,9 @@ class TransactionCoordinators:
         return self._loaded.get(number)
 
     async def load_owned_coordinator(self, number: int) -> RunningCoordinator:
-        """Returns the coordinator with this number. Loads it first, if necessary. Raises NotOwner if another broker
-        owns the coordinator; the field `owner` of the error is the endpoint of that broker."""
+        """Returns the running coordinator with this number. Loads it first, if necessary; becomes its owner if there is
+        none. Raises NotOwner if another broker owns the coordinator; the field `owner` of the error is the endpoint of
+        that broker. Raises the errors of `find_owner`, and DataLost if the coordinator's ledger is lost or damaged."""
         found = self._loaded.get(number)
         if found is not None:
             return found
@@ -271,8 +274,8 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ upkeep
     async def load_unowned_coordinators(self) -> None:
-        """Loads the coordinators that no broker owns, except those that had nothing left to do when they were
-        closed."""
+        """Loads the coordinators that no broker owns, except those that had nothing left to do when they were closed.
+        Only logs the errors of single coordinators. Called regularly by the broker."""
         if not self._is_settled() or self._closed:
             return
         for name in await self._metadata.children(paths.COORDINATORS):
@@ -304,6 +307,7 @@ class TransactionCoordinators:
 
     @property
     def loaded_coordinators(self) -> Sequence[RunningCoordinator]:
+        """Returns the coordinators that this broker runs now."""
         return list(self._loaded.values())
 
     # ------------------------------------------------------------------ ending
@@ -316,7 +320,8 @@ class TransactionCoordinators:
                 self._remove_running(running)
 
     async def close(self) -> None:
-        """Closes all coordinators. The caller must give up the ownership of the coordinators after this call."""
+        """Closes all coordinators in order; afterwards none is loaded. The caller must give up the ownership of the
+        coordinators after this call."""
         self._closed = True
         await self._loading.wait_idle()
         await asyncio.gather(*[running.close() for running in self.loaded_coordinators])

@@ -1,8 +1,9 @@
-"""Half messages of one coordinator: stored, not published, until their group says commit. A part of Coordinator.
+"""Half messages of one coordinator: stored there, and published only when their group commits them. A part of
+`TransactionCoordinatorCore`.
 
-    halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)       intents
+    halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)               intents
     halves.remove_member(member) | on_published(…) | on_not_published(…) | tick(now)    facts
-    halves.on_record_durable(record) | remove_half_message(half, how, now)                     facts, of the coordinator
+    halves.on_record_durable(record) | remove_half_message(half, how, now)              facts, from the coordinator
 
     STORING ─stored→ WAITING ⇄ ASKED ─commit→ PUBLISHING ─published→ COMMITTING ─durable→ committed
                       │   ↑      └─rollback→ ROLLING_BACK ─durable→ rolled back
@@ -10,22 +11,23 @@
              too old, unknown too often, or not publishable → PARKING → PARKED
 
 Rules (docs/transactions.md, Half messages)
-- **One decision.** A half is committed by the COMMIT record of the transaction that publishes it, which names it
-  (Committed.half): so it is visible exactly if it is committed, and once. A crash before that record leaves an aborted
-  transaction and an undecided half. The first decision takes it out of the phases that another one may start from.
-- **Doubt.** In a phase of `DECIDING` nothing is answered about the half: intents wait in `waiting_intents`.
-- **Roles.** A role that did not prepare a half gets the answer for an id that was never given, whatever became of the
-  half; a role has a share of the bytes and of the members (`ROLE_SHARE`).
-- **Check-back.** `check_after_s` after a half was stored, a member of its group and role is asked; one at a time, each
-  time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. If the member leaves,
-  the next one is asked at once, but the second time after a pause: a check that crashes its process does not crash one
-  after the other. While no member is connected nothing is asked, and nothing is counted.
-- **Parked, never dropped.** A half is parked after `unknown_max` answers of UNKNOWN, at the age `open_s`, or if
-  publishing fails with an error that retrying cannot change: only an operator commits, rolls back or revives it. Only
-  answers count: a check that failed, was not answered, or could not be asked does not.
-- **Durable**: the messages, the group, the count of UNKNOWN, the age, parked. A late or repeated UNKNOWN counts once,
-  because each question has a number.
-- **Time** is monotonic; in a new epoch the age goes on from the last HalfMessageAgeRecorded, and is never too large.
+- **One decision.** A half message is committed by the commit record of the transaction that publishes it
+  (`TransactionsCommitted.half`). So its messages become visible once, and exactly if it is committed. A crash before
+  that record leaves an aborted transaction and an undecided half message. The first decision moves it out of the phases
+  in which it may be decided.
+- **Doubt.** In a phase of `DECIDING` no intent about the half message is answered: intents wait in `waiting_intents`.
+- **Roles.** A role that did not prepare a half message gets the answer for an id that was never given, whatever its
+  state is. One role may use only a share of the bytes and of the members (`ROLE_SHARE`).
+- **Check-back.** `check_after_s` seconds after a half message was stored, one member of its group and role is asked;
+  each time another one, if there is one. The pause between two checks is `pause_s`, and doubles up to `pause_s_max`.
+  If the asked member disconnects, the next one is asked at once; after the second time with a pause, so that a check
+  which crashes its process does not crash all members. While no member is connected, no check is sent or counted.
+- **Parked, never dropped.** A half message is parked after `unknown_max` answers of UNKNOWN, at the age `open_s`, or if
+  publishing fails with an error that retrying cannot change. Then only an operator commits, rolls back or revives it.
+  Only answers of UNKNOWN count; a check that failed or was not answered does not.
+- **Durable** are the messages, the group, the count of UNKNOWN, the age, and whether it is parked. A late or repeated
+  UNKNOWN counts once, because each check has a number.
+- **Time** is monotonic; in a new epoch the age continues from the last HalfMessageAgeRecorded, and is never too large.
 
 Guards: tests/broker/transaction/test_halves.py, tests/broker/transaction/test_halves_walk.py.
 """
@@ -174,7 +176,9 @@ class HalfMessageGroup(msgspec.Struct):
 
 
 class HalfMessageCore:
-    """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back."""
+    """Decides about the half messages of one coordinator: when they are stored, checked, published or rolled back.
+    `counters`: how many were prepared, committed, rolled back and parked, and how many checks were sent, since the
+    take-over."""
 
     def __init__(
         self,
@@ -214,7 +218,9 @@ class HalfMessageCore:
 
     # ------------------------------------------------------------------ intents
     def receive(self, intent: HalfIntent, now: float) -> None:
-        """Handles an intent about a half message: store it, end it, change it, or join a group that answers checks."""
+        """Decides about an intent on a half message: store it, end it, change it, or join a group that answers checks.
+        The answer is an effect of the coordinator, now or when the decision is durable. Raises IntentQueuedUntilDurable
+        while an earlier decision is being written; else the error with which the intent is refused."""
         match intent:
             case PrepareHalf():
                 self._prepare(intent, now)
@@ -410,7 +416,8 @@ class HalfMessageCore:
 
     def on_not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
         """Called when publishing the half message in the transaction `txn` has failed with `error`. Aborts this
-        transaction. The half message is published again later, or is parked, so that an operator must decide."""
+        transaction. Publishes the half message again later, for at most PUBLISH_RETRY_S seconds; then refuses the
+        request to commit it. If retrying cannot help, parks the half message, so that an operator must decide."""
         self._coordinator.abort_transaction_for_half_message(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is UndecidedHalfPhase.PUBLISHING and found.txn == txn:
@@ -462,7 +469,7 @@ class HalfMessageCore:
 
     def remove_member(self, member: object, now: float) -> None:
         """Removes a member that has disconnected. The half messages about which it was asked and did not answer wait
-        for another check."""
+        for another check. Idempotent."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -556,7 +563,9 @@ class HalfMessageCore:
 
     # ------------------------------------------------------------------ what is durable
     def on_record_durable(self, record: HalfRecord, now: float) -> None:
-        """Called when a record about a half message is durable. Does the next step with this half message."""
+        """Called when a record about a half message is durable. Moves the half message to its next phase: a stored one
+        waits for its first check, a parked one for an operator, a rolled back one is removed. Answers the intents that
+        waited for the record."""
         match record:
             case HalfMessageStored():
                 half = self._halves[record.half]
@@ -590,7 +599,7 @@ class HalfMessageCore:
 
     def remove_half_message(self, number: int, how: str, now: float) -> None:
         """Removes a half message whose outcome is durable, and answers the requests that wait for this outcome.
-        `number`: its id; `how`: "committed" or "rolled_back"."""
+        `number`: its id; `how`: the counter that it adds to, "committed" or "rolled_back"."""
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.half_message_group_key].halves -= 1
@@ -629,8 +638,8 @@ class HalfMessageCore:
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
-        """Does what is due: starts checks; ends checks that were not answered in time; parks half messages that were
-        not decided in time; publishes again after a failure; discards old outcomes."""
+        """Must be called about once a second. Starts checks that are due; ends checks that were not answered in time;
+        parks half messages that were not decided in time; publishes again after a failure; discards old outcomes."""
         while self._due and self._due[0][0] <= now:
             due, number = heapq.heappop(self._due)
             half = self._halves.get(number)
@@ -687,6 +696,7 @@ class HalfMessageCore:
 
     # ------------------------------------------------------------------ views
     def statistics(self) -> dict[str, int]:
+        """Returns the numbers of open and of parked half messages, and the bytes of both together."""
         parked = sum(half.phase is UndecidedHalfPhase.PARKED for half in self._halves.values())
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 

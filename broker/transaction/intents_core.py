@@ -1,6 +1,6 @@
 """The intents, answers and effects of a coordinator (broker/transaction/coordinator_core.py).
 
-`request` is any value of the caller; the answer has the same one.
+The field `request` of an intent is any object of the caller; the effect AnswerRequest names the same object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class AbortReason(enum.Enum):
 # ---------------------------------------------------------------------------------- intents
 class BeginTransactions(msgspec.Struct, frozen=True):
     """Intent: begin `count` transactions. The answer is a BeginAnswer. `name`: the name under which they begin, "" for
-    none; `holder`: which holder of the name the client is, 0 to become the next holder."""
+    none; `holder`: which holder of the name the client is, 0 to become the next holder; `tag`: the batch of a sink for
+    which they begin; `adopt`: True if the query may take the sink over from another query."""
 
     request: object
     owner: str
@@ -70,7 +71,9 @@ class JoinTransaction(msgspec.Struct, frozen=True):
 
 
 class EndTransaction(msgspec.Struct, frozen=True):
-    """Intent: end a transaction, by commit, abort or prepare."""
+    """Intent: end a transaction, by commit, abort or prepare. The answer is a TxnState. `participants`: the entries in
+    each topic, as the client counted them; () if it did not. `prepared_s`: for how long the transaction may stay
+    prepared; `visible`: True if the answer must wait until all participants have stored the outcome."""
 
     request: object
     txn: int
@@ -82,7 +85,9 @@ class EndTransaction(msgspec.Struct, frozen=True):
 
 
 class CommitSinkBatch(msgspec.Struct, frozen=True):
-    """Intent: commit the transactions of a batch together. `sink_id` empty: they belong to no sink."""
+    """Intent: commit the transactions of a batch together. The answer is True if the sink had committed the batch
+    before, else False. `txns`: for each transaction its participants, as the client counted them; `sink_id` empty: they
+    belong to no sink; `adopt`: True if the query may take the sink over from another query."""
 
     request: object
     owner: str
@@ -94,7 +99,8 @@ class CommitSinkBatch(msgspec.Struct, frozen=True):
 
 
 class GetTransactionStatus(msgspec.Struct, frozen=True):
-    """Intent: return the state of a transaction. `owner`: the role that asks; None: an operator asks."""
+    """Intent: return the state of a transaction or a half message. `owner`: the role that asks; None: an operator
+    asks."""
 
     request: object
     txn: int
@@ -102,7 +108,8 @@ class GetTransactionStatus(msgspec.Struct, frozen=True):
 
 
 class AbortByAdmin(msgspec.Struct, frozen=True):
-    """Intent: abort a transaction on behalf of an administrator."""
+    """Intent: abort a transaction on behalf of an administrator. The answer is the state of the transaction
+    afterwards."""
 
     request: object
     txn: int
@@ -126,7 +133,8 @@ class RemoveParticipant(msgspec.Struct, frozen=True):
 
 
 class HalfMessageEndVerb(enum.IntEnum):
-    """How a client ends a half message, as in EndHalfRequest.Verb of proto/wire.proto."""
+    """How a client ends a half message, as in EndHalfRequest.Verb of proto/wire.proto. UNKNOWN and FAILED answer a
+    check without a decision: the program does not know yet, or its check failed."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -135,7 +143,8 @@ class HalfMessageEndVerb(enum.IntEnum):
 
 
 class HalfMessageChangeVerb(enum.IntEnum):
-    """How an operator changes a half message, as in ChangeHalfRequest.Verb of proto/wire.proto."""
+    """How an operator changes a half message, as in ChangeHalfRequest.Verb of proto/wire.proto. PARK ends its checks;
+    REVIVE begins them again."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -144,7 +153,8 @@ class HalfMessageChangeVerb(enum.IntEnum):
 
 
 class PrepareHalf(msgspec.Struct, frozen=True):
-    """Intent: store a half message."""
+    """Intent: store a half message. The answer is PREPARED, or its outcome if the same half message was stored before.
+    `check_key`: a text that the program gets with each check; `check_after_s`: seconds until the first check."""
 
     request: object
     half: int
@@ -156,7 +166,8 @@ class PrepareHalf(msgspec.Struct, frozen=True):
 
 
 class EndHalf(msgspec.Struct, frozen=True):
-    """Intent: end a half message, or answer a check of a half message."""
+    """Intent: end a half message, or answer a check of a half message. The answer is its outcome; PREPARED if it has
+    none yet. `why`: the reason of FAILED."""
 
     request: object
     half: int
@@ -200,8 +211,9 @@ Intent = (
 
 # ---------------------------------------------------------------------------------- effects
 class BeginAnswer(NamedTuple):
-    """The answer to Begin: `ids` consecutive transaction ids, beginning at `first`. `already`: True if the batch of the
-    sink is committed already; then no ids were given."""
+    """The answer to BeginTransactions: `ids` consecutive transaction ids, beginning at `first`, which must be used
+    within `lease_s` seconds. `holder`: which holder of the name the client is, 0 without a name; `already`: True if the
+    batch of the sink is committed already; then no ids were given."""
 
     first: int
     ids: int
@@ -211,8 +223,9 @@ class BeginAnswer(NamedTuple):
 
 
 class TransactionRow(NamedTuple):
-    """A description of a transaction for administrators. `waiting`: its participants; after its end, only those that
-    have not stored the outcome."""
+    """A description of a transaction for administrators. `age_s`: the seconds since its first use; `left_s`: the
+    seconds until its deadline; `waiting`: its participants; after its end, only those that have not stored the outcome;
+    `reason`: why it was aborted, "" if it was not; `address`: of the client that began it."""
 
     txn: int
     state: TxnState
@@ -254,7 +267,8 @@ class AbandonEpoch(NamedTuple):
 
 class AskAboutHalfMessage(NamedTuple):
     """Effect: ask the member whether the half message must be committed. The member must answer within `answer_s`
-    seconds, by an EndHalf with the number `check`."""
+    seconds, by an EndHalf with the number `check`. `unknown`: how many checks were answered UNKNOWN before; `age_s`:
+    the age of the half message."""
 
     member: object
     half: int
@@ -302,7 +316,9 @@ class AppendRecords(NamedTuple):
 
 
 class HalfMessageLimits(msgspec.Struct, frozen=True):
-    """The limits of the half messages of a coordinator (docs/transactions.md)."""
+    """The limits of the half messages of a coordinator (docs/transactions.md). `check_after_s`: seconds until the first
+    check; `answer_s`: seconds for the answer to a check. A half message is parked after `unknown_max` answers of
+    UNKNOWN, or `open_s` seconds without a decision. `retention_s`: seconds for which outcomes are kept."""
 
     group_max: int = 10_000  # open ones of a group
     bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
@@ -316,7 +332,10 @@ class HalfMessageLimits(msgspec.Struct, frozen=True):
 
 
 class CoordinatorLimits(msgspec.Struct, frozen=True):
-    """The limits of a transaction coordinator: of its transactions, names, sinks and half messages."""
+    """The limits of a transaction coordinator: of its transactions, names, sinks and half messages. `timeout_s`,
+    `timeout_s_max`: after how many seconds an open transaction is aborted, by default and at most. `lease_s`: seconds
+    in which a leased id must be used. `retention_s`: seconds for which outcomes are kept after all participants have
+    stored them."""
 
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
@@ -370,7 +389,9 @@ class HalfMessagePhase(enum.IntEnum):
 
 
 class HalfMessageRow(NamedTuple):
-    """A description of a half message for administrators."""
+    """A description of a half message for administrators. `age_s`: its age in seconds; `unknown`: how many checks were
+    answered UNKNOWN; `members`: the number of connected members of its group; `reason`: why it is parked, or its last
+    failure; "" if there is none."""
 
     half: int
     phase: HalfMessagePhase

@@ -2,28 +2,30 @@
 
     log = CoordinatorLog(…)
     state, epoch = await log.take_over()      in the order of TAKE_OVER
-    appended = log.append_nowait(records)     a future, done when they are durable; None: use `append`
-    await log.append(records, state)          returns when they are durable; an error: unknown, the epoch must end
-    await log.close(records, state, idle=…)   hands over
+    appended = log.append_nowait(records)     returns a future, done when they are durable; None: call `append`
+    await log.append(records, state)          returns when they are durable; after an error the epoch must end
+    await log.close(records, state, idle=…)   hands over to the next epoch
 
-**Take-over** is the order of `TAKE_OVER` and nothing else:
+**Take-over** has the steps of `TAKE_OVER`:
 
     read_coordinator_claim       reads the claim, the epoch and the id of the ledger
     recover_ledger               fences the former writer of the ledger for good, and reads all that was confirmed
     store_coordinator_claim      stores the next epoch, and a claim that no other owner has, if the record has not
                                  changed since it was read. Then stores that this coordinator has begun: if its record
                                  is missing later, it is not taken over any more
-    finish_take_over    no request is answered before this step
+    finish_take_over             ends the take-over; no request is answered before
 
-What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
-that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
+All records that the former owner confirmed are in the recovered ledger, because the claim succeeds only if the metadata
+record still names that ledger. The former owner can confirm no record after the fence, and name no other ledger after
+the claim.
 
-**Writing.** A ledger that was recovered is never written again: the first write of an owner rolls. A roll is create →
-append the whole state → name it by compare-and-set → delete the old one (`ROLL`). The records of a failed append are
-appended again to the next ledger, whose snapshot is without them: the ledger before is not read any more once the
-record names another one. A fence was made by another owner: it ends this one at once.
+**Writing.** A recovered ledger is never written again: the first write of an owner rolls. A roll creates a ledger,
+appends the whole state, names the ledger in the metadata record by compare-and-set, and deletes the old ledger
+(`ROLL`). The records of a failed append are appended again to the next ledger, whose snapshot does not have them. That
+is safe, because the former ledger is not read any more once the record names another one. If another owner has fenced
+the ledger, this owner ends at once.
 
-One call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).
+The caller makes one call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).
 
 The format of the entries of a coordinator's ledger.
 
@@ -34,12 +36,12 @@ The format of the entries of a coordinator's ledger.
     kind 3  records that were decided after it
 
 The body is JSON: a list of records (broker/transaction/records_core.py), each a list that begins with its number.
-Big-endian; `number` is the entry's id in the ledger; the checksum covers the 8 bytes before it and the body. The
-version is that of proto/versions.py. A ledger that the metadata names has a whole snapshot, because it is named after
-the snapshot is stored. An entry that does not parse is damage (DamagedCoordinatorLedger): the coordinator is not
-loaded, for it could answer "aborted" for a committed transaction.
+Numbers are big-endian; `number` is the entry's id in the ledger; the checksum covers the 8 bytes before it and the
+body. The version is that of proto/versions.py. A ledger that the metadata names has a whole snapshot, because it is
+named after the snapshot is stored. If an entry does not parse (DamagedCoordinatorLedger), the coordinator is not
+loaded: it could answer ABORTED for a committed transaction.
 
-Example: an entry that says that the transactions below 7 are forgotten, as entry 3 of its ledger:
+Example: entry 3 of a ledger, with the record that the outcomes of the transactions below 7 are discarded:
 
     4d58 01 03 00000003 <crc32c>  [[8,7]]
 
@@ -88,20 +90,22 @@ class DamagedCoordinatorLedger(ValueError):
 
 
 class CoordinatorEntry(NamedTuple):
-    """One decoded entry of a coordinator's ledger."""
+    """One decoded entry of a coordinator's ledger. `kind`: SNAPSHOT, SNAPSHOT_END or RECORDS."""
 
     kind: int
     records: list[AnyRecord]
 
 
 def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
-    """Returns the ledger entries that store these records. `first`: the entry id that the first of them will get."""
+    """Returns the ledger entries that store these records, in the order in which the caller must append them. `first`:
+    the entry id that the first of them will get."""
     bodies = _bodies(records)
     return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
 
 
 def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
-    """Returns the ledger entries that store these records as a snapshot, with which a coordinator's ledger begins."""
+    """Returns the ledger entries that store these records as a snapshot, with which a coordinator's ledger begins.
+    There is at least one entry."""
     bodies = _bodies(records) or [b"[]"]
     last = len(bodies) - 1
     return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]
@@ -169,7 +173,8 @@ class CoordinatorFenced(NotOwner):
 
 class CoordinatorLog:
     """The ledger in which the owner of a coordinator stores its records. If a ledger fails, it is replaced by a new
-    one. `give_up_s`: for how many seconds that is tried before the epoch ends."""
+    one. `give_up_s`: for how many seconds that is tried before the epoch ends; `epoch`: the epoch of this owner, 0
+    before the take-over."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: TopicStateLedgers, number: int, give_up_s: float
@@ -194,9 +199,10 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[CoordinatorState, int]:
-        """Takes the coordinator over. Returns its state, and the epoch of this owner. Raises CoordinatorFenced if
-        another broker took it over first; DataLost if its metadata record or its ledger is lost or damaged (then this
-        owner has claimed nothing)."""
+        """Takes the coordinator over. Must be called once, before any append. Returns its state, and the epoch of this
+        owner. Raises CoordinatorFenced if another broker took it over first; DataLost if its metadata record or its
+        ledger is lost or damaged (then this owner has claimed nothing); Unavailable if bookies or the metadata do not
+        answer."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
@@ -277,7 +283,7 @@ class CoordinatorLog:
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
     async def finish_take_over(self) -> None:
-        """The last step of a take-over: drops what was read for it. Requests may be answered from now on, and not
+        """Last step of a take-over: drops the data that were read for it. Requests may be answered from now on, and not
         before."""
         self._found = None
 
@@ -323,9 +329,10 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
-        """Appends the records, and returns when they are durable. `state`: the state before these records; `failed`:
-        the error of an earlier append of the same records. If this call raises, it is not known whether the records are
-        durable."""
+        """Appends the records, and returns when they are durable. Retries in a new ledger for `give_up_s` seconds.
+        `state`: the state before these records; `failed`: the error of an earlier append of the same records. If this
+        call raises, it is not known whether the records are durable. Raises LedgerFenced or CoordinatorFenced if
+        another broker owns the coordinator."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -385,7 +392,7 @@ class CoordinatorLog:
     # ------------------------------------------------------------------ ending
     async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
         """Appends the last records, which hand over to the next epoch, and closes the ledger. `idle`: True if no broker
-        needs to load the coordinator; this is stored in the metadata record."""
+        needs to load the coordinator; this is stored in the metadata record. Raises the errors of `append`."""
         if records:
             await self.append(records, state)
         writer, self._writer = self._writer, None

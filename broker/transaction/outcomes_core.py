@@ -1,11 +1,11 @@
-"""How a transaction gets its outcome: decisions are gathered for one append, and take effect when that is durable.
+"""How a transaction gets its outcome: decided records are gathered for one append, and take effect when it is durable.
 
-    PendingDecisions   the records that are decided and not durable: `take_next_append` returns all of them as one
-                       append, `take_durable_decisions` takes them when the append is durable; and the effects
+    PendingDecisions   the records that are decided and not durable, and the effects. `take_next_append` returns all of
+                       these records as one append; `take_durable_decisions` removes them when the append is durable
     OutcomeDecider     aborts transactions, and sends outcomes to participants until they have stored them
 
-An abort of an open transaction writes nothing: without a record of a commit it is aborted. An abort of a prepared one,
-and each commit, is a record. coordinator_core.py says what a durable record changes.
+The abort of an open transaction needs no record: a transaction without a commit record is aborted. The abort of a
+prepared transaction, and each commit, is a record. coordinator_core.py applies durable records.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ from .state_core import IN_DOUBT, LiveTransaction, TransactionPhase, Transaction
 
 
 class PendingDecision(NamedTuple):
-    """A record that is decided and must be written, and the intent that is answered when the record is durable."""
+    """A record that is decided and must be written, and the intent that caused it, which the coordinator handles when
+    the record is durable; None if no intent waits."""
 
     record: AnyRecord
     intent: Intent | None = None
 
 
 class PendingDecisions:
-    """The records that are decided and not durable yet, and the effects that the driver has not done yet."""
+    """The records that are decided and not durable yet, and the effects that the driver has not done yet. `gathered`:
+    records for the next append; `deferred`: records that join it, but do not cause it; `writing`: records of the append
+    in flight; `has_ended`: True if the coordinator accepts no more intents."""
 
     def __init__(self) -> None:
         self.has_ended = False  # the coordinator gave itself up, or is closing: it answers nothing new
@@ -58,7 +61,7 @@ class PendingDecisions:
 
     # ------------------------------------------------------------------ records
     def append_decision(self, record: AnyRecord, intent: Intent | None = None) -> None:
-        """Adds a record to the next append. When the record is durable, `intent` is answered."""
+        """Adds a record to the next append. When the record is durable, the coordinator answers `intent`."""
         self.gathered.append(PendingDecision(record, intent))
 
     def defer_record(self, record: AnyRecord) -> None:
@@ -117,8 +120,8 @@ class PendingDecisions:
 
 
 class OutcomeDecider:
-    """Decides the states of transactions. The first use of an id opens a transaction; a commit or an abort ends it;
-    then its outcome is sent to each participant until all have stored it."""
+    """Finds transactions by id, and gives them their outcomes. The first use of an id opens a transaction; a commit or
+    an abort ends it; then its outcome is sent to each participant until all have stored it."""
 
     def __init__(
         self, table: TransactionTable, decisions: PendingDecisions, receive: Callable[[Intent, float], None]
@@ -186,8 +189,8 @@ class OutcomeDecider:
 
     # ------------------------------------------------------------------ outcomes
     def commit_without_participants(self, live: LiveTransaction, now: float) -> None:
-        """Commits a transaction that has no participants. Its record is written with the next append, because the loss
-        of this record does no harm."""
+        """Commits a transaction that has no participants, at once. Its record is written with the next append that
+        another record causes, because the loss of this record does no harm."""
         self._table.remove_transaction(live)
         record = make_commit_record({live.txn: []}, owner=live.owned.owner)
         self._table.state.apply(record)
@@ -196,7 +199,8 @@ class OutcomeDecider:
         self._table.counters.count_ended_transaction(now - live.began)
 
     def abort_transaction(self, live: LiveTransaction, reason: AbortReason, now: float) -> None:
-        """Aborts the transaction `live`, which must be open or prepared."""
+        """Aborts the transaction `live`, which must be open or prepared. An open one is aborted at once; a prepared one
+        when a record is durable. Its participants get the outcome."""
         live.reason = reason
         if live.phase is TransactionPhase.PREPARED:
             live.phase = TransactionPhase.ABORTING
@@ -209,6 +213,8 @@ class OutcomeDecider:
         self.record_aborted_end(live, now, is_durable=False)
 
     def record_aborted_end(self, live: LiveTransaction, now: float, *, is_durable: bool) -> None:
+        """Counts the aborted transaction `live`, stores its reason in memory, and sends the outcome to its
+        participants. `is_durable`: True if a record of the abort is durable."""
         self._table.counters.count_ended_transaction(now - live.began)
         self._table.record_abort(live.txn, live.reason, live.owned.owner)
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)

@@ -1,16 +1,17 @@
-"""Requests to other brokers: joins go to the owner of a coordinator, settlements to the owner of a topic.
+"""Requests about transactions to other brokers (`TransactionPeerClient`): joins to the owner of a coordinator,
+settlements to the owner of a topic.
 
-Items for one broker of one turn of the event loop are sent in one request. There is one channel per broker, open until
-`close`. Each request has a deadline; without an answer the outcome is unknown, and the caller asks again.
-Guards: tests/broker/grpc/test_transactions.py.
+All items for one broker that are queued in one turn of the event loop are sent in one request. There is one channel per
+broker, open until `close`. Each request has a deadline; without an answer the outcome is unknown, and the caller asks
+again. Guards: tests/broker/grpc/test_transactions.py.
 
-Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
+`CoordinatorRequestBatch` waits for the answers to all requests that arrived in one RPC, without a task for each.
 
     requests = CoordinatorRequestBatch()
-    running.end_transaction_nowait(requests.add_request(), txn, TransactionEndVerb.COMMIT, …)    sent to the core in
-    this turn results = await requests.wait_answers(timeout_s)                    in the order in which they were added
+    running.end_transaction_nowait(requests.add_request(), txn, TransactionEndVerb.COMMIT, …)    for each request
+    results = await requests.wait_answers(timeout_s)           in the order in which the requests were added
 
-A CoordinatorRequest is the `request` of an intent. Its first answer counts; one without an answer in time gets
+A CoordinatorRequest is the `request` of an intent. Its first answer counts. A request without an answer in time gets
 TimedOut: its outcome is unknown. Guard: tests/broker/transaction/test_together.py.
 """
 
@@ -63,8 +64,8 @@ class TransactionPeerClient:
         self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None
     ) -> JoinAnswer:
         """Sends a join to the broker at `endpoint`, which owns the coordinator, and returns the answer. Raises the
-        error that this broker answers, such as NotOwner or TransactionForgotten. After ConnectionLost and TimedOut the
-        outcome is unknown."""
+        error that this broker answers, such as NotOwner or TransactionForgotten; BackPressure if WAITING_MAX items wait
+        for it. After ConnectionLost and TimedOut the outcome is unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         if reply.HasField("error"):
@@ -91,6 +92,9 @@ class TransactionPeerClient:
     async def settle(
         self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
+        """Sends settlements to the broker at `endpoint`, which owns the topic. Returns one value for each: None if the
+        topic has stored the outcome, else its error. Raises BackPressure if WAITING_MAX items wait for that broker;
+        ConnectionLost or TimedOut if it does not answer."""
         items = [encode_settlement(each, topic) for each in settlements]
         replies = await asyncio.gather(*[self._ask(endpoint, "Settle", item) for item in items])
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
@@ -141,6 +145,7 @@ class TransactionPeerClient:
         return channel
 
     async def close(self) -> None:
+        """Cancels the requests that wait or are in flight, and closes the channels."""
         await self._tasks.close()
         for queue in self._queues.values():
             for _, answered in queue.items:
@@ -152,6 +157,7 @@ class TransactionPeerClient:
 
 
 def encode_settlement(settlement: Settlement, topic: TopicName) -> wire.Settlement:
+    """Returns the settlement of the topic as a message of the protocol."""
     txn, last = settlement.txn, settlement.last
     return wire.Settlement(
         txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, committed=settlement.committed,
@@ -192,7 +198,8 @@ TOGETHER = 1_000
 
 
 class SettlementTransport(Protocol):
-    """Delivers settlements (outcomes of transactions) to topics, whichever broker owns a topic."""
+    """Delivers settlements (outcomes of transactions) to topics, whichever broker owns a topic.
+    broker/node/internal_producer.py implements it; SettlementSender calls it."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
         """Sends settlements to the topic. Returns one value for each settlement: None if the topic has stored the
@@ -209,7 +216,7 @@ class _Waiting(NamedTuple):
 
 class SettlementSender:
     """Sends outcomes of transactions to topics, again and again until each topic has stored them. Then calls the
-    function `settled(settlement, topic)`, once for each settlement."""
+    function `settled(settlement, topic)`, once for each settlement. `failures`: how many requests failed."""
 
     def __init__(self, world: World, topics: SettlementTransport, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
@@ -222,6 +229,7 @@ class SettlementSender:
         self.failures = 0
 
     def add_settlement(self, topic: str, settlement: Settlement) -> None:
+        """Sends the settlement to the topic from now on, in a task."""
         waiting = self._waiting.get(topic)
         if waiting is None:
             self._waiting[topic] = _Waiting([settlement], [], asyncio.Event())
@@ -282,12 +290,13 @@ class SettlementSender:
         return len(self._waiting)
 
     async def close(self) -> None:
+        """Stops sending. Settlements that are not stored yet are dropped; the next epoch sends them again."""
         await self._tasks.close()
 
 
 # ------------------------------------------------------------------------------------ requests of one RPC
 class CoordinatorRequest:
-    """One request to a coordinator. It gets the answer when there is one."""
+    """One request to a coordinator, and its answer. `is_answered`: True if `result` is the answer."""
 
     __slots__ = ("_together", "is_answered", "result")
 
@@ -297,6 +306,7 @@ class CoordinatorRequest:
         self.result: Result = None
 
     def answer(self, result: Result) -> None:
+        """Stores the answer to the request. Later calls have no effect."""
         if not self.is_answered:
             self.is_answered, self.result = True, result
             self._together.on_answered()
@@ -311,12 +321,14 @@ class CoordinatorRequestBatch:
         self._all: asyncio.Future[None] | None = None
 
     def add_request(self) -> CoordinatorRequest:
+        """Adds a request to the batch and returns it, to be passed to a coordinator as the `request` of an intent."""
         question = CoordinatorRequest(self)
         self._questions.append(question)
         self._left += 1
         return question
 
     def on_answered(self) -> None:
+        """Called once for each request, when it is answered."""
         self._left -= 1
         if not self._left and self._all is not None and not self._all.done():
             self._all.set_result(None)

@@ -1,23 +1,23 @@
 """The records that a coordinator writes into its ledger. A record is atomic: all of it counts, or nothing.
 
-    Committed                  the transactions in it are committed, together; and the sink has that batch
-    Prepared                   the transaction survives its coordinator, until its deadline
-    Aborted                    a prepared transaction is aborted (any other is aborted by having no record)
-    Done                       every participant has stored the outcome
-    ParticipantDetached        an administrator removed a participant
-    NameHolderChanged          the name has this holder; earlier ones are fenced
-    IdleNamesRemoved           the names are forgotten
-    OutcomesDiscarded          outcomes of ids below are not kept any more
-    EpochHandedOver            the owner of `epoch` ended in order: these are open, for the next epoch alone
-    SettledOutcomesInSnapshot  in a snapshot alone: outcomes of transactions that are done
-    LargestHolderNumber        in a snapshot alone: the largest number of a holder
-    SinkBatchRecorded          the last batch of a sink, and how long it was idle; batch DISCARDED_BATCH: not kept any
-                               more
-    HalfMessage…               of half messages (state_core.py)
+    TransactionsCommitted       the transactions in it are committed, together; and the sink has committed that batch
+    TransactionPrepared         the transaction is prepared: it survives a crash of its coordinator, until its deadline
+    PreparedTransactionAborted  a prepared transaction is aborted (any other is aborted if it has no commit record)
+    TransactionsSettled         every participant has stored the outcome
+    ParticipantDetached         an administrator removed a participant
+    NameHolderChanged           the name has this holder; earlier ones are fenced
+    IdleNamesRemoved            the names are removed
+    OutcomesDiscarded           outcomes of lower ids are discarded
+    EpochHandedOver             the owner of `epoch` ended in order: these transactions stay open in the next epoch
+    SettledOutcomesInSnapshot   only in a snapshot: the outcomes of settled transactions
+    LargestHolderNumber         only in a snapshot: the largest number of a holder
+    SinkBatchRecorded           the last batch of a sink, and how long the sink was idle; batch DISCARDED_BATCH: the
+                                sink is removed
+    HalfMessage…                records of half messages (state_core.py)
 
-Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
-so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew
-no owners wrote records without it. The bytes are broker/transaction/log.py's.
+Ids are the lower halves of `TxnId` (`least`); the ledger belongs to one coordinator. A deadline begins anew in a new
+epoch, so records store durations. Names and sinks belong to the role `owner` (state_core.py); an earlier version wrote
+records without an owner. broker/transaction/log.py has the encoding.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ import msgspec
 
 
 class Participant(NamedTuple):
-    """A topic that takes part in a transaction, with the number of the transaction's entries in this topic and the
-    position of the last one. The client reports both; -1: not known (broker/common/transactions.py `Settlement`)."""
+    """A topic that takes part in a transaction, with the number of the transaction's entries in this topic, and the
+    position of the last one (`ledger`, `entry`). The client reports both; -1: not known (broker/common/transactions.py
+    `Settlement`)."""
 
     topic: str
     entries: int = -1
@@ -57,7 +58,8 @@ class SinkTag(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
-    """The role that began a transaction, and the name, the holder and the sink under which it was begun."""
+    """The role that began a transaction, and the name, the holder and the sink under which it was begun. `timeout_s`:
+    for how long it may stay open. Ids that are leased together share one object."""
 
     owner: str  # role that began it
     timeout_s: float
@@ -83,12 +85,13 @@ class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoordinatorLogRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The base class of the records in a coordinator's ledger. A class whose description begins with "Record:" says
-    what is true from this record on."""
+    """The base class of the records in a coordinator's ledger. A docstring that begins with "Record:" says what is true
+    from this record on."""
 
 
 class TransactionsCommitted(CoordinatorLogRecord, frozen=True, array_like=True, tag=1):
-    """Record: these transactions are committed, all of them together."""
+    """Record: these transactions are committed, all of them together. `txns`: each id with its participants, which are
+    indexes into `topics`; `sink`: the batch of a sink that they are, None if they belong to no sink."""
 
     txns: list[tuple[int, list[ParticipantWithTopicIndex]]]
     topics: list[str]
@@ -98,7 +101,7 @@ class TransactionsCommitted(CoordinatorLogRecord, frozen=True, array_like=True, 
 
 
 class TransactionPrepared(CoordinatorLogRecord, frozen=True, array_like=True, tag=2):
-    """Record: a transaction is prepared. It stays open until its deadline, even if the coordinator moves to another
+    """Record: a transaction is prepared. It stays open for `left_s` seconds, even if the coordinator moves to another
     broker."""
 
     txn: int
@@ -129,7 +132,8 @@ class ParticipantDetached(CoordinatorLogRecord, frozen=True, array_like=True, ta
 
 
 class NameHolderChanged(CoordinatorLogRecord, frozen=True, array_like=True, tag=6):
-    """Record: a name has the new holder number `holder`. Clients with a lower number may not use the name any more."""
+    """Record: a name has the new holder number `holder`. Clients with a lower number may not use the name any more.
+    `idle_s`: for how long the name was idle when the record was written."""
 
     name: str
     holder: int
@@ -260,7 +264,8 @@ AnyRecord = (
 def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> TransactionsCommitted:
-    """Returns the record that commits the transactions `txns`. `txns`: for each transaction id, its participants."""
+    """Returns the record that commits the transactions `txns`. `txns`: for each transaction id, its participants;
+    `sink`: the batch that they are; `half`: the half message that they publish, 0 for none; `owner`: their role."""
     topics: dict[str, int] = {}
     rows = [
         (
@@ -273,4 +278,6 @@ def make_commit_record(
 
 
 def decode_participants(record: TransactionsCommitted, shares: list[ParticipantWithTopicIndex]) -> list[Participant]:
+    """Returns the participants of one transaction in a commit record. `shares`: the transaction's row in
+    `record.txns`."""
     return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

@@ -1,20 +1,19 @@
-"""The durable state of a coordinator: the result of applying the records of its ledger in their order.
+"""The durable state of a coordinator (`CoordinatorState`): the result of applying the records of its ledger in order.
 
     state.apply(record)      when the record is durable, and in the same order when the ledger is read
-    state.snapshot()         records that restore the same state: a ledger begins with them
+    state.snapshot()         yields records that restore the same state: a ledger begins with them
 
-So an owner and the one after it have the same state, and a restart changes nothing.
-Guards: tests/broker/transaction/test_coordinator_walk.py.
+So the next owner of a coordinator has the same state as its former owner. Guards:
+tests/broker/transaction/test_coordinator_walk.py.
 
-The ids that a coordinator gave, and what is known of each: its owner, its deadline, and its outcome.
-
-This class only stores and finds them; outcomes_core.py and begins_core.py decide what becomes of a transaction. An id
-is in one of three tables (unused, live, ending), or has ended: then it is committed if the durable state says so, and
-else aborted. Indexes lead from an owner, its names and its sinks to the ids without an outcome.
+`TransactionTable` has the ids that a coordinator gave to clients, with the owner, the deadline and the outcome of each.
+It only stores and finds them; outcomes_core.py and begins_core.py decide about transactions. An id is in one of three
+tables (unused, live, ending), or is settled: then it is committed if the durable state says so, and else aborted.
+Indexes lead from a role, its names and its sinks to the ids without an outcome.
 
 **Another role** than the one that began a transaction gets the answer for an id that was never given, whatever its
-state is: `check_owner` comes before any other check. Ids that were aborted and are in no table are ABORTED for every
-role, for it is not known who began them; the answer says no more than that there was no commit.
+state is: `check_owner` is called before any other check. An id that was aborted and is in no table is ABORTED for every
+role, because its role is not known; the answer only says that there was no commit.
 
 Also in this file, each below its heading: the half messages in a coordinator's ledger, and the outcomes of those that
 ended (stored_halves_core); values that belong to a role (owned_core); a transaction in memory (live_core).
@@ -69,14 +68,14 @@ from .records_core import (
 #     halves.find_half_message_outcome(half)     COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
 #
 # A half is in `open` from its HalfMessageStored to the record that ends it: the COMMIT of the transaction that
-# published it (Committed.half), or HalfMessageRolledBack. Then its id is in one of two bitmaps until
+# published it (`half` of its record), or HalfMessageRolledBack. Then its id is in one of two bitmaps until
 # HalfMessageOutcomesDiscarded. Its age is that of the last HalfMessageAgeRecorded: the time since then is lost in a
 # take-over, so that no clock of another machine matters. Guards: tests/broker/transaction/test_halves_walk.py.
 
 
 class StoredHalfMessages:
-    """The half messages that are stored in a coordinator's ledger: the open ones, and the outcomes of those that have
-    ended."""
+    """The half messages that are stored in a coordinator's ledger: the open ones (`open`, by id), and the outcomes of
+    those that have ended. `size_bytes`: the bytes of the messages of all open ones."""
 
     __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
@@ -88,6 +87,8 @@ class StoredHalfMessages:
         self._of: dict[str, BitMap64] = {}  # those that ended, by the role that prepared them
 
     def apply(self, record: HalfRecord) -> None:
+        """Applies a durable record about half messages. Must be called in the order of the ledger. (A commit comes by
+        `add_committed_half_message`.)"""
         match record:
             case HalfMessageStored():
                 self.open[record.half] = record
@@ -149,6 +150,7 @@ class StoredHalfMessages:
         return all(each.parked for each in self.open.values())
 
     def snapshot(self) -> Iterator[HalfRecord]:
+        """Yields records from which the same state can be restored."""
         yield from self.open.values()
         if self._committed or self._rolled_back:
             owners = {owner: ids.serialize() for owner, ids in self._of.items()}
@@ -164,6 +166,7 @@ class StoredHalfMessages:
 
 
 def half_message_size_bytes(half: HalfMessageStored) -> int:
+    """Returns the bytes of the messages of a half message, with the names of their topics."""
     return sum(len(each.topic) + len(each.entry) for each in half.messages)
 
 
@@ -209,11 +212,13 @@ class ValuesByRoleAndName(Generic[Value]):
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def store_value(self, owner: str, name: str, value: Value) -> None:
+        """Stores the value of the role `owner` under the name, in place of its former value."""
         if (owner, name) not in self._values:
             self._counts[owner] = self._counts.get(owner, 0) + 1
         self._values[owner, name] = value
 
     def remove(self, owner: str, name: str) -> None:
+        """Removes the value of exactly this role and name, if there is one."""
         if self._values.pop((owner, name), None) is None:
             return
         self._counts[owner] -= 1
@@ -260,14 +265,18 @@ class CommittedTransactionIds:
         return _has(self._free, txn) or _has(self._owned, txn)
 
     def has_other_owner(self, txn: int, owner: str) -> bool:
+        """Returns True if the transaction is committed, and another role than `owner` began it. Returns False if it was
+        begun without a role."""
         return _has(self._owned, txn) and not _has(self._of.get(owner, {}), txn)
 
     def discard_ids_below(self, below: int) -> None:
+        """Removes all ids below `below`."""
         for ids in (self._free, self._owned, *self._of.values()):
             discard_ids_below(ids, below)
         self._of = {owner: ids for owner, ids in self._of.items() if ids}
 
     def restore_ids_from_record(self, record: SettledOutcomesInSnapshot) -> None:
+        """Adds the ids of one record of a snapshot, while the ledger is read."""
         everything, owned = BitMap.deserialize(record.committed), BitMap()
         for owner, ids in record.owners.items():
             found = self._of.setdefault(owner, {})[record.high] = BitMap.deserialize(ids)
@@ -306,6 +315,7 @@ def _has(ids: Ids, txn: int) -> bool:
 
 
 def discard_ids_below(ids: Ids, below: int) -> None:
+    """Removes from the set `ids` all ids below `below`."""
     high, low = below >> LOW_BITS, below & _LOW
     for each in [each for each in ids if each < high]:
         del ids[each]
@@ -332,14 +342,18 @@ class UnsettledOutcome(msgspec.Struct):
 
 class NameHolder(msgspec.Struct):
     """The present holder of a name under which transactions are begun. Each client that takes the name over gets the
-    next holder number; only the latest may begin and end transactions under the name."""
+    next holder number; only the latest may begin and end transactions under the name. `idle_s`: for how long the name
+    was idle when this was recorded."""
 
     holder: int
     idle_s: float  # when the record was written
 
 
 class CoordinatorState:
-    """The durable state of one coordinator. It results from applying the records of its ledger in order."""
+    """The durable state of one coordinator. It results from applying the records of its ledger in order. `kept`: the
+    ids of committed transactions; `unsettled`: outcomes that participants may not have stored; `prepared`: prepared
+    transactions; `handed`: what earlier epochs handed over; `forgotten_below`: the outcomes of lower ids are
+    discarded."""
 
     __slots__ = (
         "forgotten_below",
@@ -368,6 +382,8 @@ class CoordinatorState:
         return txn in self.kept
 
     def apply(self, record: AnyRecord) -> None:
+        """Applies a durable record. Must be called in the order of the ledger. Raises KeyError or ValueError if the
+        record contradicts the state, which means that the ledger is damaged."""
         match record:
             case TransactionsCommitted():
                 self._committed(record)
@@ -465,7 +481,7 @@ class CoordinatorState:
 # ----------------------------------------------------------------------------------------------------- live_core
 # A transaction in memory: an id that is not used yet, one without an outcome, or one whose outcome is being settled.
 #
-#     Lease ─first use→ Live ─outcome→ Ending ─every participant has stored it→ gone; state_core.py says the rest
+#     lease ─first use→ live ─outcome→ ending ─every participant has stored it→ gone; CoordinatorState says the rest
 #
 # The phases are those of coordinator_core.py. Guards: tests/broker/transaction/.
 
@@ -496,7 +512,8 @@ class TransactionIdLease(msgspec.Struct):
 
 
 class LiveTransaction(msgspec.Struct):
-    """A transaction that has begun and has no durable outcome yet."""
+    """A transaction that has begun and has no durable outcome yet. `began`: the time of its first use, or of this
+    epoch's start; `deadline`: when it is aborted (both in monotonic seconds); `reason`: why it is being aborted."""
 
     txn: int
     owned: TransactionOwner
@@ -544,8 +561,9 @@ class AbortedTransaction(NamedTuple):
 
 
 class TransactionTable:
-    """The transactions of a coordinator by id, and the leased ids that were not used yet. `state`: the state that was
-    read from the ledger; from then on only the coordinator applies records to it."""
+    """The transactions of a coordinator by id, and the leased ids that were not used yet (`unused`). `live`: those
+    without a durable outcome; `ending`: those whose outcome is being settled; `state`: the state that was read from the
+    ledger; from then on only the coordinator applies records to it."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: CoordinatorLimits,
@@ -569,6 +587,7 @@ class TransactionTable:
 
     # ------------------------------------------------------------------ what is added and removed
     def add_lease(self, txns: Iterable[int], owned: TransactionOwner, now: float) -> None:
+        """Adds ids that are leased to a client for `lease_s` seconds from `now` on."""
         lease = TransactionIdLease(owned, now + self.limits.lease_s)
         for txn in txns:
             self.unused[txn] = lease
@@ -576,11 +595,13 @@ class TransactionTable:
             self._index(txn, owned)
 
     def add_transaction(self, live: LiveTransaction) -> None:
+        """Adds a transaction without an outcome, with its deadline."""
         self.live[live.txn] = live
         heapq.heappush(self.deadlines, (live.deadline, live.txn))
         self._index(live.txn, live.owned)
 
     def remove_transaction(self, live: LiveTransaction) -> None:
+        """Removes a transaction because it gets its outcome."""
         del self.live[live.txn]
         self.remove_from_indexes(live.txn, live.owned)
 
@@ -592,6 +613,7 @@ class TransactionTable:
             self.by_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
 
     def remove_from_indexes(self, txn: int, owned: TransactionOwner) -> None:
+        """Removes the id from the indexes by role, name and sink, because it is no longer unused or live."""
         self.open_by_owner[owned.owner] -= 1
         if not self.open_by_owner[owned.owner]:
             del self.open_by_owner[owned.owner]
@@ -629,6 +651,7 @@ class TransactionTable:
         return (outcome.owner or None) if outcome is not None else None
 
     def make_unknown_id_error(self, txn: int) -> InvalidRequest:
+        """Returns the error for an id that was never given to a client."""
         return InvalidRequest(f"{self.make_txn_id(txn)} was never given")
 
     def is_sink_batch_committed(self, owned: TransactionOwner) -> bool:
@@ -657,6 +680,7 @@ class TransactionTable:
         return gone.reason if gone is not None else unknown
 
     def make_transaction_forgotten_error(self, txn: int) -> TransactionForgotten:
+        """Returns the error for a transaction whose outcome was discarded."""
         return TransactionForgotten(f"{self.make_txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def make_abort_error(self, txn: int) -> MagnetarError:
@@ -689,12 +713,14 @@ class TransactionTable:
         return self.state.sinks.find(owner, sink_id)
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
-        """Returns descriptions of up to `limit` transactions that are not settled, the oldest first. If `txn` is given,
-        describes only this transaction."""
+        """Returns descriptions of up to `limit` transactions that have begun and are not settled, the oldest first. If
+        `txn` is given, describes only this transaction, also if it is settled; [] if its id was not used."""
         found = sorted({*self.live, *self.ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self.transaction_row(each, now)) is not None]
 
     def transaction_row(self, txn: int, now: float) -> TransactionRow | None:
+        """Returns a description of the transaction; None if its id was not given or not used yet. For a settled
+        transaction only the state and the reason are known."""
         live, ending = self.live.get(txn), self.ending.get(txn)
         if live is not None:
             left_s = max(0.0, live.deadline - now)

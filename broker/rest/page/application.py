@@ -3,34 +3,35 @@
     GET  /ui/…                  a view (topic_views.py) in its template; `?format=json`: the value of the view
     GET  /ui/…?live=1           the same as a stream of events: the part that changes, each time it has changed
     POST /ui/topics/…           changes the backlog of a subscription, or publishes a message again, after a preview
-    POST /ui/login, /ui/logout  credentials as over REST; the cookie names them, and they are checked at each request
-    GET  /ui/static/…           the style sheet, and one small module that keeps the shown view current
+    POST /ui/login, /ui/logout  credentials as over REST; a cookie refers to them, and each request checks them
+    GET  /ui/static/…           the style sheet, and one small script that keeps the shown view current
 
-Order: the walls, the caller, the view, its template. The page works without its script. It is imported with
-jinja2 at its first request, so a server whose page was never opened does not hold it in memory.
+Order: the security checks; the caller is authenticated; the view runs; its template is rendered. The page works without
+its script. This module and jinja2 are imported at the first request for the page, so that an unused page takes no
+memory.
 
-Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S; VIEW_S for a view.
+Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S seconds; a view may take VIEW_S seconds.
 Guarding tests: tests/broker/rest/test_page.py.
 
-What the page changes: the backlog of one subscription of a topic, in two steps; and a topic, by publishing one of its
-messages or dead letters again (messages.py), in the same two.
+A user can change two things on the page, each after a preview: the backlog of one subscription of a topic, and a topic,
+by publishing one of its messages or dead letters again (messages.py).
 
-    action = parse_page_action(form)                     what the form asks for; raises HttpError
-    sentence = await preview_page_action(call, action)   "This would …", and nothing is changed
-    await run_page_action(call, action)                  the operation, as the caller: authorized and audited as on REST
+    action = parse_page_action(form)                     returns the change that the form requests
+    sentence = await preview_page_action(call, action)   returns "This would …", and changes nothing
+    await run_page_action(call, action)                  calls the operation as the caller: authorized and audited
 
 Guarding test: test_a_backlog_is_changed_only_after_a_preview (tests/broker/rest/test_page.py).
 
-The walls of the page: what a request must have before a view runs, and the headers of every answer.
+The security checks of the page, before a view runs:
 
-    check_host(host, advertised)          against DNS rebinding: a caller that brought no credentials names an address
-    check_origin(headers)                 a change comes from a page of this server
+    check_host(host, advertised)              against DNS rebinding, for callers without credentials
+    check_origin(headers)                     a change must come from a page of this server
     FormTokens().check_token(cookie, token)   … and from a form that this process made for this browser
-    BrowserSessions(clock).find(cookie)   the credentials of a caller who has logged in
+    BrowserSessions(clock).find(cookie)       returns the credentials of a caller who has logged in
 
-Names, properties and payloads are hostile: templates escape them, and `HEADERS` lets the browser run and load only what
-this server has. The page has no rights of its own: each operation is called as the caller, as over REST.
-Guarding tests: tests/broker/rest/test_page.py.
+Names, properties and payloads come from clients, and may be hostile: templates escape them, and `HEADERS` lets the
+browser run and load only files of this server. The page has no rights of its own: each operation is called as the
+caller, as over REST. Guarding tests: tests/broker/rest/test_page.py.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ COOKIE_MAX = 128
 def check_host(host: str, advertised: str) -> None:
     """Raises HttpError (421) unless the HTTP header `Host` is an IP address, localhost or the advertised host of this
     broker. So a web page of another site cannot read this page by pointing its own host name at this machine (DNS
-    rebinding)."""
+    rebinding). `advertised`: that host, "" if there is none."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -127,21 +128,23 @@ class FormTokens:
 
 class BrowserSession(NamedTuple):
     """A login of a browser. `authorization`: its credentials, which are checked again at each request. `end_s`: when
-    the login ends."""
+    the login ends (monotonic seconds)."""
 
     authorization: str
     end_s: float
 
 
 class BrowserSessions:
-    """The logins of all browsers at this process, by their cookies."""
+    """The logins of all browsers at this process, by their cookies: at most SESSIONS_MAX, each for SESSION_S
+    seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions = OrderedDict[str, BrowserSession]()
 
     def add(self, authorization: str) -> str:
-        """Creates a login with these credentials, and returns its cookie."""
+        """Creates a login with these credentials, and returns its cookie. If there are too many logins, ends the one
+        that was used least recently."""
         cookie = make_cookie()
         self._sessions[cookie] = BrowserSession(authorization, self._clock.monotonic() + SESSION_S)
         while len(self._sessions) > SESSIONS_MAX:
@@ -160,6 +163,7 @@ class BrowserSessions:
         return session.authorization
 
     def discard(self, cookie: str) -> None:
+        """Ends the login that has this cookie, if there is one."""
         self._sessions.pop(cookie, None)
 
 
@@ -197,7 +201,8 @@ def parse_page_action(form: Mapping[str, str]) -> PageAction:
 
 
 async def preview_page_action(call: RestRequest, action: PageAction) -> str:
-    """Returns a text that tells the user what `run_page_action` would do with this action. Changes nothing."""
+    """Returns a text that tells the user what `run_page_action` would do with this action. Changes nothing. Raises
+    Unauthorized if the caller may not analyze the backlog, and the errors of that operation."""
     topic, name = call.topic, call.names["subscription"]
     await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
     found = await call.call_topic_owner(op.ANALYZE_BACKLOG, topic, name=name)
@@ -214,8 +219,8 @@ async def preview_page_action(call: RestRequest, action: PageAction) -> str:
 
 
 async def run_page_action(call: RestRequest, action: PageAction) -> None:
-    """Changes the backlog of the subscription in the path of the request, as the action requests. Raises the errors of
-    the operation."""
+    """Changes the backlog of the subscription in the path of the request, as the action requests. Raises Unauthorized
+    if the caller may not do that, and the errors of the operation."""
     topic, name = call.topic, call.names["subscription"]
     if action.act == "skip":
         await call.authorize(op.SKIP_MESSAGES, topic=topic.full, name=name)
@@ -259,7 +264,8 @@ for _name in _TEMPLATES.list_templates():
 
 
 class PageApplication:
-    """The ASGI application of the HTML page at /ui."""
+    """The ASGI application of the HTML page at /ui. `admit`: authenticates the caller of a request; `make_call`: makes
+    the RestRequest that a view gets."""
 
     def __init__(self, admit: Admit, make_call: MakeCall, broker: TopicManager) -> None:
         self._admit = admit

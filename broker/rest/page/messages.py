@@ -1,13 +1,13 @@
-"""The messages of one topic on the page: shows them, searches them, and shows the newest as they arrive;
+"""The messages of one topic on the page: shows and searches messages, shows the newest ones as they arrive, and
 publishes one of them again.
 
-    messages(call)      the messages with an id, at a time or of a backlog; or a search by key, property or text
-    tail(call)          the newest messages, for a view that is renewed while it is open
+    view_messages(call)         the messages with an id, at a time or of a backlog; or a search by key, property or text
+    view_newest_messages(call)  the newest messages, for a view that the browser renews while it is open
 
-The topic's owner searches (session/finding.py), backwards from the end of the topic, or from where the search before
-it stopped. Its answer says how far it got, and the page has the link to continue.
+The topic's owner searches (session/finding.py), backwards from the end of the topic, or from the place where the
+previous search stopped. Its answer says how far it got, and the page has a link to continue.
 
-The caller needs the permission to consume, which is checked before anything is read.
+The caller needs the permission to consume, which is checked before a message is read.
 Guarding tests: tests/broker/rest/test_page_messages.py.
 
 Also in this file, below its heading: publishing one message again (resending).
@@ -83,8 +83,8 @@ async def ask_owner(call: RestRequest, operation: Operation[T], **arguments: obj
 
 
 def parse_form_time(text: str) -> int:
-    """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch. Raises
-    HttpError if the text is not a time."""
+    """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch; 0 for an
+    earlier time. Raises HttpError (400) if the text is not a time."""
     try:
         return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
     except (ValueError, OverflowError):
@@ -93,7 +93,7 @@ def parse_form_time(text: str) -> int:
 
 def json_text(text: str) -> str:
     """Returns the JSON document `text`, indented over several lines. Raises ValueError if `text` is not JSON, or is
-    nested so deep that the indentation would make it many times as long."""
+    nested deeper than NESTED_MAX."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -134,8 +134,10 @@ def _hex_text(payload: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A stored message as the page shows it. `way`: the format of the text `payload`. `cut`: whether `payload` is only
-    the beginning of the message's payload. `acts`: what the caller may do with the message (RESEND, REDRIVE)."""
+    """A stored message as the page shows it. `index`: its index in the topic; `published_ms`: when it was published (ms
+    since the epoch); `size`: the bytes of its payload; `way`: the format of the text `payload`. `cut`: whether
+    `payload` is only the beginning of the message's payload. `acts`: what the caller may do with the message (RESEND,
+    REDRIVE)."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -152,11 +154,11 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """The progress of a search. `before`: the index below which the next search must continue; 0 if everything was
-    searched. `why`: the reason why the search stopped before that. `unread`: the number of messages that could not be
-    searched, because they are encrypted, chunks, damaged or too large. `waiting`: the number of messages after the
-    begin of an open transaction, which no consumer gets yet. `skipped`: the number of messages that key indexes passed
-    over."""
+    """The progress of a search. `messages`, `bytes`: how much was searched; `before`: the index below which the next
+    search must continue; 0 if everything was searched. `why`: the reason why the search stopped before that. `unread`:
+    the number of messages that could not be searched, because they are encrypted, chunks, damaged or too large.
+    `waiting`: the number of messages after the begin of an open transaction, which no consumer gets yet. `skipped`: the
+    number of messages that the search did not read, because key indexes exclude them."""
 
     messages: int
     bytes: int
@@ -171,7 +173,7 @@ class SearchProgress:
 class MessagesView:
     """The content of the page with messages of a topic. The query selects messages by `id`, `time` or `subscription`;
     or by a search for `key`, `property`, `text` and `where`, published from `since` until `until`. Without a selection,
-    it has the last message. `progress`: the progress of a search; None if the query is not a search."""
+    the content is the last message. `progress`: the progress of a search; None if the query is not a search."""
 
     topic: str
     id: str
@@ -191,8 +193,7 @@ class MessagesView:
 @dataclass(frozen=True, slots=True)
 class NewestMessagesView:
     """The content of the page with the newest messages of a topic, the newest first. `end_index`: the index that the
-    next message will get; it shows users how many messages have arrived since, also if they are not in
-    `view_messages`."""
+    next message will get; it shows users how many messages have arrived since, also if they are not in `messages`."""
 
     topic: str
     end_index: int
@@ -255,8 +256,8 @@ async def view_newest_messages(call: RestRequest) -> NewestMessagesView:
 
 
 def find_real_topic(message: DecodedMessage, here: TopicName) -> TopicName | None:
-    """Returns the topic from which a dead letter came; None if the message is not a dead letter. `here`: the topic that
-    contains the message."""
+    """Returns the topic from which a dead letter came; None if the message is not a dead letter, or names no other
+    persistent topic by its full name. `here`: the topic that contains the message."""
     told = decode_properties(message.metadata).get(REAL_TOPIC, "")
     try:
         found = TopicName.parse(told)
@@ -334,8 +335,9 @@ async def _find_entries(call: RestRequest, wanted: tuple[int, int, int] | None, 
 
 @dataclass(slots=True)
 class DecodedMessage:
-    """A message that was decoded from an entry. `metadata`: the metadata of this message in a batch, or of its entry if
-    the entry is not a batch."""
+    """A message that was decoded from an entry. `id`, `index`, `size`, `published_ms`: as in MessageView; `metadata`:
+    the metadata of this message in a batch, or of its entry if the entry is not a batch; `payload`: of a message that a
+    search found, only the part that is shown; `is_encoded`: True if the payload is encrypted, or a chunk."""
 
     id: str
     index: int
@@ -348,8 +350,9 @@ class DecodedMessage:
 
 
 async def decode_entry(call: RestRequest, found: Any, wanted: tuple[int, int, int] | None) -> list[DecodedMessage]:
-    """Returns the messages of an entry, without those that are acknowledged. If `wanted` has a batch index, returns
-    only the message with this index. Raises HttpError if the entry is too large for the page."""
+    """Returns the messages of an entry, without those that are acknowledged. If `wanted` (ledger id, entry id, batch
+    index) has a batch index, returns only the message with this index; [] if there is none. Raises HttpError (413) if
+    the entry is too large for the page; CorruptEntry if it does not parse."""
     last_index, header = parse_entry(found.entry)
     if is_too_large(header):
         raise HttpError("this entry is too large for the page: read it with 'magnetar consume' or the SDK", 413)
@@ -378,8 +381,8 @@ def _message(found: DecodedMessage, way: str, most: int, acts: tuple[str, ...]) 
 
 # ----------------------------------------------------------------------------------------------------- search
 async def search_messages(call: RestRequest, asked: dict[str, str]) -> tuple[list[DecodedMessage], SearchProgress]:
-    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns the messages, and the
-    progress of the search. Raises HttpError if a parameter is invalid."""
+    """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most FOUND_MAX
+    messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter is invalid."""
     times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
     before = parse_number(call.query.get("before", "") or "0")
     if before is None:
@@ -427,8 +430,9 @@ async def _decode_found(call: RestRequest, answer: FoundMessages) -> list[Decode
 
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
-    """A message that would be published again, and the topic to which. `preview`: a text for the user that says what
-    this would do."""
+    """A message that would be published again, and the topic to which (`target`). `act`: RESEND or REDRIVE; `id`: the
+    id of the original; `client_part`: the entry to publish; `once`: the text that identifies the plan; `preview`: a
+    text for the user that says what publishing would do."""
 
     act: str
     id: str
@@ -440,6 +444,7 @@ class ResendPlan:
 
     @property
     def producer_name(self) -> str:
+        """Returns the name under which the message is published; it is different for each plan."""
         return f"page-{self.once}"
 
 
@@ -454,7 +459,8 @@ class ResendResult:
 async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> ResendPlan:
     """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND (to the same
     topic) or REDRIVE (a dead letter back to the topic from which it came). `once`: a text that is different for each
-    plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound, Unauthorized."""
+    plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if there is no such
+    message; Unauthorized if the caller may not consume the one topic, or publish to the other."""
     if act not in (RESEND, REDRIVE):
         raise HttpError(f"an action is {RESEND} or {REDRIVE}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")
@@ -532,8 +538,8 @@ def _preview(act: str, id_: str, target: TopicName, metadata: MessageMetadata, t
 
 async def publish_again(call: RestRequest, plan: ResendPlan) -> ResendResult:
     """Publishes the message of the plan, writes this to the audit log, and returns when the message is confirmed.
-    Raises IncompatibleSchema and the errors of a producer. After TimedOut or ConnectionLost it is unknown whether the
-    message was published."""
+    Raises IncompatibleSchema if the topic refuses its schema, and the errors of a producer. After TimedOut or
+    ConnectionLost it is unknown whether the message was published."""
     broker, context, result, new = call.broker, call.context, "done", ""
     try:
         (place,) = await broker.internal_producer.publish_messages(

@@ -1,23 +1,21 @@
-"""The views of one topic: itself, its ledgers, its messages, a subscription.
+"""The views of the page: each is a function that returns a value, which a template shows as HTML. `?format=json`
+returns the value itself.
 
-A view has what its caller may see: who may look the topic up sees its statistics and ledgers; the cursor and the
-buttons of a subscription, and payloads, need the permission to consume, as over REST.
-Guarding tests: tests/broker/rest/test_page_views.py.
-
-Numbers and names as the page shows them: the filters of its templates, such as `size` and `topic_path`.
-
-The views of the page: each is a function that returns a value, and a template shows it.
-
-A view calls operations as its caller (`RestRequest`), so the page shows nobody more than REST does. `?format=json`
-shows the value itself.
+A view calls operations as its caller (`RestRequest`), so the page shows a caller only what REST would show. Statistics
+and ledgers of a topic need the permission to look the topic up. Payloads, and the cursor and the buttons of a
+subscription, need the permission to consume.
 
 | path below /ui | view | template |
 |---|---|---|
-| `/` | `view_overview`; `view_landing_page` for who may not operate the cluster | overview.html, landing.html |
+| `/` | `view_overview`; without the right to operate the cluster `view_landing_page` | overview.html, landing.html |
 | `/topics` | `view_topics` | topics.html |
-| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `view_topic` (topic_views.py) | topic.html |
-| the same, and `/ledgers`, `/messages`, `/tail`, `/subscription/{name}` | of the same name, there | of the same name |
-| `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | of the same name | of the same name |
+| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `view_topic` | topic.html |
+| the same, and `/ledgers` | `view_ledgers` | ledgers.html |
+| … and `/messages`, `/tail` | `view_messages`, `view_newest_messages` (messages.py) | messages.html, tail.html |
+| … and `/subscription/{name}` | `view_subscription` | subscription.html |
+| `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | `view_…` of that name | of that name |
+
+Also in this file: the filters of the templates, which format numbers and names, such as `size` and `topic_path`.
 
 Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_views.py.
 """
@@ -130,8 +128,8 @@ def segment(name: str) -> str:
 
 
 def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
-    """Divides a bar with a width of 1,000 into parts in proportion to `sizes`. Returns (beginning, width) of each part.
-    """
+    """Divides a bar with a width of 1,000 into parts in proportion to `sizes`. Returns (beginning, width) of each part;
+    all widths are 0 if all sizes are 0."""
     whole, found, at = sum(sizes) or 1, list[tuple[float, float]](), 0.0
     for each in sizes:
         found.append((round(1000 * at / whole, 2), round(1000 * each / whole, 2)))
@@ -207,11 +205,12 @@ class LedgerRow:
 
     @property
     def messages(self) -> int:
+        """Returns the number of messages in the ledger; 0 if it was trimmed in the meantime."""
         return self.kept.messages if self.kept is not None else 0
 
     @property
     def sentence(self) -> str:
-        """The reason, in words, why the ledger is kept."""
+        """Returns the reason, in words, why the ledger is kept; or that it was deleted."""
         return self.kept.sentence if self.kept is not None else "It was deleted just now."
 
 
@@ -227,7 +226,7 @@ class LedgersView:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of the ledgers in bytes, for the bar that shows them."""
+        """Returns the sizes of the ledgers in bytes, for the bar that shows them."""
         return [each.copies.bytes for each in self.ledgers]
 
     @property
@@ -237,6 +236,8 @@ class LedgersView:
 
 
 async def view_topic(call: RestRequest) -> TopicView:
+    """Returns the content of the page of one topic. Explains at most WHY_MAX subscriptions, each by a request to the
+    topic's owner. Raises TopicNotFound if the topic does not exist; Unauthorized if the caller may not see it."""
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
@@ -273,7 +274,8 @@ async def view_subscription(call: RestRequest) -> SubscriptionView:
 
 
 async def view_ledgers(call: RestRequest) -> LedgersView:
-    """Returns the content of one page with up to LEDGERS ledgers of a topic."""
+    """Returns the content of one page with up to LEDGERS ledgers of a topic, after the ledger id in the query parameter
+    `after`. Raises HttpError (405) if the topic is partitioned."""
     await call.check_unpartitioned(op.DESCRIBE_LEDGERS, ONE)
     after = parse_number(call.query.get("after", "0")) or 0
     found = await ask_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS)
@@ -296,8 +298,9 @@ PLACES_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class OverviewView:
-    """The content of the start page: sums over the cluster, the alarms, the topics with the largest backlogs, and the
-    topics with the most traffic."""
+    """The content of the start page: sums over the brokers of the cluster, and the alarms. `worst`: the topics with the
+    largest backlogs, `busiest`: those with the most traffic; at most ROWS of each. Rates are messages per second,
+    throughputs bytes per second."""
 
     topics: int
     subscriptions: int
@@ -319,9 +322,9 @@ class OverviewView:
 
 @dataclass(frozen=True, slots=True)
 class LandingView:
-    """The content of the start page for a caller who may not operate the cluster. `namespaces`: those of which it may
-    look every topic up; `view_topics`: the topics that were granted to it by name, or if it asked for one of the
-    namespaces (`namespace`) the topics of that."""
+    """The content of the start page for a caller who may not operate the cluster. `namespaces`: those in which the
+    caller may look up every topic; `topics`: the topics that were granted to the caller by name, or, if the query names
+    one of the namespaces (`namespace`), the topics of that."""
 
     namespaces: tuple[str, ...]
     topics: tuple[str, ...]
@@ -330,8 +333,8 @@ class LandingView:
 
 @dataclass(frozen=True, slots=True)
 class TopicsView:
-    """The content of one page of the list of topics. `q`: the text by which the topics were selected. `sort`: the order
-    of the topics."""
+    """The content of one page of the list of topics. `q`: the text that the names of the topics contain. `sort`: the
+    order of the topics."""
 
     q: str
     sort: str
@@ -340,7 +343,8 @@ class TopicsView:
 
 @dataclass(frozen=True, slots=True)
 class BrokersView:
-    """The content of the page about brokers. `silent`: the endpoints of the brokers that did not answer."""
+    """The content of the page about brokers. `silent`: the endpoints of the brokers that did not answer; `died`: the
+    brokers that have ended without closing in order."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
@@ -393,7 +397,8 @@ class SettingsView:
 
 
 async def view_overview(call: RestRequest) -> OverviewView:
-    """Returns the content of the start page."""
+    """Returns the content of the start page. Brokers that do not answer in time are missing from its sums, and cause an
+    alarm; so does a metadata store that does not answer."""
     summary = await call.call_local(op.BROKER_SUMMARIES)
     unread = summary.metadata_away_ms or summary.metadata_late
     status = None if unread else await _repair_status(call)
@@ -417,8 +422,9 @@ async def view_overview(call: RestRequest) -> OverviewView:
 
 
 async def view_landing_page(call: RestRequest) -> LandingView | Response:
-    """Shows where the caller has rights; or leads to the topic that the query names, whose view has its own rights.
-    Looks at the first NAMESPACES_MAX namespaces of the first TENANTS_MAX tenants, and shows PLACES_MAX names."""
+    """Returns the namespaces and topics in which the caller has rights: looks at the first NAMESPACES_MAX namespaces of
+    the first TENANTS_MAX tenants, and returns at most PLACES_MAX names of each sort. If the query names a topic,
+    returns a redirect to its page, which checks the caller's rights itself."""
     if named := call.query.get("topic", "").strip():
         return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
     if of := call.query.get("namespace", ""):
@@ -478,6 +484,8 @@ def _alarms(found: ClusterSummary, now_ms: int, departing: Collection[str]) -> l
 
 
 async def view_topics(call: RestRequest) -> TopicsView:
+    """Returns one page of the list of topics in the cluster: at most 100, selected by the query parameters `q`, `sort`
+    and `after`."""
     q, sort = call.query.get("q", ""), call.query.get("sort", "")
     page = await call.call_local(
         op.TOPIC_PAGE, prefix="", contains=q, sort=sort, after=call.query.get("after", ""), limit=100, here=False
@@ -486,17 +494,20 @@ async def view_topics(call: RestRequest) -> TopicsView:
 
 
 async def view_brokers(call: RestRequest) -> BrokersView:
+    """Returns the content of the page about brokers."""
     found = await call.call_local(op.BROKER_SUMMARIES)
     return BrokersView(found.brokers, found.silent, found.died)
 
 
 async def view_bookies(call: RestRequest) -> BookiesView:
+    """Returns the content of the page about bookies."""
     found = await call.call_local(op.LIST_BOOKIES)
     return BookiesView(tuple(found))
 
 
 async def view_settings(call: RestRequest) -> SettingsView:
-    """Returns the settings of this broker, each with its default and its meaning."""
+    """Returns the content of the page about settings: the settings of this broker, each with its default and its
+    meaning."""
     described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
     config = type(call.broker.config)
     defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in list_settings(config)}
@@ -516,12 +527,16 @@ async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[
 
 
 async def view_repair(call: RestRequest) -> RepairView:
+    """Returns the content of the page about auto-recovery, with at most MARKS ledgers that lack copies. Raises
+    Unavailable if no bookie answers."""
     status = await _ask_bookies(call, "repair-status")
     found = await _ask_bookies(call, "under-replicated", limit=MARKS)
     return RepairView(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
 
 
 async def view_metadata(call: RestRequest) -> MetadataNode:
+    """Returns the metadata node that the query parameter `path` names, with at most CHILDREN children after the name
+    `after`."""
     path, after = call.query.get("path", ""), call.query.get("after", "")
     return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
 
