@@ -77,7 +77,7 @@ Granted = Mapping[str, tuple[str, ...]]
 
 
 class AccessRight(Enum):
-    """An action on a topic or a namespace that a grant permits to a role."""
+    """A right on a topic or a namespace. The value names the actions of which a grant must contain at least one."""
 
     LOOKUP = "produce or consume"
     PRODUCE = "produce"
