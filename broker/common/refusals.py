@@ -180,9 +180,8 @@ class AckRefusal(_Refusal):
 
 
 def are_different_incarnations(there: int, meant: int) -> bool:
-    """Returns True if the two incarnations of a topic are known to differ: `there`, the incarnation of the present
-    topic, and `meant`, the incarnation that the caller means. 0 means that an incarnation is unknown; then returns
-    False."""
+    """Returns True if two incarnations of a topic are known to differ: `there`, that of the present topic, and `meant`,
+    that which the caller means. Returns False if they are equal, or if one of them is 0 (unknown)."""
     return bool(meant and there and meant != there)
 
 

@@ -26,7 +26,8 @@ _UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
 
 
 class RateLimit:
-    """Limits a rate in messages per second and in bytes per second; 0: no limit."""
+    """Limits a rate in messages per second and in bytes per second; 0 means no limit. `limited`: at least one of the
+    two limits is set. `throttled`: how often a caller had to wait for this rate."""
 
     __slots__ = ("_buckets", "limited", "throttled")
 
@@ -38,7 +39,8 @@ class RateLimit:
             self.set_rate(messages, size, now)
 
     def set_rate(self, messages: float, size: float, now: float) -> None:
-        """Sets the limits (messages and bytes per second), from the time `now` on; 0: no limit."""
+        """Sets the limits: messages per second and bytes per second; 0 means no limit. `now`: the monotonic time in
+        seconds. A debt from the old limit remains, unless that limit is removed."""
         if messages <= 0 and size <= 0:
             self._buckets, self.limited = _UNLIMITED, False
             return
@@ -46,8 +48,8 @@ class RateLimit:
         self._buckets, self.limited = buckets, True
 
     def spend_tokens(self, messages: int, size: int, now: float) -> None:
-        """Counts `messages` messages of `size` bytes together against both limits: removes tokens from their
-        buckets."""
+        """Counts `messages` messages, of `size` bytes together, against both limits. Never refuses: the number of
+        tokens may become negative, and this debt delays what follows."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
                 bucket.spend_tokens(count, now)
@@ -57,7 +59,8 @@ class RateLimit:
         return max((bucket.delay_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
     def available_tokens(self, now: float) -> tuple[float, float]:
-        """Returns the number of messages and the number of bytes that the limits allow now without a debt."""
+        """Returns (the number of messages, the number of bytes) for which there are tokens now. A number is infinite if
+        there is no such limit, and negative if there is a debt."""
         messages, size = (float("inf") if bucket is None else bucket.available_tokens(now) for bucket in self._buckets)
         return messages, size
 
@@ -94,8 +97,8 @@ def compute_rate_delay_s(rates: Iterable[RateLimit], now: float) -> float:
 
 
 def count_entries_within_rates(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
-    """Returns how many of `entries`, from the first on, the rates allow now. These are the entries for which there are
-    tokens; the last of them may leave a debt."""
+    """Returns how many of `entries`, from the first on, all of the rates allow now. An entry is allowed if every limit
+    has tokens left after the entries before it; so the last allowed entry may leave a debt. Spends no tokens."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
