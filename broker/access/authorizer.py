@@ -131,8 +131,8 @@ class Authorizer:
     async def find_granted_namespaces_and_topics(
         self, principal: Principal, names: Iterable[NamespaceName], limit: int
     ) -> tuple[list[str], list[str]]:
-        """Returns (namespaces, topics): those of the namespaces `names` in which the caller may look up every topic;
-        and from the other ones, the sorted full names of the topics that were granted to the caller by name, at most
+        """Returns (namespaces, topics). `namespaces` are those of `names` in which the caller may look up every topic.
+        `topics` are the sorted full names of topics in the other ones that were granted to the caller by name, at most
         `limit`. Reads the grants of each namespace that are not cached, and raises Unavailable if they cannot be
         read."""
         namespaces, topics, turns = list[str](), list[str](), EventLoopSlices(self._clock)

@@ -79,9 +79,14 @@ class RateLimitedItem(Protocol):
     """An item that counts against rate limits: `count` messages with `size` bytes together."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """The number of messages in the item."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The bytes of the item."""
+        ...
 
 
 def compute_rate_delay_s(rates: Iterable[RateLimit], now: float) -> float:

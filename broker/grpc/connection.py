@@ -268,7 +268,8 @@ class ConnectStream:
 
 
 class BrokerService:
-    """Implements the gRPC service Broker; each method implements one rpc."""
+    """Implements the gRPC service Broker; each method implements the rpc of its name. proto/wire.proto describes the
+    rpcs."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

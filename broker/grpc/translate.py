@@ -167,8 +167,8 @@ def _set_start(answer: wire.Subscribed | wire.Done, session: ConsumerSession) ->
 
 
 def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
-    """Acknowledges the entries of a request. A generator: other tasks may run between its steps. Raises InvalidRequest
-    or NotAllowed if an entry is refused; the entries before it are acknowledged nevertheless."""
+    """Acknowledges the entries of a request. A generator: other tasks may run between its steps. Raises InvalidRequest,
+    NotAllowed or TransactionConflict if an entry is refused; the entries before it are acknowledged nevertheless."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in parse_acked_entries(ack.entries):

@@ -227,6 +227,7 @@ class PulsarConsumerHandler:
 
     @property
     def address(self) -> str:
+        """The address (HOST:PORT) from which the client is connected."""
         return self._connection.caller.peer
 
     def _opened(self) -> ConsumerSession:

@@ -90,6 +90,7 @@ class PulsarProducerHandler:
 
     @property
     def is_open(self) -> bool:
+        """True if the session of the producer is open."""
         return self._session is not None
 
     # ------------------------------------------------------------------ opening

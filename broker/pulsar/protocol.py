@@ -111,8 +111,10 @@ class OpenPulsarProducers:
         return known.instance if known is not None and returns else ""
 
     def add(self, topic: str, name: str, producer: PulsarProducerHandler) -> None:
+        """Adds an open producer. It replaces the one with the same topic and name."""
         self._open[topic, name] = producer
 
     def remove(self, topic: str, name: str, producer: PulsarProducerHandler) -> None:
+        """Removes the producer, unless another one has replaced it."""
         if self._open.get((topic, name)) is producer:
             del self._open[topic, name]

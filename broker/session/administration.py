@@ -219,7 +219,8 @@ class Administration:
     ) -> Unloaded:
         """Unloads the topics of one bundle of a namespace, or of all of its bundles if `bundle` is empty. `here`: only
         at this broker; else at every broker. `destination`: the name or address of the broker that gets the bundles;
-        what it has already stays there. Returns how many topics were unloaded, and how many bundles were given up.
+        those that it owns already stay there. Returns how many topics were unloaded, and how many bundles were given
+        up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles.
 
         Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
         its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
@@ -320,7 +321,8 @@ class Administration:
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
-        Raises InvalidRequest if a policy is unknown, or cannot be set there."""
+        Raises InvalidRequest if a policy is unknown, or cannot be set there; NotFound if the namespace or topic does
+        not exist."""
         unknown = sorted(set(removed) - set(NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -343,6 +345,8 @@ class Administration:
         await self._broker.policies.change_policies(None, None, given, tuple(removed))
 
     async def properties(self, namespace: str, topic: str) -> dict[str, str]:
+        """Returns the properties of a namespace or a topic. Raises InvalidRequest unless exactly one of the two is
+        given; NotFound if it does not exist."""
         return await self._broker.policies.read_properties(*await self._place(namespace, topic))
 
     async def change_properties(
@@ -363,7 +367,8 @@ class Administration:
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
-        brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics."""
+        brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
+        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
@@ -425,9 +430,10 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """Deletes a topic with all of its partitions, each at its owner. Raises Busy if the topic is in use and `force`
-        is False; TransactionsOpen if the topic is part of prepared transactions, or of open ones and `force` is False;
-        TopicNotFound if it does not exist, or has another incarnation than `incarnation` (0: any).
+        """Deletes a topic with all of its partitions, each at its owner. `incarnation`: the one that is meant; 0: any.
+        Raises Busy if the topic is in use and `force` is False; TransactionsOpen if the topic is part of prepared
+        transactions, or of open ones and `force` is False. Raises TopicNotFound if it does not exist, or has another
+        incarnation.
 
         All partitions are checked before the first one is deleted, so that nothing is deleted if one may not be. A
         topic of the same name that is created meanwhile is not deleted.
@@ -479,7 +485,8 @@ class Administration:
         return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic."""
+        """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic;
+        TopicNotFound if it does not exist."""
         await self._check_here(name)
         await self._broker.unload_topic(name)
 

@@ -257,6 +257,7 @@ class SubscriptionAdministration:
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
+        """Returns the stored properties of a subscription; {} if it is not durable."""
         store = self._topic.find_subscription(name).store
         return store.properties if store is not None else {}
 
@@ -342,6 +343,8 @@ class SubscriptionAdministration:
         return EntryWithHiddenMessages(entry, [index for index in range(entry.count) if index != at])
 
     async def read_message(self, position: Position) -> EntryWithHiddenMessages:
+        """Returns the entry at `position`, without hidden messages. Raises NotFound if the topic has no such entry, or
+        consumers may not get it."""
         return EntryWithHiddenMessages(await examine.read_message(self._topic.shown, position), [])
 
     async def find_message_by_time(self, publish_time_ms: int) -> MessageId:

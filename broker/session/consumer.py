@@ -187,8 +187,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def check_note(note: bytes, *, durable: bool) -> None:
-    """Raises InvalidRequest if the note of a commit is longer than NOTE_BYTES_MAX bytes; NotAllowed if a note cannot be
-    stored, because the subscription is not durable or the upgrade of the cluster is not finished."""
+    """Raises InvalidRequest if the note of a commit is longer than NOTE_BYTES_MAX bytes. Raises NotAllowed if a note
+    cannot be stored, because the subscription is not durable or the upgrade of the cluster is not finished."""
     if len(note) > NOTE_BYTES_MAX:
         raise AckRefusal.LONG_NOTE.error(f"a note of {len(note)} bytes is longer than {NOTE_BYTES_MAX}")
     if note and not durable:
@@ -203,7 +203,7 @@ class ConsumerPort(ConsumerOutlet, Protocol):
 
 
 class ConsumerSession:
-    """An open consumer at the broker, for any protocol. `open` creates it. The head of the module shows how it is
+    """An open consumer at the broker, for any protocol. `open` creates it. The docstring of this module shows how it is
     used."""
 
     __slots__ = (
@@ -507,14 +507,14 @@ class ConsumerSession:
     async def seek_message(self, message_id: MessageId) -> None:
         """Moves the subscription so that the message `message_id` is delivered next. The new position is durable when
         this method returns. Before that, nothing from the new position on is delivered. The other consumers of the
-        subscription are disconnected. `seek_time` and `seek_index` do the same for a time and an index."""
+        subscription are disconnected."""
         async with self.subscription.seek_lock:
             mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
         """Moves the subscription so that the first message that arrived at or after `publish_time_ms` (ms since the
-        epoch) is delivered next."""
+        epoch) is delivered next. Otherwise does the same as `seek_message`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_time(publish_time_ms)
@@ -523,7 +523,7 @@ class ConsumerSession:
 
     async def seek_index(self, index: int) -> None:
         """Moves the subscription so that the message with this index, or the first existing message after it, is
-        delivered next."""
+        delivered next. Otherwise does the same as `seek_message`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)
@@ -536,9 +536,11 @@ class ConsumerSession:
     async def commit_progress(self, index: int, note: bytes) -> None:
         """Acknowledges every message with an index below `index`, and stores the note with the cursor. Both are durable
         when this method returns, in one write. Never moves the cursor backwards; a commit of an index that is
-        acknowledged already changes the note alone. Raises InvalidRequest if the index is after the end of the topic,
-        or the note is too long; NotAllowed if several consumers may share the subscription, if this consumer is not the
-        active one, or if a note may not be stored; TransactionConflict as `ack_cumulative` does."""
+        acknowledged already changes only the note.
+
+        Raises InvalidRequest if the index is after the end of the topic, or the note is too long; TransactionConflict
+        as `ack_cumulative` does. Raises NotAllowed if several consumers may share the subscription, if this consumer is
+        not the active one, or if a note may not be stored."""
         subscription = self.subscription
         check_note(note, durable=subscription.is_durable)
         async with subscription.seek_lock:
@@ -555,8 +557,8 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     async def find_progress(self) -> SubscriptionProgress:
-        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable as
-        `find_last_message` does."""
+        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable if another broker
+        may have taken the topic over, and stored later messages."""
         subscription = self.subscription
         position = await find_first_unacked_index(subscription)
         self.topic.check_may_answer_end_of_topic()

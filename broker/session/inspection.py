@@ -159,12 +159,10 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
 
 
 def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
-    """Returns the `count` largest runs of consecutive values in `entries`. If several are equally large, any of them
-    may be left out. Each run is given by its first value and its length.
-
-    `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of them.
-    `length` is doubled, and then refined, while enough runs remain.
-    """
+    """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length). If
+    several are equally large, any of them may be left out."""
+    # `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of them.
+    # `length` is doubled, and then refined, while enough runs remain.
     starts, length = entries, 1
     while count_contiguous_ranges(longer := starts & starts.shift(-length)) >= count:
         starts, length = longer, 2 * length
@@ -210,9 +208,9 @@ def _limited(given: int, usual: int, most: int, what: str) -> int:
 
 # ----------------------------------------------------------------------------------------------------- cursor
 async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int) -> CursorShape:
-    """Returns a description of what a subscription has acknowledged: how many entries after mark-delete are
-    acknowledged, in each of at most `buckets` ranges (0: BUCKETS); and the GAPS largest gaps, with the arrival time of
-    their first entries if it can be read within PUBLISHED_S. Raises InvalidRequest unless `buckets` is 0 to
+    """Returns a description of what a subscription has acknowledged. It says how many entries after mark-delete are
+    acknowledged, in each of at most `buckets` ranges (0: BUCKETS). It lists the GAPS largest gaps, with the arrival
+    time of their first entries if it can be read within PUBLISHED_S. Raises InvalidRequest unless `buckets` is 0 to
     BUCKETS_MAX."""
     buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor

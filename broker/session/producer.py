@@ -100,7 +100,7 @@ class ProducerPort(PublishOutcomePort, Protocol):
 
 
 class ProducerSession:
-    """An open producer at the broker, for any protocol. `open` creates it. The head of the module shows how it is
+    """An open producer at the broker, for any protocol. `open` creates it. The docstring of this module shows how it is
     used."""
 
     __slots__ = (

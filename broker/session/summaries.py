@@ -139,7 +139,8 @@ def _transactions(topic: Topic) -> values.TopicTransactions | None:
 
 
 def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
-    """Returns what an open transaction has written to this topic and acknowledged in its subscriptions."""
+    """Returns what an open transaction has written to this topic and acknowledged in its subscriptions. The first field
+    of the result is False if the transaction has nothing here."""
     subscriptions = tuple(
         values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()

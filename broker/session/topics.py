@@ -200,7 +200,8 @@ class TopicQueries:
 
 
 class SchemaVerdict(NamedTuple):
-    """Whether a schema could be registered for a topic, and the compatibility rule that decides this."""
+    """The answer whether a schema could be registered for a topic. `refused`: why it could not; empty: it could.
+    `compatibility`: the rule that decides this."""
 
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
@@ -241,8 +242,8 @@ class SchemaQueries:
         return await self._broker.schemas.find_schema_version(topic, info)
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
-        """Returns whether the schema could be registered for the topic, with the compatibility rule that decides this.
-        Registers nothing. Raises InvalidRequest if `info` is invalid."""
+        """Returns why the schema could not be registered for the topic, or that it could, and the compatibility rule
+        that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 

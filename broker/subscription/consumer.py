@@ -69,7 +69,10 @@ class ConsumerOutlet(Protocol):
         """
         ...
 
-    async def wait_drained(self) -> None: ...
+    async def wait_drained(self) -> None:
+        """Waits until the consumer may get more deliveries, after `deliver` has returned True. Raises ConnectionLost if
+        the connection is lost."""
+        ...
 
 
 class Consumer:

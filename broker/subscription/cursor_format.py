@@ -86,8 +86,8 @@ class DamagedCursorState(ValueError):
 
 
 class CursorChunkPlace(NamedTuple):
-    """Where a chunk (a part of a cursor's state) is stored in the cursor ledger: the number of the write, the id of its
-    first entry, the number of its entries (pieces), and their total size in bytes."""
+    """Where a chunk (a part of a cursor's state) is stored in the cursor ledger. `sequence`: the number of the write;
+    `first_entry`: the id of its first entry; `pieces`: the number of its entries; `size_bytes`: their size together."""
 
     sequence: int
     first_entry: int

@@ -146,6 +146,7 @@ class DurableCursor:
 
     @property
     def properties(self) -> dict[str, str]:
+        """The properties of the subscription, as they are stored."""
         return self._record.properties
 
     @property

@@ -449,6 +449,8 @@ class Subscription:
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
     def has_pending(self, txn: TxnId) -> bool:
+        """Returns True if the transaction has acknowledged messages of this subscription, and its outcome was not
+        applied yet."""
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:

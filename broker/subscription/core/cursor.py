@@ -345,8 +345,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ facts
     def adapt_to_log_after_restart(self) -> None:
-        """Adapts the cursor to the log after a restart: moves the mark to a position in the log if it is outside;
-        removes acknowledgements and redelivery counts of entries that the log does not have; then moves the mark over
+        """Adapts the cursor to the log after a restart. Moves the mark to a position in the log if it is outside.
+        Removes acknowledgements and redelivery counts of entries that the log does not have. Then moves the mark over
         the acknowledged entries directly after it."""
         shape = self._shape
         self.mark = shape.clamp_mark_to_log(self.mark)
@@ -569,7 +569,7 @@ class Cursor:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken: each hole is after the mark and does not adjoin it; no
-        bitmap is empty; no entry counts as partly acknowledged that is acknowledged as a whole; the totals are
+        bitmap is empty; no entry that is acknowledged as a whole is also kept as partly acknowledged; the totals are
         right."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         self.holes.check(self.mark, self._shape.position_after(self.mark))

@@ -26,7 +26,7 @@ numbers, and a place in a sorted dictionary."""
 
 class CursorChunkKind(enum.IntEnum):
     """The kinds of chunks. A chunk is a part of the stored state of a cursor. It covers 2 ** `block_bits` entries of
-    one ledger."""
+    one ledger; a chunk of the kind NOTE contains the note of the last commit."""
 
     HOLES = 1
     PARTIALS = 2
@@ -38,6 +38,7 @@ class CursorChunkKind(enum.IntEnum):
 
     @property
     def block_bits(self) -> int:
+        """The binary logarithm of the number of entries that a chunk of this kind covers."""
         return 20 if self in (CursorChunkKind.HOLES, CursorChunkKind.PENDING) else 10
 
 

@@ -186,7 +186,8 @@ class DelayIndex:
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
-        """Removes all entries that are held back. None of them will become due."""
+        """Removes all entries that are held back, and all buckets. No entry will become due; the next
+        `take_unused_ledgers` returns the ledgers of the buckets."""
         self._memory.held, self._memory.lost, self.count = {}, {}, 0
         self._memory.fresh, self._seal_at = [], 0
         self._memory.buckets.clear()

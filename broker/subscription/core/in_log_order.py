@@ -77,10 +77,22 @@ class SlotOwners(Protocol):
     """Assigns each slot of keys to the consumer that owns it. The policy of Key_Shared calls it. There is one
     implementation for each way to assign slots: HashRingSlotOwners, SplitRangeSlotOwners and StickyRangeSlotOwners."""
 
-    def why_refused(self, newcomer: Member) -> str | None: ...
-    def add_member(self, member: Member) -> None: ...
-    def remove_member(self, member: Member) -> None: ...
-    def find_owner(self, slot: int) -> Member | None: ...
+    def why_refused(self, newcomer: Member) -> str | None:
+        """Returns why the consumer `newcomer` cannot get slots; None if it can."""
+        ...
+
+    def add_member(self, member: Member) -> None:
+        """Adds a consumer. Slots of other consumers may then belong to it."""
+        ...
+
+    def remove_member(self, member: Member) -> None:
+        """Removes a consumer. Its slots then belong to other consumers, or to none."""
+        ...
+
+    def find_owner(self, slot: int) -> Member | None:
+        """Returns the consumer that owns the slot; None if no consumer does."""
+        ...
+
     def list_ranges(self) -> list[tuple[int, int, Member]]:
         """Returns the ranges of slots in order, each as (first slot, last slot, the consumer that owns the range)."""
         ...
@@ -235,7 +247,7 @@ NOTHING = PositionSet()
 
 class LogOrderPolicy:
     """The base class of the policies of Exclusive, Failover and Shared subscriptions. Entries that wait for redelivery
-    are delivered in log order."""
+    are delivered in log order. A subclass defines which consumers may join, and `choose_member`."""
 
     is_order_guaranteed: ClassVar = True
     by_keys: ClassVar = False
@@ -353,7 +365,7 @@ def why_no_receiver(members: Iterable[Member]) -> Blocked | None:
 
 
 class Exclusive(LogOrderPolicy):
-    """The policy of Exclusive subscriptions: at most one consumer may be connected."""
+    """The policy of Exclusive subscriptions: at most one consumer may be connected, and it gets every entry."""
 
     individual: ClassVar = False
 

@@ -90,9 +90,11 @@ class KeySlotTable:
 
     # ------------------------------------------------------------------ consumers
     def add_member(self, member: Member) -> None:
+        """Adds a consumer, for which no slot is ready yet."""
         self._ready[member.id] = {}
 
     def remove_member(self, member: Member) -> None:
+        """Removes a consumer. Its outstanding entries must have been removed from their slots before."""
         for number in self._ready.pop(member.id):
             self.of[number].ready_for = None
 

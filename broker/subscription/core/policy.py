@@ -53,14 +53,20 @@ class DispatcherEntry(Protocol):
     """A stored entry, as the dispatcher and the policies see it. `StoredEntry` (broker/log/cache.py) implements it."""
 
     @property
-    def position(self) -> Position: ...
+    def position(self) -> Position:
+        """The position of the entry in the log."""
+        ...
+
     @property
     def count(self) -> int:
         """The number of messages in the entry."""
         ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The bytes of the entry."""
+        ...
+
     @property
     def deliver_at_ms(self) -> int:
         """The delivery time of the entry (ms since the epoch), before which no consumer may get it. 0: the entry may be
@@ -315,8 +321,15 @@ class DispatchPolicy(Protocol):
         """Called when an entry is acknowledged, or is no longer in the log: removes it from the waiting entries."""
         ...
 
-    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None: ...
-    def discard_up_to(self, mark: Position) -> None: ...
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
+        """Called when many entries of one ledger are acknowledged: removes them from the waiting entries."""
+        ...
+
+    def discard_up_to(self, mark: Position) -> None:
+        """Called when all entries up to and including `mark` are acknowledged: removes them from the waiting
+        entries."""
+        ...
+
     def rebalance_slots(self, count: int) -> bool:
         """Checks up to `count` of the slots whose owner may have changed, because a consumer joined or left. Returns
         False if more slots must be checked; the next entry must not be assigned before that is done."""
@@ -337,7 +350,10 @@ class DispatchPolicy(Protocol):
         ...
 
     @property
-    def waiting(self) -> WaitingEntries: ...
+    def waiting(self) -> WaitingEntries:
+        """The entries that wait with the policy."""
+        ...
+
     @property
     def waiting_entries_to_read(self) -> int:
         """How many waiting entries must be read before it is known which consumer gets them."""
@@ -378,8 +394,14 @@ class DispatchPolicy(Protocol):
         `HeldSlot.since_s`."""
         ...
 
-    def statistics(self) -> PolicyStatistics: ...
-    def check(self, outstanding: set[Position]) -> None: ...
+    def statistics(self) -> PolicyStatistics:
+        """Returns the statistics that only this subscription type has."""
+        ...
+
+    def check(self, outstanding: set[Position]) -> None:
+        """Raises AssertionError if an invariant of the policy is broken. `outstanding`: the outstanding entries of all
+        consumers."""
+        ...
 
 
 class EntrySkipReason(enum.Enum):

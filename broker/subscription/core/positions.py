@@ -186,6 +186,8 @@ class PositionSet:
         self._measure()
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken: the count and the size are right, and the positions are in
+        order."""
         assert self.entries == len(self._few) + sum(map(len, self._maps.values())), "the count is not what is held"
         assert all(self._maps.values()), "an empty bitmap is kept"
         assert not (self._few and self._maps), "positions are kept in two ways at once"
@@ -229,8 +231,9 @@ class LedgerEndReason(enum.Enum):
 
 
 class CursorLedgerBounds(msgspec.Struct, frozen=True):
-    """The limits of a cursor ledger: its largest number of entries, its largest size in bytes, and the smallest share
-    of its bytes that must still be valid. When a limit is exceeded, the next write goes to a new ledger."""
+    """The limits of a cursor ledger. The next write goes to a new ledger when the ledger has `entries` entries; or
+    `size_bytes` bytes, if these are at least twice the valid ones; or at least LIVE_BYTES_MIN bytes of which a smaller
+    share than `live_share` is valid."""
 
     entries: int
     size_bytes: int

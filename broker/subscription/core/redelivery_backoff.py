@@ -193,6 +193,7 @@ class BackoffQueue:
         return int(self._due[0][0]) if self._due else None
 
     def clear(self) -> None:
+        """Removes all entries from the queue."""
         self.until.clear()
         self._due.clear()
 
@@ -203,7 +204,8 @@ class BackoffQueue:
 
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raises InvalidRequest if the properties of a subscription have more than PROPERTIES_BYTES_MAX bytes, or if the
-    dead-letter policy or the filter in them is invalid; InvalidName if the name of the dead-letter topic is."""
+    dead-letter policy or the filter in them is invalid. Raises InvalidName if the name of the dead-letter topic is
+    invalid."""
     size = sum(len(text.encode("utf-8", "surrogatepass")) for pair in properties.items() for text in pair)
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} bytes are more than {PROPERTIES_BYTES_MAX}")
