@@ -161,8 +161,8 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
 def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
     """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length). If
     several are equally large, any of them may be left out."""
-    # `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of them.
-    # `length` is doubled, and then refined, while enough runs remain.
+    # `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of
+    # them. `length` is doubled, and then refined, while enough runs remain.
     starts, length = entries, 1
     while count_contiguous_ranges(longer := starts & starts.shift(-length)) >= count:
         starts, length = longer, 2 * length

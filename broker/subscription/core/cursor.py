@@ -569,8 +569,7 @@ class Cursor:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken: each hole is after the mark and does not adjoin it; no
-        bitmap is empty; no entry that is acknowledged as a whole is also kept as partly acknowledged; the totals are
-        right."""
+        bitmap is empty; no entry is kept both as acknowledged and as partly acknowledged; the totals are right."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         self.holes.check(self.mark, self._shape.position_after(self.mark))
         for position, partial in self.partial.items():

@@ -201,8 +201,8 @@ def first_clear_bit(bits: int) -> int:
 
 
 def bitmap_memory_bytes(holes: BitMap) -> int:
-    """Returns how many bytes of memory a bitmap takes: the containers of CRoaring (8 KB for a bitset, 2 bytes for each
-    value of an array, 4 bytes for each run), and the Python object."""
+    """Returns how many bytes of memory a bitmap takes: the containers of CRoaring, and the Python object. A container
+    takes 8 KB as a bitset, 2 bytes for each value as an array, or 4 bytes for each run."""
     figures = holes.get_statistics()
     size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])

@@ -625,9 +625,9 @@ class Dispatcher:
         return self.read_position, self.policy.waiting.entries, self.policy.waiting_entries_to_read
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken: an entry is outstanding at one consumer at most; no entry is
-        both outstanding and held back or waiting; outstanding entries are before the read position; the counts of
-        messages and permits are right."""
+        """Raises AssertionError if an invariant is broken: an entry is outstanding at one consumer at most, and then
+        neither held back nor waiting; outstanding entries are before the read position; the counts of messages and
+        permits are right."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

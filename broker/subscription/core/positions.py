@@ -231,9 +231,9 @@ class LedgerEndReason(enum.Enum):
 
 
 class CursorLedgerBounds(msgspec.Struct, frozen=True):
-    """The limits of a cursor ledger. The next write goes to a new ledger when the ledger has `entries` entries; or
-    `size_bytes` bytes, if these are at least twice the valid ones; or at least LIVE_BYTES_MIN bytes of which a smaller
-    share than `live_share` is valid."""
+    """The limits of a cursor ledger, at which the next write goes to a new ledger. `entries`: a number of entries.
+    `size_bytes`: a number of bytes, or twice the valid bytes if that is more. `live_share`: the share of its bytes that
+    must be valid, from LIVE_BYTES_MIN bytes on."""
 
     entries: int
     size_bytes: int
