@@ -130,8 +130,8 @@ V = TypeVar("V")
 
 
 class LastMetadataAnswers(Generic[K, V]):
-    """Stores the last answers of the metadata to one kind of query, by key. A stored answer is used while the metadata
-    does not answer."""
+    """Stores the last answers of the metadata to one kind of query, by key, at most ANSWERS_MAX. A stored answer is
+    used while the metadata does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers

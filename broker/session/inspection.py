@@ -472,7 +472,8 @@ def list_changed_settings(record: PoliciesRecord) -> dict[str, str]:
 
 
 def format_setting_value(value: object) -> str:
-    """Returns a value of a setting as text, as Java writes such a value."""
+    """Returns a value of a setting as text, as Java writes it: `true` or `false`, and the items of a list with commas
+    between."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple) and not isinstance(value, Endpoint):

@@ -264,7 +264,7 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
 
 def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
     """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes are in the tail cache of the
-    whole broker, which the result contains."""
+    whole broker; the result repeats this number."""
     log = topic.log
     return values.TopicInternalStats(
         state=log.state,

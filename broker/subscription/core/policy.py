@@ -121,8 +121,8 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """The arguments from which a subscription type creates its policy: the topic, the options of the first consumer,
-    and settings of the broker."""
+    """The arguments from which a subscription type creates its policy: the full name of the topic and its partition,
+    the options of the first consumer (`asked`), the settings of the broker, and the limits of keys."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
