@@ -1,10 +1,11 @@
-"""Every reason why a broker refuses a publish, a subscribe or an acknowledgement: one enum for each operation.
+"""The reasons why a broker refuses a publish, a subscribe or an acknowledgement: one enum for each operation.
 
-A member has its sentence (`value`), the error that the client gets (`kind`), and what is stored nevertheless (`kept`).
-Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; where no text is given, the sentence is the text.
-docs/design/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
-Not here: what is checked first in every request, that this broker serves the topic (NotOwner, TopicNotFound), and
-outcomes of what was accepted (docs/design/refusals.md lists both).
+Each member has its sentence (`value`), the class of the error that the client gets (`kind`), and what is stored
+nevertheless (`kept`). Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; without a text, the
+sentence is the text. docs/design/refusals.md is generated from these enums and from where their members are used
+(tests/docs/refusals.py). These enums do not contain the check at the beginning of every request that this broker owns
+the topic (NotOwner, TopicNotFound), and not the outcomes of requests that were accepted (docs/design/refusals.md lists
+both).
 
 Also in this file, below its heading: the incarnation of a topic (incarnations).
 """

@@ -1,12 +1,12 @@
 """Rates of messages and bytes: how much of them is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
-A `RateLimit` is two buckets (runtime/token_bucket.py), for messages and bytes; a rate of 0 has no limit and costs
-nothing. Its tokens may be owed: what was read is taken, and the caller pauses what feeds it: it stops reading a
-producer's stream, or asking for the next entries of a log. It never sleeps while it holds anything, and nothing that
-arrived is dropped. So a rate holds on the average over seconds, whatever the size of an entry, and an entry larger than
-a second's worth is not stuck.
+A `RateLimit` is two token buckets (runtime/token_bucket.py), for messages and bytes; a rate of 0 has no limit and costs
+nothing. The number of tokens may become negative, which is a debt: entries that have arrived or were read are counted
+and never dropped. While there is a debt the caller stops what feeds it: it does not read a producer's stream, or does
+not ask for the next entries of a log. So a rate holds on the average over seconds, whatever the size of an entry, and
+an entry larger than a second's tokens is not stuck.
 
-Several `RateLimit`s in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`,
+Several `RateLimit`s (subscription, topic, broker) are asked together: `compute_rate_delay_s`,
 `count_entries_within_rates`.
 Guarding test: test_token_bucket.py.
 

@@ -1,4 +1,5 @@
-"""Messages with a time of their own (proto/expiry.py): those that have expired are acknowledged, and not delivered.
+"""Messages with an expiry time of their own (proto/expiry.py): those that have expired are acknowledged instead of
+delivered.
 
     expired = ExpiredMessages(subscription)
     expired.acknowledge(entries, now_ms)      before each `Dispatcher.assign_entries`

@@ -1,4 +1,5 @@
-"""The filter of a subscription at the broker: what no consumer wants is acknowledged before it is assigned to one.
+"""The filter of a subscription at the broker: messages that it does not want are acknowledged before they are assigned
+to a consumer.
 
     filtering = SubscriptionFilter(wanted, …)                 with the subscription, or when an operator sets a filter
     filtering.pass_over_unread(log, position)                           in the pump, before it reads new entries

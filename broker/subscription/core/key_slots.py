@@ -1,5 +1,5 @@
-"""The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and which consumer may get
-the first.
+"""The slots of a Key_Shared subscription that are in use: which entries are outstanding in each, which wait for it, and
+which consumer may get the first waiting one.
 
     slots.occupy_slots_of_entry(position, numbers, member)     an entry is delivered
     slots.vacate_slots_of_entries(positions)    these entries are outstanding no more
