@@ -1,1 +1,1 @@
-"""The permissions of callers: the table, the grants of namespaces, and the decision."""
+"""The permissions of callers: the permission that each rpc needs, the grants of namespaces, and the decision."""

@@ -52,9 +52,10 @@ _RIGHTS = {
 
 
 class Authorizer:
-    """Decides which operations a caller may call. `get_grants_and_administrators`: a function that returns the grants
-    of a namespace. `read_administrators`: a function that returns the administrators of a tenant. `loaded`: a function
-    that returns the topics that this broker has loaded."""
+    """Decides which operations a caller may call. `rights`: a function that returns the grants of a namespace and the
+    administrators of its tenant. `administrators`: a function that returns the administrators of a tenant. `loaded`: a
+    function that returns the topics that this broker has loaded. `wildcards`: whether the roles in grants may contain
+    `*`."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[GrantsAndAdministrators]],
@@ -70,6 +71,8 @@ class Authorizer:
         self.audit = AuditLog(clock)
 
     async def close(self) -> None:
+        """Cancels the tasks that decide again about open producers and consumers. Later calls of `on_grants_changed` do
+        nothing."""
         await self._again.close()
 
     # ------------------------------------------------------------------ before a request
@@ -78,8 +81,9 @@ class Authorizer:
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
         audited: bool = True,
     ) -> None:  # fmt: skip
-        """Raises Unauthorized if the caller does not have the permission; raises Unavailable if the grants cannot be
-        read. `audited`: a refusal is written to the audit log."""
+        """Raises Unauthorized if the caller does not have the permission for the topic, namespace or tenant that is
+        given (none: for the cluster). Raises Unavailable if the grants cannot be read. PRODUCE, CONSUME and LOOKUP need
+        a topic or a namespace. `audited`: a refusal is written to the audit log, with the client's address `peer`."""
         if may_call_every_operation(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -117,7 +121,8 @@ class Authorizer:
 
     async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
         """Returns a function that takes the full name of a topic of the namespace, and returns True if the caller may
-        see the topic: if it may look the topic up."""
+        look the topic up. The function decides by the grants as they are now. Raises Unavailable if the grants cannot
+        be read."""
         if may_call_every_operation(principal):
             return lambda topic: True
         rights = await self._rights(name)
@@ -126,9 +131,10 @@ class Authorizer:
     async def find_granted_namespaces_and_topics(
         self, principal: Principal, names: Iterable[NamespaceName], limit: int
     ) -> tuple[list[str], list[str]]:
-        """Returns those of the namespaces of which the caller may look every topic up; and the full names of `limit`
-        topics at most that were granted to it by name in the other ones, sorted. Other tasks run in between. Reads the
-        grants of each namespace that are not remembered."""
+        """Returns (namespaces, topics). `namespaces` are those of `names` in which the caller may look up every topic.
+        `topics` are the sorted full names of topics in the other ones that were granted to the caller by name, at most
+        `limit`. Reads the grants of each namespace that are not cached, and raises Unavailable if they cannot be
+        read."""
         namespaces, topics, turns = list[str](), list[str](), EventLoopSlices(self._clock)
         for name in names:
             rights = await self._rights(name)
@@ -145,8 +151,8 @@ class Authorizer:
         return namespaces, sorted(topics)
 
     async def is_administrator(self, principal: Principal, tenant: str) -> bool:
-        """Returns True if the principal administers the tenant. A tenant with a damaged record counts as one without
-        administrators, so that a list of several tenants still succeeds."""
+        """Returns True if the principal may administer the tenant. A tenant with a damaged record counts as one without
+        administrators, so that a list of several tenants still succeeds; the damage is logged."""
         if may_call_every_operation(principal):
             return True
         try:
@@ -157,9 +163,9 @@ class Authorizer:
 
     # ------------------------------------------------------------------ when grants change
     def on_grants_changed(self, tenant: str, namespace: str) -> None:
-        """Called when grants have changed. Starts a task that decides again whether the producers and consumers of the
-        topics of the namespace may stay connected. An empty `namespace` means all namespaces of the tenant; an empty
-        `tenant` means all tenants."""
+        """Called when grants or administrators have changed. Starts a task that decides again whether the producers and
+        consumers of the loaded topics of the namespace may stay connected, and closes the others. An empty `namespace`
+        means all namespaces of the tenant; an empty `tenant` means all tenants."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
@@ -221,16 +227,16 @@ class Authorizer:
 
 
 def may_call_every_operation(principal: Principal) -> bool:
-    """Returns True if the principal may call every operation: a super user, a local caller without security, and
-    another broker or an operator with a certificate of the cluster. Returns False for a bookie, which calls no
-    operation of a broker."""
+    """Returns True if the principal may call every operation. That is true of a super user, of a local caller without
+    security, and of another broker or an operator with a certificate of the cluster. It is false of a bookie, which
+    calls no operation of a broker."""
     member = principal.kind is PrincipalKind.MEMBER and principal.name.startswith(("broker/", "operator/"))
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 
 
 def make_unauthorized_error(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
-    """Returns the Unauthorized error for a caller that does not have the permission. `what`: the name of the object.
-    `why`: the reason."""
+    """Returns the Unauthorized error for a caller that does not have the permission. `what`: the name of the object,
+    with a space in front. `why`: the reason."""
     return Unauthorized(f"{principal} may not {_VERBS[permission]}{what}: {why}")
 
 
@@ -247,9 +253,10 @@ Granted = dict[str, tuple[str, ...]]
 
 
 def set_role_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
-    """Returns a copy of the record in which `role` has the grants `actions` in place of its former grants. `topic`: the
-    full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an action is
-    unknown or none is given."""
+    """Returns a copy of the record in which `role` has the actions `actions` in place of those granted to it before.
+    `topic`: the full name of a topic without partition; "": the grant is for the namespace. Raises InvalidRequest if an
+    action is unknown, none is given, or the record would have more than GRANTS_MAX grants; InvalidName if the role is
+    invalid."""
     unknown = sorted({each for each in actions if each not in ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -270,7 +277,7 @@ def remove_role_grant(record: GrantsRecord, topic: str, role: str) -> GrantsReco
 
 def set_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
     """Returns a copy of the record in which only the given roles may use the subscription. Raises InvalidRequest if no
-    role is given."""
+    role is given, or the record would have more than GRANTS_MAX grants; InvalidName if a name is invalid."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -333,8 +340,9 @@ Changed = Callable[[str, str], None]
 
 
 class AccessGrants:
-    """Caches the grants of namespaces and the administrators of tenants. They are read from the metadata and kept
-    current by watches."""
+    """Caches the grants of namespaces and the administrators of tenants. They are read from the metadata at the first
+    request and kept current by watches. At each change, the function `changed` is called with the tenant and the
+    namespace; both are empty if anything may have changed."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
@@ -346,18 +354,22 @@ class AccessGrants:
         self._background = Supervisor()
 
     async def open(self) -> None:
-        """Starts the watches of the metadata. Every later change of grants or administrators is then seen."""
+        """Starts the watches of the metadata. Every later change of grants or administrators is then seen. Raises the
+        error of the metadata if it does not answer."""
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
             self._background.start_supervised(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
 
     async def close(self) -> None:
+        """Ends the watches."""
         await self._background.close()
 
     # ------------------------------------------------------------------ asking
     async def get_grants_and_administrators(self, name: NamespaceName) -> GrantsAndAdministrators:
         """Returns the grants of a namespace and the administrators of its tenant. A namespace or tenant that does not
-        exist counts as one without grants or administrators. Raises Unavailable if they cannot be read."""
+        exist counts as one without grants or administrators. Raises Unavailable if the watches have failed for more
+        than STALE_S seconds, and the error of the metadata if what is not cached cannot be read (DamagedRecord for a
+        damaged record)."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -373,13 +385,14 @@ class AccessGrants:
         return found
 
     async def read_record(self, name: NamespaceName) -> GrantsRecord:
-        """Reads the record with the grants of a namespace from the metadata and returns it."""
+        """Reads the record with the grants of a namespace from the metadata, past the cache, and returns it. Returns an
+        empty record if there is none."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
     async def read_administrators(self, tenant: str) -> frozenset[str]:
-        """Reads the administrators of the tenant from the metadata and returns them; returns none if the tenant does
-        not exist."""
+        """Reads the administrators of the tenant from the metadata, past the cache, and returns their roles. Returns an
+        empty set if the tenant does not exist."""
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
@@ -390,7 +403,8 @@ class AccessGrants:
     # ------------------------------------------------------------------ changing
     async def change_grants(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
         """Replaces the record of grants of a namespace by the record that the function `change` returns for the current
-        record. Raises InvalidRequest if `change` raises it. After this call, this broker decides by the new grants."""
+        record. `change` may be called several times, when others change the record at the same time; its errors are
+        raised. This broker decides by the new grants when the call returns."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
@@ -398,7 +412,8 @@ class AccessGrants:
     async def delete_topic(self, topic: TopicName, *still: CheckNodeVersion) -> None:
         """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
         the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
-        belongs to another topic by now; Unavailable if concurrent changes of the grants prevent the deletion."""
+        belongs to another topic by now; Unavailable if the grants of the namespace were changed during each of
+        ATTEMPTS_MAX attempts."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(ATTEMPTS_MAX):

@@ -1,4 +1,5 @@
-"""The permission that each rpc of a broker needs: one row for each rpc, and for each frame that opens something.
+"""The permission that each rpc of a broker needs: one row for each rpc, and for each frame that opens a producer or a
+consumer.
 
 The rows of administrative operations come from proto/operations.py. The permission is checked before the handler of an
 rpc runs (broker/grpc/checked.py); on a stream, when a producer or a consumer is opened (broker/session/). A missing row
@@ -77,7 +78,7 @@ Granted = Mapping[str, tuple[str, ...]]
 
 
 class AccessRight(Enum):
-    """An action on a topic or a namespace that a grant permits to a role."""
+    """A right on a topic or a namespace. The value names the actions of which a grant must contain at least one."""
 
     LOOKUP = "produce or consume"
     PRODUCE = "produce"

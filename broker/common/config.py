@@ -1,7 +1,9 @@
-"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs.
+"""The settings of a broker (`BrokerConfig`): first those that change its behaviour, then those that change its
+performance. The comment of each setting says what it limits and what it costs.
 
-After them: what is in force for a topic, of its policies, its namespace's and the broker's
-(`resolve_policies_in_force`), and which settings change while brokers run (`DYNAMIC`, `RuntimeSettings`)."""
+Also in this file: the policies in force for a topic, which are resolved from the policies of the topic, its namespace
+and the broker (`resolve_policies_in_force`); and the settings that can change while brokers run (`DYNAMIC`,
+`RuntimeSettings`)."""
 
 from __future__ import annotations
 
@@ -134,14 +136,16 @@ class BrokerConfig(AppliedPolicies, frozen=True):
 
     @staticmethod
     def fill_values(values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings that a program was given, `values`, with both of each retention's time and size if one
-        of them was given: what it means is what it means at run time (`fill_retention`)."""
+        """Returns `values`, the settings that the user gave by name, with each incomplete retention completed. A
+        retention is a pair of settings, a time and a size; if only one of the two is given, the other gets the value
+        that `fill_retention` gives it in policies."""
         given = {name: values.get(name) for pair in RETENTIONS for name in pair}
         filled = fill_retention(Policies(**given))
         return {**values, **{name: getattr(filled, name) for name in given if getattr(filled, name) is not None}}
 
     def validate(self) -> None:
-        """Checks the settings and their relations. Raises InvalidConfiguration if a setting is invalid."""
+        """Checks the settings and their relations to each other. Raises InvalidConfiguration for the first invalid
+        setting."""
         for pair in RETENTIONS:
             minutes, mib = (getattr(self, name) for name in pair)
             if (minutes == 0) != (mib == 0):
@@ -252,8 +256,8 @@ RUNTIME = RuntimeSettings.__struct_fields__
 
 
 def parse_runtime_settings(texts: Mapping[str, str]) -> RuntimeSettings:
-    """Returns the settings that `texts`, the stored values by name, set. Ignores a text that is not a valid value,
-    because a later version may have stored it."""
+    """Returns the runtime settings that are stored in `texts`, which has the stored values by name. A missing name
+    gives None. So does a text that is not a valid value, because a later version may have stored it."""
     found = dict[str, Any]()
     for name in RUNTIME:
         with suppress(KeyError, msgspec.ValidationError):
@@ -275,8 +279,8 @@ def resolve_policies_in_force(broker: AppliedPolicies, *levels: Policies) -> App
 
 
 def make_fully_set_policies(applied: AppliedPolicies) -> Policies:
-    """Returns Policies in which every field has its value in force. It is the answer to a request for the policies in
-    force."""
+    """Returns Policies in which no field is None: each field has its value in `applied`. This is the answer to a
+    request for the policies in force."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 
@@ -285,8 +289,8 @@ UNUSED_S = 60
 
 
 def adapt_policies_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
-    """Returns the policies in force for a non-persistent topic. As it stores nothing, deduplication and compaction are
-    off, and the topic is deleted when it is unused."""
+    """Returns `applied`, adapted to a non-persistent topic. Such a topic stores nothing, so deduplication and
+    compaction are off. It is deleted when it was unused for `inactive_s` seconds; UNUSED_S if no policy sets them."""
     return replace(
         applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",
         deduplication=False, compaction_threshold_bytes=0,

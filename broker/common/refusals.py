@@ -1,10 +1,11 @@
-"""Every reason why a broker refuses a publish, a subscribe or an acknowledgement: one enum for each operation.
+"""The reasons why a broker refuses a publish, a subscribe or an acknowledgement: one enum for each operation.
 
-A member has its sentence (`value`), the error that the client gets (`kind`), and what is stored nevertheless (`kept`).
-Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; where no text is given, the sentence is the text.
-docs/design/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
-Not here: what is checked first in every request, that this broker serves the topic (NotOwner, TopicNotFound), and
-outcomes of what was accepted (docs/design/refusals.md lists both).
+Each member has its sentence (`value`), the class of the error that the client gets (`kind`), and what is stored
+nevertheless (`kept`). Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; without a text, the
+sentence is the text. docs/design/refusals.md is generated from these enums and from where their members are used
+(tests/docs/refusals.py). These enums do not contain the check at the beginning of every request that this broker owns
+the topic (NotOwner, TopicNotFound), and not the outcomes of requests that were accepted (docs/design/refusals.md lists
+both).
 
 Also in this file, below its heading: the incarnation of a topic (incarnations).
 """
@@ -180,9 +181,8 @@ class AckRefusal(_Refusal):
 
 
 def are_different_incarnations(there: int, meant: int) -> bool:
-    """Returns True if the two incarnations of a topic are known to differ: `there`, the incarnation of the present
-    topic, and `meant`, the incarnation that the caller means. 0 means that an incarnation is unknown; then returns
-    False."""
+    """Returns True if two incarnations of a topic are known to differ: `there`, that of the present topic, and `meant`,
+    that which the caller means. Returns False if they are equal, or if one of them is 0 (unknown)."""
     return bool(meant and there and meant != there)
 
 

@@ -1,7 +1,8 @@
-"""Repeats work that bookies or the metadata refuse temporarily, with a log line when the error changes (`LogThrottle`).
+"""Repeats work that bookies or the metadata refuse temporarily (`retry_until_done`), and limits the log lines about it
+(`LogThrottle`).
 
-Also: lets several callers share one call (`SharedCallsByKey`), and keeps the last answers of the metadata for the time
-while it does not answer (`LastMetadataAnswers`).
+Also in this file: a call that several callers share (`SharedCallsByKey`), and the last answers of the metadata, which
+are used while the metadata does not answer (`LastMetadataAnswers`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class SharedCallsByKey(Generic[K, T]):
 
     async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Calls `work` for `key`, or joins the call for `key` that is in progress. Returns the result of the call, or
-        raises its error."""
+        raises its error. When a caller is cancelled, the call goes on."""
         run = self._running.get(key)
         if run is None:
             run = self._running[key] = asyncio.get_running_loop().create_task(work())
@@ -106,7 +107,7 @@ class SharedCallsByKey(Generic[K, T]):
             run.exception()  # the callers get it
 
     async def wait_idle(self) -> None:
-        """Waits until no call is in progress."""
+        """Waits until no call is in progress, including calls that begin while it waits."""
         while self._running:
             await asyncio.wait(list(self._running.values()))
 
@@ -129,15 +130,17 @@ V = TypeVar("V")
 
 
 class LastMetadataAnswers(Generic[K, V]):
-    """Stores the last answers of the metadata to one kind of query, by key. A stored answer is used while the metadata
-    does not answer."""
+    """Stores the last answers of the metadata to one kind of query, by key, at most ANSWERS_MAX. A stored answer is
+    used while the metadata does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def read_or_get_last(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """Calls the function `read`, which reads from the metadata, and returns its answer. If the metadata does not
-        answer in time and an earlier answer is stored, cancels `read` and returns the earlier answer."""
+        """Calls the function `read`, which reads from the metadata, stores its answer for the key and returns it. If an
+        earlier answer is stored, waits at most PATIENCE_S seconds: if `read` takes longer, it is cancelled, and the
+        earlier answer is returned. The earlier answer is also returned if `read` raises Unavailable, ConnectionLost or
+        SessionExpired. Raises every other error of `read`, and each of its errors if no answer is stored."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -152,7 +155,8 @@ class LastMetadataAnswers(Generic[K, V]):
         return answer
 
     def store_answer(self, key: K, answer: V) -> None:
-        """Stores `answer` for the key. Called when this process has changed the object in the metadata."""
+        """Stores `answer` as the last answer for the key. Called by `read_or_get_last`, and when this process has
+        changed the object in the metadata. Of more than ANSWERS_MAX answers, the oldest tenth is removed."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:

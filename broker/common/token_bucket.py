@@ -1,12 +1,12 @@
 """Rates of messages and bytes: how much of them is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
-A `RateLimit` is two buckets (runtime/token_bucket.py), for messages and bytes; a rate of 0 has no limit and costs
-nothing. Its tokens may be owed: what was read is taken, and the caller pauses what feeds it: it stops reading a
-producer's stream, or asking for the next entries of a log. It never sleeps while it holds anything, and nothing that
-arrived is dropped. So a rate holds on the average over seconds, whatever the size of an entry, and an entry larger than
-a second's worth is not stuck.
+A `RateLimit` is two token buckets (runtime/token_bucket.py), for messages and bytes; a rate of 0 has no limit and costs
+nothing. The number of tokens may become negative, which is a debt: entries that have arrived or were read are counted
+and never dropped. While there is a debt the caller stops what feeds it: it does not read a producer's stream, or does
+not ask for the next entries of a log. So a rate holds on the average over seconds, whatever the size of an entry, and
+an entry larger than a second's tokens is not stuck.
 
-Several `RateLimit`s in a row (subscription, topic, broker) are asked together: `compute_rate_delay_s`,
+Several `RateLimit`s (subscription, topic, broker) are asked together: `compute_rate_delay_s`,
 `count_entries_within_rates`.
 Guarding test: test_token_bucket.py.
 
@@ -26,7 +26,8 @@ _UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
 
 
 class RateLimit:
-    """Limits a rate in messages per second and in bytes per second; 0: no limit."""
+    """Limits a rate in messages per second and in bytes per second; 0 means no limit. `limited`: at least one of the
+    two limits is set. `throttled`: how often a caller had to wait for this rate."""
 
     __slots__ = ("_buckets", "limited", "throttled")
 
@@ -38,7 +39,8 @@ class RateLimit:
             self.set_rate(messages, size, now)
 
     def set_rate(self, messages: float, size: float, now: float) -> None:
-        """Sets the limits (messages and bytes per second), from the time `now` on; 0: no limit."""
+        """Sets the limits: messages per second and bytes per second; 0 means no limit. `now`: the monotonic time in
+        seconds. A debt from the old limit remains, unless that limit is removed."""
         if messages <= 0 and size <= 0:
             self._buckets, self.limited = _UNLIMITED, False
             return
@@ -46,8 +48,8 @@ class RateLimit:
         self._buckets, self.limited = buckets, True
 
     def spend_tokens(self, messages: int, size: int, now: float) -> None:
-        """Counts `messages` messages of `size` bytes together against both limits: removes tokens from their
-        buckets."""
+        """Counts `messages` messages, of `size` bytes together, against both limits. Never refuses: the number of
+        tokens may become negative, and this debt delays what follows."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
                 bucket.spend_tokens(count, now)
@@ -57,7 +59,8 @@ class RateLimit:
         return max((bucket.delay_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
     def available_tokens(self, now: float) -> tuple[float, float]:
-        """Returns the number of messages and the number of bytes that the limits allow now without a debt."""
+        """Returns (the number of messages, the number of bytes) for which there are tokens now. A number is infinite if
+        there is no such limit, and negative if there is a debt."""
         messages, size = (float("inf") if bucket is None else bucket.available_tokens(now) for bucket in self._buckets)
         return messages, size
 
@@ -76,9 +79,14 @@ class RateLimitedItem(Protocol):
     """An item that counts against rate limits: `count` messages with `size` bytes together."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """The number of messages in the item."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The bytes of the item."""
+        ...
 
 
 def compute_rate_delay_s(rates: Iterable[RateLimit], now: float) -> float:
@@ -94,8 +102,8 @@ def compute_rate_delay_s(rates: Iterable[RateLimit], now: float) -> float:
 
 
 def count_entries_within_rates(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
-    """Returns how many of `entries`, from the first on, the rates allow now. These are the entries for which there are
-    tokens; the last of them may leave a debt."""
+    """Returns how many of `entries`, from the first on, all of the rates allow now. An entry is allowed if every limit
+    has tokens left after the entries before it; so the last allowed entry may leave a debt. Spends no tokens."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)

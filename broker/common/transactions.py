@@ -1,16 +1,16 @@
-"""The interface between a topic and the coordinators of transactions, independent of who implements it.
-
-    Coordinators        the topic's side of a coordinator, wherever it runs (broker/transaction/)
+"""The interface between a topic and the transaction coordinators of the cluster (`Coordinators`). The topic calls it;
+the package broker/transaction/ implements it, for coordinators in this process and in others.
 
 Rules
-- A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or ack whose join
-  is refused leaves no trace.
-- After a join only the coordinator ends the transaction there, by a settlement. Nothing is settled by silence.
+- A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or an
+  acknowledgement whose join is refused changes nothing.
+- After a join only the coordinator ends the transaction at the topic, by a settlement. A topic that hears nothing from
+  the coordinator settles nothing.
 - A settlement is answered when its effect is durable at the topic. A topic that has nothing of the transaction answers
-  after it made sure that no other broker owns it by now: an earlier owner must not answer for a later one.
-- A settlement that comes while the join is in flight ends the transaction there; the join is refused then.
-- A role writes in the transactions that it began. Who knows the id of another's is answered, by its coordinator, as of
-  an id that was never given; a topic asks once for each transaction and role.
+  after it has made sure that no other broker owns the topic by now: an earlier owner must not answer for a later one.
+- A settlement that arrives while the join is in flight ends the transaction at the topic; the join is refused then.
+- A role may write only in the transactions that it began. For the id of another role's transaction, the coordinator
+  gives the same answer as for an id that was never given. A topic asks once for each transaction and role.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def get_writable_transactions_role(principal: Principal) -> str | None:
 
 
 class Settlement(NamedTuple):
-    """The outcome of a transaction, as its coordinator sends it to one participating topic."""
+    """The outcome of a transaction, as its coordinator sends it to one participating topic. `committed`: True after a
+    commit, False after an abort."""
 
     txn: TxnId
     committed: bool
@@ -60,7 +61,7 @@ def convert_join_answer_to_state(joined: JoinAnswer) -> TxnState:
 
 
 class ReportedTransaction(NamedTuple):
-    """The state of a transaction, as its coordinator reports it."""
+    """The state of a transaction, as its coordinator reports it to a topic."""
 
     txn: TxnId
     state: TxnState
@@ -77,7 +78,8 @@ class ReportedTransaction(NamedTuple):
 
 
 class Coordinators(Protocol):
-    """The interface through which a topic calls the transaction coordinators of the cluster."""
+    """The interface through which a topic calls the transaction coordinators of the cluster. Implemented by the
+    broker's client of coordinators (broker/transaction/), and by `NoCoordinators` where there are no transactions."""
 
     async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,
@@ -112,7 +114,8 @@ class Coordinators(Protocol):
 
 
 class NoCoordinators:
-    """The Coordinators of a broker or a topic without transactions. Every join is refused."""
+    """The Coordinators of a broker or a topic without transactions. Every join and every question raises NotAllowed;
+    `join_transaction_nowait` returns False."""
 
     async def join_transaction(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> JoinAnswer:
         raise NotAllowed(f"topic {topic} takes no transactions")

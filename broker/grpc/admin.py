@@ -1,12 +1,13 @@
-"""The Admin service of proto/wire.proto: a method for each operation, which returns a plain value; decides nothing.
+"""The gRPC service Admin of proto/wire.proto: a method for each operation, which returns a plain value. Nothing is
+decided here.
 
-What a method returns becomes the reply of its rpc by the names of fields (checked.py, proto/translation.py); REST uses
-the value as it is. A new operation is a method here, and its row in proto/operations.py.
+The value that a method returns is converted to the reply of its rpc, field by field (checked.py, proto/translation.py);
+REST uses the value as it is. A new operation is a method here, and its row in proto/operations.py.
 
-Tenants, namespaces and lists of topics come from the metadata and any broker answers. Requests about a loaded topic
-(statistics, subscriptions, trim, terminate, unload, delete) are answered by its owner; other brokers raise NotOwner,
-with the owner's address in the field `owner`: callers ask Lookup first, and name a partition of a partitioned topic.
-Deleting a partitioned topic, or a namespace by force, asks the other owners itself.
+Tenants, namespaces and lists of topics come from the metadata, and any broker answers for them. Requests about a loaded
+topic (statistics, subscriptions, trim, terminate, unload, delete) are answered by its owner. Other brokers raise
+NotOwner, with the owner's address in the field `owner`. So callers ask Lookup first, and name a partition of a
+partitioned topic. Deleting a partitioned topic, or a namespace by force, asks the other owners itself.
 
 Also in this file, each below its heading: the part of the Admin service that inspects the messages of a topic and
 removes them (examine); the part of the Admin service about schemas (schemas).
@@ -86,8 +87,8 @@ class MessageAdminService:
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
         """Returns the orphaned ledgers (no metadata record names them) and the missing ledgers (a record names them,
-        but they do not exist). With `remove`, deletes the orphaned ledgers; with `unexplained`, also those whose owner
-        has no record. Any broker can answer this rpc."""
+        but they do not exist). With `remove`, deletes the orphaned ledgers; with `unexplained` too, also those whose
+        topic or subscription has no record, or a younger one. Any broker can answer this rpc."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -174,8 +175,8 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
 
 
 def to_wire_delivery(shown: EntryWithHiddenMessages) -> wire.Delivery:
-    """Returns an entry as a wire message of type Delivery. It lists the batch indexes of the messages that the caller
-    must not see."""
+    """Returns the entry as a wire message of type Delivery. Its `acked_batch_indexes` are the batch indexes of the
+    messages that the caller must not see."""
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden
@@ -322,8 +323,9 @@ class AdminService:
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
-        """Returns the topics that the caller may see: the stored topics, or with `in_memory_here` the non-persistent
-        topics that are loaded at this broker."""
+        """Returns the sorted names of the topics of a namespace that the caller may look up. These are the stored
+        topics, or with `in_memory_here` the non-persistent topics that this broker has loaded. If the namespace does
+        not exist, raises NotFound for an administrator of its tenant, and returns nothing for other callers."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
@@ -360,9 +362,10 @@ class AdminService:
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Returns one page (about 1 MiB) of statistics: of the topics that this broker owns and that the caller may
-        see. Loads topics that are not loaded. Leaves out a topic whose statistics cannot be read; `topic_stats` raises
-        the error of such a topic."""
+        """Returns one page (about PAGE_BYTES bytes, and at most about PAGE_S seconds of work) of statistics: of the
+        topics that this broker owns and that the caller may look up. `next` in the reply names the last topic of the
+        page, unless it is the last page. Loads topics that are not loaded. Leaves out a topic whose statistics cannot
+        be read; `topic_stats` raises the error of such a topic."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         found = wire.NamespaceStatsReply(

@@ -33,7 +33,7 @@ Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def make_rpc_handler_name(method: str) -> str:
-    """Returns the name of the Python method that implements an rpc: `list_topics` for the rpc "ListTopics"."""
+    """Returns the name of the Python method that implements an rpc: "list_topics" for the rpc "ListTopics"."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
@@ -49,8 +49,8 @@ def find_rpc_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
 
 
 class LazyService:
-    """A proxy for the gRPC service `name`, such as "Admin". The first call of any method imports `module` and calls
-    `make`, which creates the objects that implement the service."""
+    """A proxy for the gRPC service `name`, such as "Admin". The first call of any method imports `module`, a module of
+    this package, in a worker thread. Then it calls `make`, which returns the objects that implement the service."""
 
     def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], Sequence[object]]) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class LazyService:
 
 
 def make_lazy_admin_service(broker: TopicManager) -> LazyService:
-    """Returns a proxy for the service "Admin" that imports the service's module at its first call."""
+    """Returns a proxy for the gRPC service "Admin" that imports the service's module at its first call."""
     def make() -> Sequence[object]:
         from .admin import PARTS
 
@@ -84,7 +84,7 @@ def make_lazy_admin_service(broker: TopicManager) -> LazyService:
 
 
 def make_lazy_transaction_service(broker: TopicManager) -> LazyService:
-    """Returns a proxy for the service "Transactions" that imports the service's module at its first call."""
+    """Returns a proxy for the gRPC service "Transactions" that imports the service's module at its first call."""
     def make() -> Sequence[object]:
         from .transactions import PARTS
 
@@ -110,9 +110,10 @@ LOOKS = re.compile(
 
 
 class AuthorizedService:
-    """Wraps `service`, an implementation of the gRPC service `name`: checks the caller's permission for each call, and
-    writes each change to the audit log. The methods of an Admin implementation return plain values; the methods of this
-    object return protobuf messages. `value_handlers`: by rpc, the methods that return plain values."""
+    """Wraps `service`, an implementation of the gRPC service `name`. For each unary rpc it checks the caller's
+    permission, and writes each change to the audit log. The methods of an Admin implementation return plain values,
+    which this object converts to protobuf messages. `value_handlers`: by the name of the rpc, the same handlers before
+    this conversion."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
@@ -189,9 +190,9 @@ def _needed(path: str, rule: PermissionRule, request: Any) -> Permission:
 async def authorize_request(
     path: str, request: Any, context: CallContext, access: Authorizer, *, audited: bool = True
 ) -> None:
-    """Checks whether the caller may call the rpc `path` ("Admin.DeleteTopic") with this request. Raises Unauthorized if
-    the caller may not; InvalidName if the request contains an invalid name of a topic or namespace. `audited`: whether
-    a refusal is written to the audit log."""
+    """Checks whether the caller may call the unary rpc `path` ("Admin.DeleteTopic") with this request. Raises
+    Unauthorized if the caller may not; InvalidName if a topic or namespace in the request has an invalid name;
+    Unavailable if the grants cannot be read. `audited`: a refusal is written to the audit log."""
     if not may_call_every_operation(context.principal):
         await _authorize(path, RULES[path], request, context, access, audited=audited)
 

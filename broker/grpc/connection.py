@@ -61,7 +61,8 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 async def serve_connect_stream(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Serves one Connect stream of a client until the client or the broker ends the stream. If the client has finished
-    sending, the requests in progress are answered before the stream ends."""
+    sending, the requests in progress are answered before this function returns. All producers and consumers of the
+    stream are ended in every case. Raises the error with which the stream was lost."""
     connection = ConnectStream(broker, stream, context)
     await run_and_clean_up(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
@@ -90,8 +91,8 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
 
 
 class ConnectStream:
-    """One Connect stream of a client: all of its producers and consumers, each with an id on the stream and a
-    handler."""
+    """One Connect stream of a client: all of its producers and consumers, each with an id on the stream and a handler.
+    `handlers`: the handlers of those that are open or being opened, by id."""
 
     def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
         self.broker = broker
@@ -145,16 +146,17 @@ class ConnectStream:
         self.send(wire.ServerFrame(id=number, closed=to_wire(error)))
 
     def count_deferred_bytes(self, size: int) -> None:
-        """Adds `size` to the bytes of frames that wait to be handled; a negative `size` says that frames were handled.
-        Wakes `wait_room` when there are DEFERRED_BYTES or fewer."""
+        """Adds `size` bytes to the size of the frames that wait to be handled; `size` is negative when frames were
+        handled. Wakes `wait_room` when at most DEFERRED_BYTES are left."""
         self._deferred_bytes += size
         if self._room is not None and self._deferred_bytes <= DEFERRED_BYTES:
             self._room.set_result(None)
             self._room = None
 
     async def wait_room(self) -> None:
-        """Waits until the stream may be read again, because the queued work and the unsent answers are below their
-        bounds. Raises ConnectionLost if the connection is lost."""
+        """Waits until the next frames may be read: until the unsent answers are about half of OUT_BYTES, if they were
+        above it, and the deferred frames have at most DEFERRED_BYTES. Raises ConnectionLost if the connection is
+        lost."""
         if self.stream.queued_bytes > OUT_BYTES:
             await self.stream.wait_sent(self.stream.sent_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
@@ -164,12 +166,16 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ frames out
     def send(self, frame: wire.ServerFrame | Pieces) -> None:
+        """Queues a frame for sending. Drops the frame if the stream is lost or its credentials have expired, because
+        the task that reads the stream then ends with the same error."""
         try:
             self.stream.send_nowait(frame)
         except MagnetarError:  # lost, or its credentials have expired
             return  # the reader of the stream gets it too, and ends
 
     def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
+        """Queues the encoded deliveries of one consumer for sending. Returns True if the consumer must get no more
+        until `wait_drained`. Drops deliveries if the stream is lost or its credentials have expired, as `send` does."""
         stream, sent = self.stream, handler.sent
         if sent is None:
             sent = handler.sent = deque()
@@ -206,25 +212,28 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ tasks
     def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a task for one request of the client. It is cancelled when the stream ends."""
+        """Starts `work`, which answers one request of the client, in a task, and returns the task. The task is
+        cancelled when the stream ends."""
         return self._tasks.spawn(work, "client-request")
 
     def add_outstanding_answers(self, answers: int) -> None:
-        """Adds `answers`, which may be negative, to the number of answers that the client still waits for. Wakes the
-        task that waits until there are none."""
+        """Adds `answers` to the number of answers that the client still waits for and that have no task of their own.
+        `answers` is negative when answers were given. Wakes `answer_outstanding_requests` when none is left."""
         self._owed += answers
         if self._drained is not None and not self._owed:
             self._drained.set_result(None)
             self._drained = None
 
     def on_handler_ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
+        """Called when a producer or consumer ends. Removes its handler, and runs `leaving`, which ends its session, in
+        a task that is not cancelled when the stream ends."""
         self.handlers.pop(handler.number, None)
         self._leaving.spawn(leaving, "client-leaves")
 
     # ------------------------------------------------------------------ the end of the stream
     async def answer_outstanding_requests(self) -> None:
-        """Called when the client has finished sending: answers all requests in progress. Producers and consumers that
-        are still being opened are cancelled."""
+        """Called when the client has finished sending. Cancels the opening of producers and consumers that are not open
+        yet. Then waits until all publishes and all requests in progress are answered."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(
@@ -238,7 +247,8 @@ class ConnectStream:
                 await self._drained
 
     async def close(self) -> None:
-        """Ends the connection: its producers leave their topics, and its consumers leave their subscriptions."""
+        """Ends the connection: cancels its requests, makes its producers leave their topics and its consumers their
+        subscriptions, and waits until they have left. Their errors are logged."""
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:
@@ -254,11 +264,12 @@ class ConnectStream:
 # -------------------------------------------------------------------------------------------------------- broker
 # The Broker service of proto/wire.proto: translates and calls; decides nothing.
 #
-# Unary calls are here; the streams have a module each: connection.py, handlers.py, handlers.py.
+# Unary calls are here; the Connect stream is above, the streams Read and WatchTopics are in handlers.py.
 
 
 class BrokerService:
-    """Implements the gRPC service Broker; each method implements one rpc."""
+    """Implements the gRPC service Broker; each method implements the rpc of its name. proto/wire.proto describes the
+    rpcs."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

@@ -1,21 +1,20 @@
-"""A producer or consumer of a Connect stream: its frames in, its session's answers out.
+"""A producer or consumer of a Connect stream: passes its frames to its session, and sends the session's answers.
 
     Handler.on_frame(frame, turns)   handled at once, or after earlier work of the same handler
     Handler.leave()                  the stream has ended
 
-Work of a handler that takes longer than a slice of the loop runs in a task: opening, acknowledgements of very many
-entries. Frames that arrive meanwhile are deferred until it is done. Requests that are answered later (`seek`,
+Work of a handler that takes longer than a slice of the loop runs in a task: opening, and acknowledgements of very many
+entries. Frames that arrive meanwhile are deferred until the task is done. Requests that are answered later (`seek`,
 `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at most
 REQUESTS_MAX. So joining one transaction delays neither other frames nor other transactions: acknowledgements of
 different transactions, and plain ones, have no order; each is checked when it is handled.
 
-A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), closed by the broker, also
-because of a frame that it does not accept (the last frame is `closed`), or with the stream.
+A handler ends once, in `_end_handler`. Either its client closes it (the last frame is `done`), or the broker closes it,
+also because of a frame that it does not accept (the last frame is `closed`), or the stream ends.
 
-The Read stream: translates for the RangeReader of broker/session/backlogs.py. Requests are answered one after the
-other: the entries of the range, then `done` with the first index that they do not cover.
-
-Also in this file, below its heading: the WatchTopics stream (watch).
+Also in this file: the Read stream (`serve_read_stream`), which sends the entries that the EntryRangeReader of
+broker/session/backlogs.py reads. Its requests are answered one after the other: the entries of the range, then `done`
+with the first index that they do not cover. Below its heading: the WatchTopics stream (watch).
 """
 
 from __future__ import annotations
@@ -62,7 +61,8 @@ Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 
 async def serve_read_stream(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
-    """Serves the read stream of one client until it ends: sends the entries of the ranges that the client asks for."""
+    """Serves one Read stream of a client until the client ends it. For each request in turn, sends the entries of the
+    requested range, and then `done` with the first index that was not read, or with the error."""
     while True:
         try:
             items = await stream.receive()
@@ -106,7 +106,8 @@ Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 
 class Handler:
     """Translates between the frames of one producer or consumer and its session. `number`: the id of the producer or
-    consumer on the stream."""
+    consumer on the stream. `opened`: the client was told that it is open. `has_ended`: it was closed, or its stream has
+    ended."""
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "has_ended", "number", "opened")
 
@@ -136,7 +137,8 @@ class Handler:
 
     # ------------------------------------------------------------------ opening
     def start_opening(self, frame: wire.ClientFrame) -> None:
-        """Starts to open the producer or consumer that the frame describes. Its outcome is sent to the client."""
+        """Starts a task that opens the producer or consumer that the frame describes, and sends the outcome to the
+        client."""
         self._work = self._connection.start_request(self._opening(frame))
 
     async def _opening(self, frame: wire.ClientFrame) -> None:
@@ -153,6 +155,9 @@ class Handler:
 
     # ------------------------------------------------------------------ frames
     def on_frame(self, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
+        """Handles a frame of this producer or consumer: at once, or when the task in progress is done. Closes the
+        producer or consumer with InvalidRequest if the frame is not allowed now, and with BackPressure if too many
+        frames wait for its opening. `turns`: the slices of the caller's loop."""
         kind = frame.WhichOneof("kind")
         if kind in ("open_producer", "subscribe"):
             self.close_with_error(InvalidRequest(f"id {self.number} is used twice"))
@@ -277,8 +282,8 @@ class Handler:
 
     # ------------------------------------------------------------------ the end
     def close_with_error(self, error: MagnetarError) -> None:
-        """Called when the broker must close the producer or consumer because of `error`: closes it, and sends the error
-        to the client."""
+        """Closes the producer or consumer on the broker's side, because of `error`, and sends the error to the client.
+        Does nothing if it has ended."""
         if not self.has_ended:
             self._send_closed(error)
             self._end_handler(self.leave())
@@ -306,8 +311,9 @@ class Handler:
         self._send_done(request_id, None)
 
     async def leave(self) -> None:
-        """Ends the producer or consumer at once: ends its session, or cancels its opening if that is in progress.
-        Called when the stream has ended, or the broker closes the producer or consumer. Idempotent."""
+        """Ends the producer or consumer: cancels its opening if that is in progress, and ends its session. Does not
+        wait for operations in progress. Called when the stream has ended, or the broker closes the producer or
+        consumer. Idempotent."""
         self.has_ended = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -357,7 +363,8 @@ class ProducerHandler(Handler):
             self._session.leave()
 
     async def wait_publishes_answered(self) -> None:
-        """Closes the session of the producer, and waits until every publish is answered."""
+        """Closes the session of the producer, and waits until every publish is answered. Does nothing if the producer
+        is not open."""
         if self.opened:
             await self._close()
 
@@ -558,8 +565,9 @@ Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
 async def serve_topic_watch(topics: TopicQueries, stream: Watches, caller: CallContext) -> None:
-    """Serves the topic watch of one client until it ends: sends the topics of a namespace, and then their changes.
-    Raises InvalidRequest if the first item names no namespace."""
+    """Serves one WatchTopics stream of a client: sends the list of the topics of a namespace, and then each change.
+    Returns when the client ends the stream. Raises InvalidRequest if the first item names no namespace, and the error
+    with which the watch ends."""
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")

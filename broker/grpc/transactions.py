@@ -1,6 +1,7 @@
-"""The Transactions service of proto/wire.proto, and the rpcs of Admin about transactions: translates and calls.
+"""The gRPC service Transactions of proto/wire.proto, and the rpcs of the service Admin about transactions. Each method
+translates its request, calls the coordinator, and translates the answer; nothing is decided here.
 
-Also in this file, below its heading: the rpcs of half messages (halves).
+Also in this file, below its heading: the rpcs about half messages (halves).
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def parse_half_message_id(asked: wire.TransactionId) -> TxnId:
 
 
 class HalfMessageService:
-    """Implements the rpcs of the gRPC service Transactions about half messages (messages that are stored at a
-    coordinator, and published to their topics at the commit)."""
+    """Implements the rpcs of the gRPC service Transactions about half messages. A half message is stored at a
+    coordinator, and published to its topics only when it is committed."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -111,6 +112,9 @@ class HalfMessageService:
         return wire.HalfReply(state=state.name)
 
     async def watch_halves(self, stream: Watching, context: CallContext) -> None:
+        """Sends the checks of half messages to one process of the group that the first item of the stream names. A
+        check asks how the half message ends. Returns when the client or the coordinator ends the stream. Raises
+        InvalidRequest if the first item names no group."""
         group = (await stream.receive())[0].group
         if not group:
             raise InvalidRequest("the first item of a WatchHalves stream names a group")

@@ -1,8 +1,8 @@
 """Translates between messages of proto/wire.proto and the plain values of the broker's sessions.
 
-Rule: no request costs the broker more than linear work in its bytes, and none leaves anything half made. So invalid
-values that the wire can carry (an unknown number of an enum, an index that no entry can have) are refused here, by
-InvalidRequest, before a session sees them. Long requests are translated lazily, a step at a time.
+Rule: the work for a request is at most linear in its bytes, and no request is carried out in part. So invalid values
+that the wire can carry (an unknown number of an enum, an index that no entry can have) raise InvalidRequest here,
+before a session sees them. Long requests are translated lazily, one step at a time.
 Guarding test: tests/broker/grpc/test_extreme_requests.py, for each request of proto/wire.proto.
 
 Also in this file, below its heading: the encoding of entries as items of a stream (delivery).
@@ -62,7 +62,7 @@ def parse_schema_info(given: wire.SchemaInfo) -> SchemaInfo:
 
 
 def make_schema_reply(found: SchemaVersion) -> wire.SchemaReply:
-    """Returns the reply that carries this version of a schema."""
+    """Returns the reply that contains the version `found` of a schema."""
     info = found.info
     return wire.SchemaReply(
         version=encode_version(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
@@ -83,7 +83,8 @@ def parse_producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> Pr
 
 
 def make_producer_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
-    """Returns the frame that tells the client that its producer is open."""
+    """Returns the frame that tells the client that its producer is open. `id_`: the id of the producer on the
+    stream."""
     return wire.ServerFrame(
         id=id_,
         producer_opened=wire.ProducerOpened(
@@ -122,7 +123,8 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
 
 
 def make_subscribed_frame(id_: int, session: ConsumerSession) -> wire.ServerFrame:
-    """Returns the frame that tells the client that its consumer has subscribed."""
+    """Returns the frame that tells the client that its consumer has subscribed. `id_`: the id of the consumer on the
+    stream."""
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
         incarnation=session.topic.incarnation, filter=session.subscription.filter_text, level=LEVEL,
@@ -136,19 +138,22 @@ LEVEL = 1
 
 
 def make_probed_frame(id_: int, request_id: int, found: ProbeResult) -> wire.ServerFrame:
+    """Returns the frame that answers a `probe` request of a consumer. `id_`: the id of the consumer on the stream;
+    `request_id`: the id of the request."""
     answer = wire.Probed(request_id=request_id, end_index=found.end_index, why=str(found.why))
     return wire.ServerFrame(id=id_, probed=answer)
 
 
 def make_progress_frame(id_: int, request_id: int, found: SubscriptionProgress) -> wire.ServerFrame:
-    """Returns the frame that answers a request for the progress of a subscription. `id_`: the consumer in the stream;
-    `request_id`: the request."""
+    """Returns the frame that answers a request for the progress of a subscription. `id_`: the id of the consumer on the
+    stream; `request_id`: the id of the request."""
     answer = wire.Progress(request_id=request_id, **msgspec.structs.asdict(found))
     return wire.ServerFrame(id=id_, progress=answer)
 
 
 def make_seek_done_frame(id_: int, request_id: int, session: ConsumerSession) -> wire.ServerFrame:
-    """Returns the frame that says that a seek is done, and where the consumer now starts."""
+    """Returns the frame that says that a seek is done. For a reader it names the message after which the reader now
+    starts."""
     answer = wire.Done(request_id=request_id)
     _set_start(answer, session)
     return wire.ServerFrame(id=id_, done=answer)
@@ -162,8 +167,8 @@ def _set_start(answer: wire.Subscribed | wire.Done, session: ConsumerSession) ->
 
 
 def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
-    """Acknowledges the entries of a request. A generator: other tasks may run between its steps. Raises InvalidRequest
-    or NotAllowed if an entry is refused; the entries before it are acknowledged nevertheless."""
+    """Acknowledges the entries of a request. A generator: other tasks may run between its steps. Raises InvalidRequest,
+    NotAllowed or TransactionConflict if an entry is refused; the entries before it are acknowledged nevertheless."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in parse_acked_entries(ack.entries):
@@ -218,7 +223,8 @@ def _check_ack(ack: wire.Ack) -> Iterator[None]:
 
 
 def parse_acked_entries(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
-    """Yields the acknowledged entries of a request. Skips an entry whose set of batch indexes is empty."""
+    """Yields the acknowledged entries of a request. An entry without batch indexes is acknowledged as a whole. Skips an
+    entry whose set of batch indexes is present but empty."""
     for each in entries:
         bits = 0
         if each.batch_indexes or each.batch_bits:
@@ -235,6 +241,9 @@ def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 
 
 def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
+    """Requeues the messages that a request names, so that the subscription delivers them again. Also stores why the
+    client failed to process them, for at most FAILURES_MAX messages. A generator: other tasks may run between its
+    steps."""
     session.remember_failures({
         Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)
         for each in asked.failures[:FAILURES_MAX]
@@ -244,7 +253,8 @@ def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Itera
 
 
 async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
-    """Moves the subscription to the message id, publish time (ms) or message index that the client asked for."""
+    """Moves the subscription to the message id, publish time (ms since the epoch) or message index that the request
+    names. Returns when the new position is durable."""
     if asked.HasField("message_id"):
         await session.seek_message(MessageId.from_wire(asked.message_id))
     elif asked.HasField("publish_time_ms"):
@@ -269,9 +279,10 @@ def make_last_message_frame(id_: int, request_id: int, found: LastMessage) -> wi
 
 
 def parse_permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
-    """Returns a function that makes the requested change of permissions. The function takes a record of grants and the
-    full name of the topic ("" for the namespace), and returns the changed record. Raises InvalidRequest if the request
-    is invalid."""
+    """Returns a function that makes the requested change of permissions. It takes a record of grants and the full name
+    of the topic ("" for the namespace), and returns the changed record; it raises InvalidRequest or InvalidName if the
+    values are invalid. Raises InvalidRequest if this broker does not know the change, or the change does not apply to a
+    topic."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
         return lambda record, topic: permissions.set_role_grant(record, topic, given.grant.role, given.grant.actions)
@@ -315,7 +326,8 @@ def encode_deliveries(
     deliveries: Sequence[Delivery], head: bytes, failures: Mapping[Position, Failure] = NO_FAILURES
 ) -> list[Pieces]:
     """Returns the encoded ServerFrames with all of the deliveries, in order. `head`: the encoded id of the consumer,
-    which each frame contains; `failures`: why entries that are delivered again were given back."""
+    with which each frame begins. `failures`: by position, why the client gave an entry back; it is sent with the
+    redelivery."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0

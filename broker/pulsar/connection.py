@@ -1,4 +1,5 @@
-"""A connection of a Pulsar client: its handshake, its commands in their order, and its end.
+"""A connection of a Pulsar client: its handshake, its commands in their order, and its end. The connection has the
+handlers of its producers and consumers (`PulsarHandlerTable`), and its topic watches.
 
 The first command is CONNECT; nothing else is parsed before the caller is authenticated. Then each command is handled in
 the order of the stream. A command that waits for something (opening, look-ups, seeks) runs in a task; acknowledgements
@@ -14,11 +15,9 @@ nothing is closed.
 
 A silent client gets a PING after KEEP_ALIVE_S, and its connection is closed if it stays silent as long again. RENEW_S
 before credentials expire (or after half of their life, if that is shorter) the client is asked for new ones
-(AUTH_CHALLENGE), and again if those expire soon; without new ones of the same role the connection is closed when they
+(AUTH_CHALLENGE), and again if those expire soon. Without new ones of the same role the connection is closed when they
 expire. A frame or a command that is no request ends the connection, as in Pulsar's broker.
 Guarding tests: tests/broker/pulsar/.
-
-The producers, consumers and topic watchers of one connection, and the commands for them.
 
 Also in this file, below its heading: the credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header
 (credentials).
@@ -67,8 +66,9 @@ if TYPE_CHECKING:
 
 
 def parse_caller_credentials(caller: Caller, method: str, data: bytes) -> Caller:
-    """Returns `caller` with the credentials `data` that the client sent. `method`: the client's authentication method,
-    "token" or "basic"; with any other method the result has no credentials."""
+    """Returns a copy of `caller` with the credentials `data` that the client sent, of which the first AUTHORIZATION_MAX
+    bytes count. `method`: the client's authentication method, "token" or "basic". With any other method, returns
+    `caller` unchanged."""
     data = data[:AUTHORIZATION_MAX]
     if method == "token":
         return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
@@ -103,7 +103,8 @@ T = TypeVar("T")
 
 class PulsarConnection:
     """One TCP connection of a client that speaks Pulsar's protocol: reads its commands, and sends answers and
-    deliveries."""
+    deliveries. `names`: the open producers of all connections of the listener; `callers`: authenticates the client;
+    `spare`: the receive buffer that all connections share."""
 
     def __init__(
         self,
@@ -153,6 +154,9 @@ class PulsarConnection:
 
     # ------------------------------------------------------------------ the stream
     async def serve(self) -> None:
+        """Reads and carries out the commands of the client until it closes the connection. Raises the error with which
+        the broker ends the connection; TimeoutError if the client does not authenticate within `first_frame_s` seconds.
+        The caller must then call `close`."""
         async with asyncio.timeout(self.broker.config.first_frame_s):
             while self.version == 0:
                 if not await self._read():
@@ -195,11 +199,14 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def on_memory_reserved(self) -> None:
-        """Called when memory is reserved for the large frame that is arriving. Continues to read the frame."""
+        """Called by the memory budget when memory is reserved for the long frame that is arriving: the frame is read
+        on."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
     def on_arrival_too_slow(self) -> None:
+        """Called by the memory budget when the long frame, for which memory is reserved, arrives too slowly while
+        others wait for memory. Ends the connection with ConnectionLost."""
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _release_place(self) -> None:
@@ -321,7 +328,7 @@ class PulsarConnection:
 
     def count_waiting_bytes(self, size: int) -> None:
         """Adds `size` to the number of bytes of entries that wait because their producers have no credit. `size` is
-        negative for entries that wait no longer."""
+        negative for entries that wait no longer. While more than HELD_BYTES wait, the connection is not read."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_BYTES:
@@ -389,9 +396,12 @@ class PulsarConnection:
 
     # ------------------------------------------------------------------ answers
     def send(self, data: bytes) -> None:
+        """Queues an encoded frame; it is sent at the end of this turn of the event loop."""
         self.send_parts((data,), len(data))
 
     def send_parts(self, parts: tuple[Buffer, ...], size: int) -> None:
+        """Queues the parts of an encoded frame, of `size` bytes together; they are sent at the end of this turn of the
+        event loop."""
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out += parts
@@ -406,6 +416,8 @@ class PulsarConnection:
 
     @property
     def is_full(self) -> bool:
+        """Whether the consumers of this connection must get no more deliveries until `wait_drained` returns. True also
+        when the connection has ended."""
         self._count()
         if self._ended is not None:
             return True
@@ -415,7 +427,7 @@ class PulsarConnection:
 
     async def wait_drained(self) -> None:
         """Waits until the client has read so much that more deliveries may be sent. Raises ConnectionLost if the
-        connection is lost."""
+        connection is lost, and the error with which the broker has ended it."""
         self._flush()
         await self._stream.wait_drained()
         if self._ended is not None:
@@ -448,11 +460,13 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def start_request(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a task for one request of the client. It is cancelled when the connection ends."""
+        """Starts `work`, which answers one request of the client, in a task, and returns the task. The task is
+        cancelled when the connection ends."""
         return self._tasks.spawn(work, "pulsar-request")
 
     def abort(self, error: MagnetarError) -> None:
-        """Ends the connection because of `error`: handles no further commands, and delivers no further messages."""
+        """Ends the connection because of `error`. No further command is handled, and no further message is
+        delivered."""
         _LOG.debug("%s: %s", self.caller.peer, error)
         self._end_with(error)
         self.start_request(self._stream.close())
@@ -473,9 +487,9 @@ class PulsarConnection:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     def make_next_owner_fields(self, error: MagnetarError) -> dict[str, str]:
-        """Returns the fields of a CLOSE command with the addresses of the broker to which the topic moves. Returns {}
-        if `error` does not name that broker, or if it is not known which listener the client uses; the client then
-        looks the topic up."""
+        """Returns the fields of a CLOSE command that name the broker to which the topic moves, as URLs. Returns {} if
+        `error` does not name that broker, or if it is not known which listener the client uses; the client then looks
+        the topic up."""
         heir = self.broker.heirs.get(error.fields.get("owner", "")) if isinstance(error, NotOwner) else None
         if heir is None or (self.listener is None and len(set(heir.pulsar.values())) > 1):
             return {}
@@ -485,7 +499,8 @@ class PulsarConnection:
 
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Ends the connection: its producers leave their topics, and its consumers leave their subscriptions."""
+        """Releases what the connection has, after `serve`. Cancels its requests, makes its producers leave their topics
+        and its consumers their subscriptions, and waits until they have left. Their errors are logged."""
         left = await asyncio.gather(self._tasks.close(), *self.handlers.remove_all_handlers(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
@@ -502,7 +517,8 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 class PulsarHandlerTable:
     """The handlers of all producers and consumers of one connection, by the ids that the client has chosen.
-    `command_handlers`: the function that handles each command, by the type of the command."""
+    `command_handlers`: by the type of a command, the function that carries it out. Such a function returns None, or an
+    iterator of steps that the caller must iterate."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -522,12 +538,12 @@ class PulsarHandlerTable:
         }  # fmt: skip
 
     def list_handlers(self) -> list[PulsarProducerHandler | PulsarConsumerHandler]:
-        """Returns the handlers of all open producers and consumers of the connection."""
+        """Returns the handlers of all producers and consumers of the connection that are open or being opened."""
         return [*self.producers.values(), *self.consumers.values()]
 
     def remove_all_handlers(self) -> list[Awaitable[object]]:
-        """Removes all handlers from the table. Returns awaitables that end the handlers; the caller must await all of
-        them."""
+        """Removes all handlers from the table. Returns awaitables that end the handlers and the topic watches; the
+        caller must await all of them."""
         every = self.list_handlers()
         self.producers.clear()
         self.consumers.clear()

@@ -53,7 +53,8 @@ SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 
 class PulsarConsumerHandler:
     """Translates between the commands of one consumer and its session, and is the port of this session
-    (`broker.session.consumer.ConsumerPort`)."""
+    (broker/session/consumer.py `ConsumerPort`). `session`: None until the consumer is open. `must_resubscribe`: the
+    consumer has sought, and gets nothing until its client subscribes again."""
 
     def __init__(
         self, connection: PulsarConnection, asked: pulsar.CommandSubscribe, before: PulsarConsumerHandler | None = None
@@ -79,7 +80,7 @@ class PulsarConsumerHandler:
 
     # ------------------------------------------------------------------ opening
     def start_opening(self) -> None:
-        """Starts the task that opens the consumer and then sends the outcome to the client."""
+        """Starts a task that opens the consumer, and sends the outcome to the client."""
         self._opening = self._connection.start_request(self._open())
 
     def answer_repeated_open(self, request_id: int) -> None:
@@ -134,15 +135,19 @@ class PulsarConsumerHandler:
 
     # ------------------------------------------------------------------ commands
     def add_permits(self, permits: int) -> None:
-        """Handles FLOW. A consumer holds as many permits as its largest FLOW at most: that is its queue, and C++'s and
-        Go's clients also give back permits for messages that they hide. One that asks for one message at a time has no
-        queue, and may do so for several calls that wait."""
+        """Grants the consumer the permits of a FLOW command, but at most so many that it has as many as its largest
+        FLOW. That is the size of the client's queue: C++'s and Go's clients also return permits for messages that they
+        hide. A client whose FLOWs are all of 1 has no queue, and may have up to PERMITS_MAX permits. Does nothing
+        before the consumer is open, and after a seek."""
         if self.session is not None and not self.must_resubscribe:
             self._queue = max(self._queue, permits)
             most = min(self._queue, PERMITS_MAX) if self._queue > 1 else PERMITS_MAX
             self.session.grant_permits(min(permits, max(0, most - self.session.member.permits)))
 
     def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
+        """Carries out an ACK command, in steps: the caller iterates, and may let other tasks run in between. An error
+        is sent to the client only if the command asks for an answer, as in Pulsar. Does nothing before the consumer is
+        open, and after a seek."""
         error: MagnetarError | None = None
         session = self.session
         if session is None or self.must_resubscribe:
@@ -183,14 +188,17 @@ class PulsarConsumerHandler:
         self._connection.send(encode_frame(ack_response=answer))
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
+        """Requeues the messages that the command names, in steps: the caller iterates, and may let other tasks run in
+        between."""
         if asked.HasField("consumer_epoch"):
             self._epoch = asked.consumer_epoch
         if self.session is not None and not self.must_resubscribe:
             yield from translate.redeliver_in_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
-        """Handles a SEEK command: moves the cursor of the subscription. The new position is durable when this method
-        returns."""
+        """Moves the cursor of the subscription as a SEEK command says; the new position is durable when this method
+        returns. The client is told before that its consumer is closed, and subscribes again. Raises Unavailable if the
+        consumer is not open, InvalidRequest if the command names no position."""
         session = self._opened()
         self.must_resubscribe = True
         self._close_at_client()
@@ -210,6 +218,8 @@ class PulsarConsumerHandler:
             await self.leave()
 
     async def unsubscribe(self, *, force: bool) -> None:
+        """Deletes the subscription, and ends this consumer. Raises Unavailable if the consumer is not open, and the
+        errors of `ConsumerSession.unsubscribe`."""
         session = self._opened()
         await session.unsubscribe(force=force)
         self._connection.handlers.remove_consumer(self)
@@ -217,6 +227,7 @@ class PulsarConsumerHandler:
 
     @property
     def address(self) -> str:
+        """The address (HOST:PORT) from which the client is connected."""
         return self._connection.caller.peer
 
     def _opened(self) -> ConsumerSession:
@@ -271,7 +282,7 @@ class PulsarConsumerHandler:
 
     def on_topic_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
         """Called when the topic moves to another broker. Tells the client that its consumer is closed. Acknowledgements
-        that the client sends before it reads this command still count, if they arrive in time. Returns None, because
+        that the client sends before it reads this command still count if they arrive in time. Returns None, because
         Pulsar's protocol does not say which acknowledgement is the last."""
         if self.session is not None and not (self._over or self.must_resubscribe):
             self._is_moving = True
@@ -301,7 +312,8 @@ class PulsarConsumerHandler:
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
-        """Handles CLOSE_CONSUMER. Answers the command when everything that the consumer acknowledged is durable."""
+        """Closes the consumer as a CLOSE_CONSUMER command asks. Answers the command when everything that the consumer
+        acknowledged is durable."""
         await run_and_clean_up(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:

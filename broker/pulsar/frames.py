@@ -58,20 +58,21 @@ class SharedReceiveBuffer:
         self._buffer = _NOTHING
 
     def reserve_buffer(self) -> memoryview:
-        """Returns the shared buffer, for exclusive use until `release`. Returns an empty buffer if another connection
-        is using the shared buffer."""
+        """Returns the shared buffer, for exclusive use until `release`. Returns an empty buffer if there is none yet,
+        or another connection is using it; the caller then allocates one."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
     def release(self, buffer: memoryview) -> None:
-        """Gives a buffer back, so that other connections can use it. The caller must not read the buffer afterwards."""
+        """Gives a buffer back, so that other connections can use it. The largest buffer of at most SPARE_BYTES_MAX
+        bytes is kept. The caller must not use the buffer afterwards."""
         if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
             self._buffer = buffer
 
 
 class PulsarFrameSplitter:
     """Splits a stream of bytes into frames, in linear time. Stores at most one incomplete frame, whose size is checked
-    as soon as its first four bytes have arrived.
+    as soon as its first four bytes have arrived. `bytes_max`: the most bytes of a frame, without its first size field.
 
         size = await stream.read_into(frames.get_free_buffer, frames.on_bytes_received)
         for each in frames.take_complete_frames(): …
@@ -90,8 +91,8 @@ class PulsarFrameSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """The size in bytes of the buffer for the incomplete frame. It is at most the maximum of three sizes: twice the
-        received bytes of that frame, the largest frame so far, and the spare buffer."""
+        """The size in bytes of the buffer for the incomplete frame. It is at most the largest of three sizes: twice the
+        received bytes of that frame, the largest frame so far, and the shared buffer."""
         return len(self._buffer)
 
     @property
@@ -125,8 +126,9 @@ class PulsarFrameSplitter:
         return self.take_complete_frames()
 
     def take_complete_frames(self) -> Iterator[memoryview]:
-        """Yields the complete frames, each without its first size field. A yielded frame is valid until the next one is
-        yielded. Raises InvalidRequest if a frame is too large or too short."""
+        """Yields the complete frames, each without its first size field, and removes them. A yielded frame is valid
+        until the next one is requested. Raises InvalidRequest if the size field of a frame is below 4 or above
+        `bytes_max`."""
         while self._end - self._begin >= 4:
             wanted, begin = self._frame_bytes(), self._begin
             if not 8 <= wanted <= self.bytes_max + 4:
@@ -155,8 +157,9 @@ class PulsarFrameSplitter:
 
 
 def parse_frame(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
-    """Returns (the command that a frame contains, the bytes of the frame after the command). Raises InvalidRequest if
-    the command is invalid."""
+    """Returns (the command that a frame contains, the bytes of the frame after the command). `frame`: without its first
+    size field. Raises InvalidRequest if the command is longer than COMMAND_BYTES_MAX or the frame, does not parse, or
+    contains a text that is not UTF-8."""
     size = _U32.unpack_from(frame)[0]
     if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
         raise InvalidRequest(f"a command of {size} bytes in a frame of {len(frame)}")
@@ -185,8 +188,8 @@ def _check_text(message: Message, name: str) -> None:
 
 def parse_sent_entry(rest: memoryview) -> Buffer:
     """Returns the entry in a SEND command, with its checksum. `rest`: the bytes after the command. If the client sent a
-    checksum, the result is a view of `rest`, else a copy with a checksum added. Raises CorruptEntry if there is no
-    entry."""
+    checksum, the result is `rest` itself, else a copy with a checksum added. Raises CorruptEntry if `rest` is too short
+    for an entry."""
     if len(rest) < 6:
         raise CorruptEntry("a publish without an entry")
     if rest[:2] == _CHECKSUM:
@@ -230,7 +233,7 @@ _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
 
 
 def encode_message_head(message: bytes, entry_bytes: int) -> bytes:
-    """Returns the encoded beginning of a MESSAGE frame. The caller must send an entry of `entry_bytes` bytes directly
-    after it. `message`: the encoded CommandMessage."""
+    """Returns the encoded beginning of a MESSAGE frame. The caller must send an entry of exactly `entry_bytes` bytes
+    directly after it. `message`: the encoded CommandMessage."""
     body = b"".join((_MESSAGE, encode_varint(len(message)), message))
     return b"".join((_U32.pack(len(body) + 4 + entry_bytes), _U32.pack(len(body)), body))

@@ -1,18 +1,19 @@
-"""Requests that are not about a producer: owners, partitions, topics of a namespace, schemas, transactions
-(producer.py); and the requests of a consumer that are answered later.
+"""Answers the requests of a Pulsar client that are not about a producer: owners, partitions, topics of a namespace,
+schemas, and transactions (with the functions of producer.py); and those of a consumer that are answered later.
 
 Each request is answered by its own kind of response, also with an error: in Pulsar's C++ client the ids of look-ups and
 of other requests overlap, so an ERROR could end another request.
 
-Watchers of the topics of a namespace that match a pattern, for the pattern subscriptions of Pulsar's Java client.
+Also in this file: watchers of the topics of a namespace that match a pattern (`TopicListWatches`), for the pattern
+subscriptions of Pulsar's Java client.
 
     WATCH_TOPIC_LIST → WATCH_TOPIC_LIST_SUCCESS: all that match (none when the client's hash is that of them),
                        WATCH_TOPIC_UPDATE for each change, until WATCH_TOPIC_LIST_CLOSE or the end of the connection
 
 Names are those of GET_TOPICS_OF_NAMESPACE: persistent topics that the caller may look up, of a partitioned topic each
 partition. The pattern is matched by RE2 against `tenant/namespace/topic` without the number of a partition, in time
-linear in the name, whatever the pattern is; without that library the flag `supports_topic_watchers` is not set, and
-the client asks for all names each minute. If the metadata does not answer, the watcher starts again and sends the
+linear in the name, whatever the pattern is. Without that library the flag `supports_topic_watchers` is not set, and the
+client asks for all names each minute. If the metadata does not answer, the watcher starts again and sends the
 difference. Bounds: `WATCHERS_MAX` of a connection, `PATTERN_MAX` characters, `RE2_BYTES` of memory for each.
 Guarding tests: tests/broker/pulsar/test_topic_lists.py.
 """
@@ -65,8 +66,8 @@ Command = pulsar.BaseCommand
 
 
 async def answer_command(connection: PulsarConnection, command: Command) -> None:
-    """Handles a command of the client and sends the answer. A kind of command that the broker does not support is
-    answered with an error; a kind that no client may send ends the connection."""
+    """Carries out a command of the client and sends the answer, also if the command fails. A kind of command that the
+    broker does not support is answered with an error; a kind that no client may send ends the connection."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -166,7 +167,7 @@ async def _topics_of(connection: PulsarConnection, asked: pulsar.CommandGetTopic
 
 
 def hash_topic_names(names: list[str]) -> str:
-    """Returns the hash of a sorted list of topic names, computed as Pulsar's clients compute it."""
+    """Returns the hash of a list of topic names, computed as Pulsar's clients compute it. The list must be sorted."""
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 
@@ -243,8 +244,9 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[Any,
 async def answer_consumer_request(
     connection: PulsarConnection, kind: int, asked: Any, handler: PulsarConsumerHandler | None
 ) -> None:
-    """Handles a SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID or CONSUMER_STATS command of a consumer, and sends the
-    answer."""
+    """Carries out a SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID or CONSUMER_STATS command of a consumer, and sends the
+    answer, also if the command fails. `kind`: the type of the command; `handler`: None if there is no consumer of the
+    id."""
     try:
         if handler is None or handler.session is None:
             raise Unavailable("there is no consumer of this id")
@@ -308,13 +310,13 @@ _LOG = logging.getLogger("magnetar.broker.pulsar")
 
 
 def supports_topic_patterns() -> bool:
-    """Returns whether clients may subscribe by a pattern of topic names: whether RE2 is installed."""
+    """Returns True if clients may subscribe by a pattern of topic names, because RE2 is installed."""
     return importlib.util.find_spec("re2") is not None
 
 
 class TopicListWatches:
-    """The watches of one connection: each tells the client which topics of a namespace exist, and each change. They are
-    found by the ids that the client has chosen."""
+    """The topic watches of one connection, by the ids that the client has chosen. Each watch tells the client which
+    topics of a namespace match a pattern, and each change."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -323,7 +325,8 @@ class TopicListWatches:
 
     def start_topic_watch(self, asked: pulsar.CommandWatchTopicList) -> None:
         """Starts to watch the topics of a namespace that match the client's pattern. Answers the request with an error
-        if its watcher id is in use, the connection has WATCHERS_MAX watchers, or the request is wrong."""
+        if its watcher id is in use, the connection has WATCHERS_MAX watchers, or the namespace or the pattern is
+        invalid."""
         if asked.watcher_id in self._watchers:
             self._connection.send_error(asked.request_id, Unavailable("there is a watcher of this id"))
             return
@@ -359,6 +362,7 @@ class TopicListWatches:
         self._connection.send_success(asked.request_id)
 
     async def close(self) -> None:
+        """Stops all watches, without an answer."""
         await self._tasks.close()
 
 
@@ -441,8 +445,9 @@ class _Watcher:
 
 
 def compile_topic_pattern(text: str) -> Callable[[str], bool]:
-    """Returns a function that takes the full name of a topic, and returns whether the name matches the pattern. Raises
-    InvalidRequest if the pattern is invalid; NotAllowed if RE2 is not installed."""
+    """Returns a function that takes the full name of a topic, and returns True if the whole name matches the pattern;
+    the domain before `://` is ignored in both. Raises InvalidRequest if the pattern is invalid or longer than
+    PATTERN_MAX characters; NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_MAX:
         raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_MAX}")
     try:

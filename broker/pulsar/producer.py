@@ -71,7 +71,8 @@ NOTHING = b""
 
 class PulsarProducerHandler:
     """Translates between the commands of one producer and its session, and is the port of this session
-    (`broker.session.producer.ProducerPort`)."""
+    (broker/session/producer.py `ProducerPort`). `network`: the network from which the client is connected; `instance`:
+    the id by which a reconnecting client replaces this producer."""
 
     def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
@@ -89,11 +90,12 @@ class PulsarProducerHandler:
 
     @property
     def is_open(self) -> bool:
+        """True if the session of the producer is open."""
         return self._session is not None
 
     # ------------------------------------------------------------------ opening
     def start_opening(self) -> None:
-        """Starts the task that opens the producer and then sends the outcome to the client."""
+        """Starts a task that opens the producer, and sends the outcome to the client."""
         self._opening = self._connection.start_request(self._open())
 
     def answer_repeated_open(self, request_id: int) -> None:
@@ -164,8 +166,9 @@ class PulsarProducerHandler:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
-        """Publishes the entry of a SEND command. `rest`: the bytes after the command, which are copied before this
-        method returns. Raises InvalidRequest if the producer is not open yet."""
+        """Publishes the entry of a SEND command; it waits here while the session has no credit. `rest`: the bytes after
+        the command, which are copied before this method returns. An invalid entry is refused in the order of the SENDs.
+        Raises InvalidRequest if the producer is not open yet."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -207,8 +210,7 @@ class PulsarProducerHandler:
         self._connection.send(encode_receipt(self.id, first, highest, ledger_id, entry_id))
 
     def on_publish_waiting(self, error: MagnetarError) -> None:
-        """Does nothing, because Pulsar's protocol has no command to tell a client that it waits for exclusive access to
-        the topic."""
+        """Does nothing, because Pulsar's protocol has no command that says why publishes wait for their outcome."""
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -249,7 +251,8 @@ class PulsarProducerHandler:
         self._connection.start_uncancelled_cleanup(self.leave())
 
     async def close(self, request_id: int) -> None:
-        """Handles CLOSE_PRODUCER. Answers the command when every publish in flight is answered."""
+        """Closes the producer as a CLOSE_PRODUCER command asks. Answers the command when every publish in flight is
+        answered."""
         await run_and_clean_up(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -317,8 +320,8 @@ _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 
 
 def has_txn(command: Any) -> bool:
-    """Returns whether a SEND or ACK command belongs to a transaction: both fields of the transaction id are set, with
-    any value."""
+    """Returns True if a SEND or ACK command names a transaction: it has both fields of the transaction id, with any
+    values."""
     return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
 
 
@@ -337,7 +340,7 @@ def coordinator_of(topic: TopicName) -> int | None:
 # ------------------------------------------------------------------ commands
 async def connect_coordinator(connection: PulsarConnection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
     """Loads the transaction coordinator that the client names, and returns the frame that answers the client. Raises
-    the error of the load if this broker cannot serve the coordinator."""
+    the error of loading if this broker does not own the coordinator, or cannot load it."""
     await _here(connection, asked.tc_id)
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
@@ -350,7 +353,8 @@ def make_coordinator_refused_frame(asked: pulsar.CommandTcClientConnectRequest, 
 
 
 async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
-    """Begins a transaction in the name of the caller, and returns the frame that carries its id."""
+    """Begins a transaction that belongs to the caller's role, and returns the frame that contains its id. Raises the
+    errors of the coordinator."""
     coordinator = await _here(connection, asked.tc_id)
     begun = await coordinator.begin_transactions(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
@@ -362,7 +366,8 @@ async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandN
 
 async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
     """Checks that the caller may produce to the topics, and begins the timeout of the transaction. Returns the frame of
-    the answer. Stores no topics: a topic joins the transaction with the first message."""
+    the answer. Stores no topics: a topic joins the transaction with the first message. Raises Unauthorized,
+    InvalidRequest or InvalidName if a topic is refused; TransactionAborted if the transaction has ended."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
@@ -374,7 +379,7 @@ async def add_subscriptions_to_transaction(
     connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn
 ) -> bytes:
     """Checks that the caller may consume from the subscriptions, and begins the timeout of the transaction. Returns the
-    frame of the answer. Stores no subscriptions."""
+    frame of the answer. Stores no subscriptions. Raises the same errors as `add_partitions`."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):

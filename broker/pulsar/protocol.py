@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PulsarProtocol:
-    """Serves the connections of a listener for Pulsar's protocol."""
+    """Serves the connections of a listener for Pulsar's protocol. The listener calls `serve` for each connection."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -36,8 +36,9 @@ class PulsarProtocol:
         self._callers: CallerAuthenticator | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until the client or the broker ends it. Raises Unauthenticated, InvalidRequest or
-        ConnectionLost if the connection ended with this error."""
+        """Serves one connection until the client or the broker ends it; its producers and consumers have then left.
+        Raises Unauthenticated, InvalidRequest, ConnectionLost or TimeoutError if the connection ended with this
+        error."""
         if self._callers is None:
             self._callers = CallerAuthenticator(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
@@ -67,8 +68,9 @@ SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 def make_advertised_urls(
     config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the URLs at which Pulsar clients reach this broker, by the name of the listener. `listening`: the address
-    at which the broker listens. Raises InvalidConfiguration if the setting `pulsar_listeners` is invalid."""
+    """Returns the URLs at which Pulsar clients reach this broker, by the name of the listener; the key "" has those of
+    the default listener. `listening`: the address at which the broker listens. Raises InvalidConfiguration if the
+    setting `pulsar_listeners` is invalid."""
     if config.pulsar_listeners:
         return parse_listeners(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
@@ -109,8 +111,10 @@ class OpenPulsarProducers:
         return known.instance if known is not None and returns else ""
 
     def add(self, topic: str, name: str, producer: PulsarProducerHandler) -> None:
+        """Adds an open producer. It replaces the one with the same topic and name."""
         self._open[topic, name] = producer
 
     def remove(self, topic: str, name: str, producer: PulsarProducerHandler) -> None:
+        """Removes the producer, unless another one has replaced it."""
         if self._open.get((topic, name)) is producer:
             del self._open[topic, name]

@@ -1,12 +1,11 @@
 """Translates between messages of proto/pulsar.proto and the plain values of the broker's sessions.
 
-**Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. `encode_ack_set` is a Java BitSet: words of 64 bits, the
-lowest first, bit 1: **not** acknowledged; zero words at its end are left out.
+**Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. An ack set is a Java BitSet: words of 64 bits, the lowest
+first. A bit of 1 means that the message is **not** acknowledged; zero words at the end are left out.
 
-The error numbers of Pulsar's protocol for our errors, chosen by how its clients react.
-
-By the number a client retries, gives up, or reconnects. The first class in the table that fits counts, so a class comes
-before its base classes.
+**Errors.** Each of our errors has an error number of Pulsar's protocol. By the number a client retries, gives up, or
+reconnects, so the numbers are chosen by what the clients do. The first class in the table that fits counts, so a class
+comes before its base classes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,8 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], pulsar.ServerError], ...] = (
 
 
 def find_pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
-    """Returns the error number in Pulsar's protocol that is sent to a client for `error`."""
+    """Returns the error number in Pulsar's protocol that is sent to a client for `error`; UnknownError if the table has
+    none."""
     for kind, number in _TABLE:
         if isinstance(error, kind):
             return number
@@ -90,7 +90,8 @@ def to_unsigned_long(number: int) -> int:
 
 
 def make_property_map(pairs: Iterable[KeyValue]) -> dict[str, str]:
-    """Returns the pairs of Pulsar's message as a dictionary; of equal keys the last one counts."""
+    """Returns the key-value pairs of a Pulsar message as a dictionary. Of several pairs with the same key, the last one
+    counts."""
     return {pair.key: pair.value for pair in pairs}
 
 
@@ -117,7 +118,7 @@ def encode_message_id(position: Position, partition: int, batch_index: int = -1)
 # ------------------------------------------------------------------ schemas
 def parse_schema(given: pulsar.Schema) -> SchemaInfo | None:
     """Returns the schema that a command contains; None for schema type 0, by which Java's client means plain bytes.
-    Raises InvalidRequest if the schema is invalid."""
+    Raises InvalidRequest if the number of the schema type is unknown."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
@@ -135,7 +136,8 @@ def make_wire_schema(info: SchemaInfo) -> pulsar.Schema:
 # ------------------------------------------------------------------ acknowledgements
 def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
     """Acknowledges the messages of an ACK command. A generator: other tasks may run between its steps. Raises
-    InvalidRequest or NotAllowed if an entry is refused; the entries before it are acknowledged nevertheless."""
+    InvalidRequest, NotAllowed or TransactionConflict if an entry is refused; the entries before it are acknowledged
+    nevertheless."""
     yield from _check_size(session, ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -193,10 +195,11 @@ def parse_individual_acks(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
     """Yields the entries that an individual acknowledgement acknowledges, wholly or in part. `messages_of`: a function
-    that returns the number of messages in an entry; 0 if it is unknown. With `exact`, every named message counts, even
-    if only a part of the batch is outstanding at this consumer, because an abort requeued the rest; then the batch size
-    that the client sends is used. With `exact`, raises InvalidRequest if the batch size is unknown, or no message is
-    named."""
+    that returns the number of messages in an entry; 0 if it is unknown.
+
+    With `exact`, every named message counts, even if only a part of its batch is outstanding at this consumer, because
+    an abort requeued the rest. Then the larger one of the batch sizes of the broker and of the client is used.
+    InvalidRequest is raised if the batch size is unknown, or no message of a named batch is acknowledged."""
     for each in ids:
         position = Position(to_signed_long(each.ledgerId), to_signed_long(each.entryId))
         if position.entry_id < 0:
@@ -245,8 +248,8 @@ def _bits(words: Sequence[int]) -> int:
 
 
 def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
-    """Returns the ack set (Pulsar's bit set of unacknowledged messages) of a batch of `count` messages. `acked`: the
-    batch indexes of the acknowledged messages."""
+    """Returns the words of the ack set (Pulsar's bit set of unacknowledged messages) of a batch of `count` messages.
+    `acked`: the batch indexes of the acknowledged messages."""
     left = (1 << count) - 1
     for index in acked:
         left &= ~(1 << index)

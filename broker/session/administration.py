@@ -1,8 +1,10 @@
-"""The administrative operations on namespaces, policies and topics, in plain values: the same for gRPC and REST.
+"""The administrative operations on brokers, namespaces, policies and topics, in plain values: the same for gRPC and
+REST.
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. Operations on a loaded topic are
-answered by its owner (elsewhere NotOwner, with the owner's address in the field `owner`). Deleting a partitioned topic,
-or a namespace by force, and unloading a namespace ask the other brokers (`call_operation_at_broker`).
+answered by its owner; another broker raises NotOwner, with the owner's address in the field `owner`. Deleting a
+partitioned topic, or a namespace by force, and unloading a namespace ask the other brokers
+(`call_operation_at_broker`).
 Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_namespace_verbs.py.
 """
 
@@ -71,8 +73,8 @@ def make_operation_request(operation: Operation[Any], arguments: Mapping[str, ob
 
 
 def parse_operation_reply(operation: Operation[T], reply: object) -> T:
-    """Converts the gRPC reply message of an operation to a plain Python value, and returns it. Returns a `reply` that
-    is not a message unchanged."""
+    """Returns the gRPC reply message of an operation as a plain Python value. Returns a `reply` that is not a message
+    unchanged."""
     if isinstance(reply, Message):
         kind = find_answer_type(operation.name, MessageId=MessageId, StoredMessage=Any)
         reply = convert_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
@@ -82,8 +84,9 @@ def parse_operation_reply(operation: Operation[T], reply: object) -> T:
 async def call_operation_at_broker(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
-    """Calls an operation at the broker at `endpoint`, with the rights of this broker. Returns the answer as a plain
-    Python value. Raises the error that the other broker answers."""
+    """Calls an operation at the broker at `endpoint` (HOST:PORT), with the rights of this broker. Returns the answer as
+    a plain Python value. Raises the error that the other broker answers, or the error of the connection; TimedOut after
+    `timeout_s` seconds."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = find_rpc(operation.service, operation.name)
@@ -104,8 +107,8 @@ LIST_TIMEOUT_S = 5.0
 
 
 def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
-    """Returns how many messages in the lost `ranges` the subscription misses. The number is an estimate if the
-    subscription has acknowledged a part of a range. Returns -1 if it is not known how many messages a range
+    """Returns how many messages in the lost `ranges` the subscription misses, because it has not acknowledged them. The
+    number is an estimate if a range is acknowledged in part. Returns -1 if it is not known which entries a range
     contains."""
     total = 0
     for each in ranges:
@@ -120,13 +123,13 @@ def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
 
 
 def may_get_bundles(broker: BrokerRecord) -> bool:
-    """Returns whether bundles may be given to this broker."""
+    """Returns True if bundles may be given to this broker: it is not being drained, and its release accepts them."""
     return not broker.draining and accepts_assigned_bundles(broker)
 
 
 class Administration:
     """The administrative operations on brokers, namespaces, policies and topics. The services of all protocols call
-    them."""
+    them, after they have checked the caller's permission."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -154,9 +157,9 @@ class Administration:
         return found
 
     async def drain_broker(self, name: str) -> None:
-        """Stores the request to drain a broker: the broker then gives its bundles to other brokers. Raises NotFound if
-        no broker of that name is registered; NotAllowed if it is of a release that knows no such request, or if all
-        others that could get its bundles are."""
+        """Stores the request to drain a broker; the broker then gives its bundles to other brokers. Returns before it
+        has done so. Raises NotFound if no broker of that name is registered. Raises NotAllowed if its release does not
+        know such requests, or if the other brokers are of releases that do not accept bundles."""
         brokers = await self._broker.list_brokers()
         found = next((each for each in brokers if each.name == name), None)
         if found is None:
@@ -165,22 +168,22 @@ class Administration:
         await request_broker_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:
-        """Removes the request to drain a broker, even if the broker is not running. Raises NotFound if there is no such
-        request, and no broker of that name is registered."""
+        """Removes the request to drain a broker, even if the broker is not running. Does nothing if a registered broker
+        is not to drain. Raises NotFound if there is neither such a request nor a registered broker of that name."""
         if await cancel_broker_drain(self._broker.metadata, name):
             return
         if all(each.name != name for each in await self._broker.list_brokers()):
             raise NotFound(f"no broker {name!r} is registered, and none of that name is to drain")
 
     async def forget_broker(self, name: str) -> None:
-        """Deletes the record of a broker that has died and will not come back, so that it is not shown any more. Raises
-        NotFound if no broker of that name has died; NotAllowed if it is registered."""
+        """Deletes the record of a broker that has died and will not come back, so that it is not listed any more.
+        Raises NotFound if no broker of that name has died; NotAllowed if a broker of that name is registered."""
         await delete_broker_record(self._broker.metadata, name)
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Deletes a namespace; with `force`, first deletes its topics. Raises Busy if the namespace has topics and
-        `force` is False."""
+        """Deletes a namespace, its policies and its schemas. With `force`, first deletes its topics. Raises Busy if the
+        namespace has topics and `force` is False; NotFound if it does not exist."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -216,7 +219,8 @@ class Administration:
     ) -> Unloaded:
         """Unloads the topics of one bundle of a namespace, or of all of its bundles if `bundle` is empty. `here`: only
         at this broker; else at every broker. `destination`: the name or address of the broker that gets the bundles;
-        what it has already stays there. Returns how many topics were unloaded, and how many bundles were given up.
+        those that it owns already stay there. Returns how many topics were unloaded, and how many bundles were given
+        up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles.
 
         Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
         its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
@@ -252,7 +256,9 @@ class Administration:
     async def unload_bundles(
         self, name: NamespaceName, owner: str, endpoint: str, bundles: Sequence[str], destination: str
     ) -> list[Unloaded]:
-        """Lets one broker, the `owner` at `endpoint`, give up these bundles, to `destination` unless it is empty."""
+        """Makes the broker `owner`, at the address `endpoint`, give up these bundles, one after the other.
+        `destination`: the name or address of the broker that gets them; empty: any. Returns what was unloaded with each
+        bundle."""
         if owner == self._broker.name:
             return [await self.unload_namespace(name, each, here=True, destination=destination) for each in bundles]
         asked: dict[str, Any] = {"namespace": str(name), "here": True, "destination": destination}
@@ -263,8 +269,9 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Returns the permissions that are granted on a namespace, or on one topic. (The permissions of a topic's
-        namespace are not included.)"""
+        """Returns the permissions that are granted on a namespace, or on one topic; those of a topic do not include the
+        ones of its namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not
+        exist."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.read_record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
@@ -273,7 +280,8 @@ class Administration:
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
         """Changes the permissions on a namespace or a topic. `change`: a function that gets the present permissions of
-        the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions."""
+        the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions of
+        the namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not exist."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change_grants(name, lambda record: change(record, full))
@@ -294,8 +302,8 @@ class Administration:
 
     async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
         """Returns the policies that are set for a namespace or a topic; if neither is given, those that are set for all
-        brokers. `applied`: returns all policies that are in force there, including inherited ones; if neither is given,
-        those in force at this broker."""
+        brokers. With `applied`, returns all policies that are in force there, including inherited ones; if neither is
+        given, those in force at this broker. Raises NotFound if the namespace or topic does not exist."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             if applied:
@@ -313,7 +321,8 @@ class Administration:
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies `given` for a namespace or a topic, and unsets the policies with the names `removed`, which
         are then inherited again. If neither a namespace nor a topic is given, changes the policies of all brokers.
-        Raises InvalidRequest if a policy is unknown, or cannot be set there."""
+        Raises InvalidRequest if a policy is unknown, or cannot be set there; NotFound if the namespace or topic does
+        not exist."""
         unknown = sorted(set(removed) - set(NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
@@ -336,6 +345,8 @@ class Administration:
         await self._broker.policies.change_policies(None, None, given, tuple(removed))
 
     async def properties(self, namespace: str, topic: str) -> dict[str, str]:
+        """Returns the properties of a namespace or a topic. Raises InvalidRequest unless exactly one of the two is
+        given; NotFound if it does not exist."""
         return await self._broker.policies.read_properties(*await self._place(namespace, topic))
 
     async def change_properties(
@@ -356,14 +367,15 @@ class Administration:
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
-        brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics."""
+        brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
+        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def list_owned_topics(self, name: NamespaceName, after: str) -> list[str]:
         """Returns the sorted full names of the namespace's topics that this broker owns: partitions, and topics without
-        partitions. Begins after the name `after`. Looks up the owner of each bundle, so that this broker may become the
-        owner of some bundles. Returns an empty list if the namespace does not exist."""
+        partitions. Begins after the name `after`. Looks up the owner of each bundle that has topics; this broker may
+        thereby become the owner of a bundle without one. Returns an empty list if the namespace does not exist."""
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
@@ -418,11 +430,13 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """Deletes a topic with all of its partitions, each at its owner. Raises Busy if the topic is in use and `force`
-        is False; TransactionsOpen if the topic is part of prepared transactions, or of open ones and `force` is False.
+        """Deletes a topic with all of its partitions, each at its owner. `incarnation`: the one that is meant; 0: any.
+        Raises Busy if the topic is in use and `force` is False; TransactionsOpen if the topic is part of prepared
+        transactions, or of open ones and `force` is False. Raises TopicNotFound if it does not exist, or has another
+        incarnation.
 
         All partitions are checked before the first one is deleted, so that nothing is deleted if one may not be. A
-        topic of the same name that is created meanwhile is not deleted. `incarnation`: see `check_incarnation`.
+        topic of the same name that is created meanwhile is not deleted.
         """
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
@@ -460,8 +474,9 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """Returns the incarnation of the topic that `delete_topic` would delete now; 0: not known. Raises the error
-        that `delete_topic` would raise now for this topic. Of a partitioned topic, the partitions are not checked."""
+        """Returns the incarnation of the topic that `delete_topic` would delete now; 0 if it is not known. Raises the
+        error that `delete_topic` would raise now for this topic. The partitions of a partitioned topic are not
+        checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.find_owner(topic)
@@ -470,7 +485,8 @@ class Administration:
         return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic."""
+        """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic;
+        TopicNotFound if it does not exist."""
         await self._check_here(name)
         await self._broker.unload_topic(name)
 
@@ -484,9 +500,9 @@ class Administration:
 
     async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
         """Marks the lost entries of a topic as skipped, so that readers and subscriptions continue after them. Works
-        even if the topic cannot be loaded. `ledger_id`: only the lost entries of this ledger; `force`: also skips
-        entries that a bookie may have which does not answer. Returns the skipped ranges, and how many messages each
-        subscription misses."""
+        even if the topic cannot be loaded. `ledger_id`: only the lost entries of this ledger; -1: of all. `force`: also
+        skips entries that a bookie may have which does not answer. Returns the skipped ranges, and how many messages
+        each subscription misses."""
         await self._check_here(name)
         if not name.persistent:
             raise InvalidRequest(f"topic {name} stores nothing that could be lost")
@@ -515,7 +531,8 @@ class Administration:
         return {each.name: each.cursor for each in topic.subscriptions.values() if each.is_durable}
 
     async def start_compaction(self, name: TopicName) -> None:
-        """Starts a compaction of the topic. Raises Busy if a compaction of the topic is running."""
+        """Starts a compaction of the topic, and returns without waiting for its end. Raises Busy if a compaction of the
+        topic is running."""
         topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def compute_start_mark(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
-    """Returns where a cursor starts that begins with the message `start`, or after it if `inclusive` is False: the
-    mark, and the number of messages of the entry after the mark that count as acknowledged.
+    """Returns where a cursor starts that begins with the message `start`, or after it if `inclusive` is False. The
+    result is (the mark, the number of messages of the entry after the mark that count as acknowledged).
 
     If `start` is `latest`, the cursor starts at the end of the topic, and gets only messages that are published later.
     With `last_again` (for a reader that is opened at `latest`, inclusive; Pulsar R1), it starts with the last entry
@@ -68,9 +68,10 @@ def compute_start_mark(
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
     """Returns where a reader starts that gets only the last message of the topic, because it is opened at `latest`,
-    inclusive. The last message is the last one of a batch, or all chunks of a chunked message. Returns the mark; the
-    number of messages of the next entry that count as acknowledged; and the positions of later entries that count as
-    acknowledged."""
+    inclusive. The last message is the last one of a batch, or all chunks of a chunked message.
+
+    The result is (the mark, the number of messages of the next entry that count as acknowledged, the positions of later
+    entries that count as acknowledged)."""
     shape = log.shape
     last = shape.last_unskipped_position
     if last.entry_id < 0:
@@ -96,8 +97,9 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 
 
 async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the same as `compute_start_mark`, after checking the number of messages: if some messages of an entry
-    count as acknowledged, reads the entry. If it contains no more messages, the mark is moved to this entry."""
+    """Returns the same as `compute_start_mark`, adapted to the entry that is stored: reads the entry if some of its
+    messages count as acknowledged. If these are all of its messages, the mark is this entry itself. If compaction has
+    removed the entry, none of its messages counts as acknowledged."""
     shape = log.shape
     mark, done = compute_start_mark(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
@@ -126,9 +128,9 @@ async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
 
 
 async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
-    """Returns what a cumulative acknowledgement names that covers every message with an index below `index`; None if
-    the log has none. `whole`: if a chunked message begins before the index and does not end there, nothing from its
-    first chunk on is covered, so that it is delivered whole when it comes again."""
+    """Returns the entry that a cumulative acknowledgement must name to cover every message with an index below `index`;
+    None if the log has no such message. `whole`: if a chunked message begins before the index and does not end there,
+    nothing from its first chunk on is covered, so that it is delivered whole when it is delivered again."""
     shape = log.shape
     if index <= shape.first_index:
         return None
@@ -184,7 +186,8 @@ def _why_delivered(subscription: Subscription, position: Position, bits: int) ->
 
 
 class SubscriptionAdministration:
-    """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker."""
+    """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker.
+    Methods that take the name of a subscription raise SubscriptionNotFound if the topic does not have it."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -198,12 +201,14 @@ class SubscriptionAdministration:
     # ------------------------------------------------------------------ cancelling
     async def cancel_delayed(self, position: Position, batch_index: int) -> CancelledMessage:
         """Acknowledges a delayed message for each durable subscription, so that none of them gets it. `batch_index`:
-        its place in its batch; -1: the whole entry. A message in chunks is cancelled whole. Returns when that is
-        durable. May be repeated: what was acknowledged before is named in the answer.
+        its place in its batch; -1: the whole entry. A message in chunks is cancelled whole. Returns when the
+        acknowledgements are durable. May be repeated: the answer names the subscriptions that had acknowledged the
+        message before.
 
-        Raises NotFound if the topic has no such message, or its transaction has not committed; NotAllowed if it is not
-        delayed any more, a subscription has got it, or the topic has no durable subscription. Nothing is changed then.
-        If it raises another error, some subscriptions may not get the message, and the caller repeats the request.
+        Raises NotFound if the topic has no such message, or its transaction has not committed; InvalidRequest if the
+        entry has no such batch index. Raises NotAllowed if the message is not delayed any more, a subscription has got
+        it, or the topic has no durable subscription. Nothing is changed then. If it raises another error, some
+        subscriptions may not get the message, and the caller must repeat the request.
         """
         from ...proto.statistics import CancelledMessage  # somebody asks, so it is loaded
 
@@ -246,12 +251,13 @@ class SubscriptionAdministration:
 
     # ------------------------------------------------------------------ subscriptions
     async def create_subscription(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. Raises
-        AlreadyExists if the topic has a subscription of that name."""
+        """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. It is
+        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name."""
         mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
+        """Returns the stored properties of a subscription; {} if it is not durable."""
         store = self._topic.find_subscription(name).store
         return store.properties if store is not None else {}
 
@@ -263,8 +269,9 @@ class SubscriptionAdministration:
         await topic.registry.set_properties(topic.find_subscription(name), properties)
 
     async def set_filter(self, name: str, text: str) -> None:
-        """Sets the filter of a subscription; empty: it has none. It applies to what is not acknowledged. Raises Busy if
-        consumers are connected."""
+        """Sets the filter of a subscription; an empty text removes it. The filter applies to messages that are not
+        acknowledged yet. Raises Busy if consumers are connected; InvalidRequest if the filter does not parse;
+        NotAllowed if the topic is not persistent."""
         kept = {key: value for key, value in self.properties(name).items() if key not in FILTER_PROPERTIES}
         await self.set_properties(name, {**kept, FILTER: text.strip()} if text.strip() else kept)
 
@@ -288,16 +295,17 @@ class SubscriptionAdministration:
 
     async def skip_messages(self, name: str, messages: int) -> None:
         """Acknowledges the next `messages` messages (-1: all) of the subscription `name`, or of every durable
-        subscription if `name` is empty."""
+        subscription if `name` is empty. Raises InvalidRequest if `messages` is below -1."""
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
             await backlog.skip_messages(self._topic.shown, subscription, messages)
 
     async def expire_messages(self, name: str, older_than_s: float, up_to: Position | None) -> int:
-        """Acknowledges old messages of one subscription; of every durable subscription if `name` is empty. Acknowledges
-        all messages up to the position `up_to`; if that is None, all messages older than `older_than_s` seconds.
-        Returns how many entries were acknowledged."""
+        """Acknowledges old messages of one subscription; of every durable subscription if `name` is empty. These are
+        all messages up to and including the position `up_to`; if that is None, all messages older than `older_than_s`
+        seconds. Returns how many entries were acknowledged, when that is durable. Raises InvalidRequest if the age is
+        not above 0 and at most AGE_S_MAX."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
@@ -315,7 +323,7 @@ class SubscriptionAdministration:
 
     async def peek_messages(self, name: str, messages: int) -> list[EntryWithHiddenMessages]:
         """Returns the entries that contain the next `messages` messages of the subscription. Acknowledges nothing.
-        Raises InvalidRequest if `messages` is too large."""
+        Raises InvalidRequest if `messages` is above PEEK_MESSAGES_MAX."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.find_subscription(name)
@@ -323,17 +331,20 @@ class SubscriptionAdministration:
         return [EntryWithHiddenMessages(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze_backlog(self, name: str) -> examine.Backlog:
-        """Reads the backlog of a subscription, and returns how many entries and messages it contains."""
+        """Reads the whole backlog of a subscription, and returns how many entries and messages it contains."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
     async def read_nth_message(self, number: int, *, from_latest: bool) -> EntryWithHiddenMessages:
         """Returns the entry that contains the n-th message of the topic; the other messages of its batch are hidden.
-        `number`: n, from 1; `from_latest`: counts from the newest message, else from the oldest."""
+        `number`: n, from 1 on; `from_latest`: counts from the newest message, else from the oldest one. Raises NotFound
+        if the topic has fewer messages."""
         entry, at = await examine.find_nth_message(self._topic.shown, number, from_latest=from_latest)
         return EntryWithHiddenMessages(entry, [index for index in range(entry.count) if index != at])
 
     async def read_message(self, position: Position) -> EntryWithHiddenMessages:
+        """Returns the entry at `position`, without hidden messages. Raises NotFound if the topic has no such entry, or
+        consumers may not get it."""
         return EntryWithHiddenMessages(await examine.read_message(self._topic.shown, position), [])
 
     async def find_message_by_time(self, publish_time_ms: int) -> MessageId:
@@ -343,6 +354,8 @@ class SubscriptionAdministration:
         return MessageId(*position, partition=self._topic.name.partition)
 
     async def find_last_message(self) -> MessageId:
+        """Returns the id of the last message of the topic that consumers may get. If there is none, returns the topic's
+        last position."""
         last = await self._topic.shown.reader.read_last_message()
         position, batch_index, _ = last or (self._topic.shown.shape.last_position, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)
@@ -367,7 +380,8 @@ _LAST = 1 << 62
 
 
 class MessageIndexRange(msgspec.Struct, frozen=True):
-    """A request to read the messages of a topic with indexes from `first` (inclusive) to `end` (exclusive)."""
+    """A request to read the messages of a topic with indexes from `first` (inclusive) to `end` (exclusive), until about
+    `bytes_max` bytes are read; 0: READ_BYTES_MAX."""
 
     topic: str
     first: int
@@ -379,8 +393,9 @@ class MessageIndexRange(msgspec.Struct, frozen=True):
 class EntryRangeReader:
     """Reads the messages of a topic that have indexes in a given range. `next_index`: the index at which a reader must
     continue after the entries that were yielded. `counts_as_delivered`: whether they count in the topic's rates.
-    `entries`: the first and the last entry of the range, if the caller knows them: else the first is searched for, and
-    a bookie reads ahead past the last. They are of one ledger."""
+
+    `entries`: the first and the last entry of the range, both in one ledger, if the caller knows them. Otherwise the
+    first one is searched for, and a bookie reads ahead past the last one."""
 
     def __init__(
         self, broker: TopicManager, wanted: MessageIndexRange, caller: CallContext, *, counts_as_delivered: bool = True,
@@ -394,8 +409,10 @@ class EntryRangeReader:
         self._entries = entries
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
-        """Yields the entries that contain the messages of the range, in order. Raises Unauthorized, TopicNotFound,
-        NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it has yielded some entries."""
+        """Yields the entries that contain the messages of the range, in order, and moves `next_index` forward. Ends at
+        the end of the range or of the topic, or after the range's `bytes_max`; never waits for new messages. Raises
+        Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it has yielded
+        some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

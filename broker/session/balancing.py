@@ -1,11 +1,11 @@
-"""Moves bundles from the brokers that carry much to those that carry little, when an operator asks for it.
+"""Moves bundles from the brokers with the most load to those with the least, when an operator asks for it.
 
     done = await balance_brokers(broker, administration, dry_run=False)
 
-The broker that is asked lets each broker measure its bundles, plans the moves (broker/cluster/bundles_core.py
-`plan_balance`), and lets the owners make them: as a drain moves a bundle, to a broker that is named. Only brokers of
-one group share, and one that drains gets nothing. If a broker does not say what it owns, nothing is moved: it would
-count as idle. Guarding tests: tests/broker/cluster/test_balance.py.
+The broker that is asked lets each broker measure its bundles, and plans the moves (broker/cluster/bundles_core.py
+`plan_balance`). Then the owners move the bundles, as a drain does, to the brokers that the plan names. Bundles move
+between brokers of one group only, and a broker that drains gets none. If a broker does not say what it owns, nothing is
+moved: it would count as idle. Guarding tests: tests/broker/cluster/test_balance.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ TOPIC_LOAD = 0.1
 def plan_for_group(
     names: Sequence[str], bundles: Sequence[BundleRow]
 ) -> tuple[list[PlannedMove], list[BalancedBroker]]:
-    """Returns the moves between these brokers, and what each of them carries before and after them."""
+    """Returns (the moves that balance the brokers `names`, the load of each of them before and after the moves). The
+    load of a bundle is its messages per second, its KiB per second, and TOPIC_LOAD for each topic. `bundles` of other
+    brokers are ignored."""
     owned: dict[str, list[BundleLoad]] = {name: [] for name in names}
     for each in bundles:
         kib = (each.throughput_in + each.throughput_out) / 1024
@@ -51,9 +53,10 @@ def _describe_move(move: PlannedMove) -> BundleMove:
 
 
 async def balance_brokers(broker: TopicManager, administration: Administration, *, dry_run: bool) -> Balance:
-    """Moves bundles from the brokers that carry much to those of their group that carry little; at most MOVES_MAX
-    for each group. `dry_run`: only plans it. Raises Unavailable, and moves nothing, if a broker does not answer. If
-    a move fails, raises its error after the others have ended."""
+    """Moves bundles from the brokers with the most load to those of their group with the least; at most MOVES_MAX moves
+    in each group. Returns the moves, and the load of each broker before and after them. `dry_run`: only plans the
+    moves. Raises Unavailable, and moves nothing, if a broker does not answer. If a move fails, raises its error after
+    the others have ended."""
     page = await ClusterSummaries(broker).list_bundles(None, here=False)
     registered = await broker.list_brokers()
     missing = sorted(set(page.silent).intersection(each.name for each in registered))

@@ -100,7 +100,8 @@ PERMITS_MAX = (1 << 31) - 1
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
-    """The options with which a consumer is opened. `topic`: the full name of its topic."""
+    """The options with which a consumer is opened. `topic`: the full name of its topic. The comments of the fields say
+    what each of them means."""
 
     topic: str
     subscription: str
@@ -128,14 +129,15 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
     def adapt_to_incarnation(self, topic: Topic) -> SubscribeOptions:
         """Returns the options, adapted to the present incarnation of the topic. If the topic was deleted and created
-        again since the client read it, the consumer begins at the earliest message."""
+        again since the client read it, the result begins at the earliest message."""
         if not are_different_incarnations(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST, start_time_ms=0)
 
     @property
     def filter_text(self) -> str:
-        """Returns the filter that the consumer asks for; empty: it takes that of the subscription."""
+        """The text of the filter that the consumer asks for; empty if it asks for none, and takes that of the
+        subscription."""
         wanted = find_filter(self.subscription_properties) if self.subscription_properties else None
         return wanted.text if wanted is not None else ""
 
@@ -165,8 +167,9 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class SubscriptionProgress(msgspec.Struct, frozen=True):
-    """Where a subscription is in its log, as indexes of messages: the oldest message that is kept, the first one not
-    acknowledged, one past the newest. `note`: that of the last commit; `incarnation`: of the topic."""
+    """Where a subscription is in its log, as indexes of messages. `earliest_index`: the oldest message that is kept;
+    `position`: the first one that is not acknowledged; `end_index`: one past the newest. `note`: that of the last
+    commit; `incarnation`: that of the topic."""
 
     earliest_index: int
     position: int
@@ -176,15 +179,16 @@ class SubscriptionProgress(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """The answer to a probe: one past the newest message that the subscription may be shown, and why its consumer gets
-    nothing more now (NO: it got something)."""
+    """The answer to a probe, which asks why a consumer gets no message. `end_index`: one past the newest message that
+    the subscription may be shown; `why`: why its consumer gets nothing more now (NO: it got something)."""
 
     end_index: int
     why: Blocked
 
 
 def check_note(note: bytes, *, durable: bool) -> None:
-    """Raises InvalidRequest if the note of a commit is too long; NotAllowed if a note cannot be stored."""
+    """Raises InvalidRequest if the note of a commit is longer than NOTE_BYTES_MAX bytes. Raises NotAllowed if a note
+    cannot be stored, because the subscription is not durable or the upgrade of the cluster is not finished."""
     if len(note) > NOTE_BYTES_MAX:
         raise AckRefusal.LONG_NOTE.error(f"a note of {len(note)} bytes is longer than {NOTE_BYTES_MAX}")
     if note and not durable:
@@ -194,12 +198,12 @@ def check_note(note: bytes, *, durable: bool) -> None:
 
 
 class ConsumerPort(ConsumerOutlet, Protocol):
-    """The interface through which a consumer session sends to its client. Its methods must not raise errors. None of
-    them is called after `on_closed`."""
+    """The interface through which a consumer session sends to its client. The handlers of the protocols implement it,
+    and the session calls it. Its methods must not raise errors. None of them is called after `on_closed`."""
 
 
 class ConsumerSession:
-    """An open consumer at the broker, for any protocol. `open` creates it. The head of the module shows how it is
+    """An open consumer at the broker, for any protocol. `open` creates it. The docstring of this module shows how it is
     used."""
 
     __slots__ = (
@@ -271,9 +275,9 @@ class ConsumerSession:
         self.is_reader = not subscription.is_durable and options.type is EXCLUSIVE
 
     def find_reader_start_message(self) -> MessageId | None:
-        """Returns the id of the message after which this reader begins, when it was just opened or moved. Returns None
-        if this is not a reader, or if it also skips some later entries, so that one message id does not describe where
-        it begins."""
+        """Returns the id of the message after which this reader begins; valid when it was just opened or moved. Returns
+        None if this is not a reader, or if it also skips some later entries, so that one message id does not describe
+        where it begins."""
         cursor = self.subscription.cursor
         if not self.is_reader or cursor.acked:
             return None
@@ -287,7 +291,7 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """Returns the state of this consumer in the dispatcher of its subscription. The caller must not change it."""
+        """The state of this consumer in the dispatcher of its subscription. The caller must not change it."""
         return self._consumer.member
 
     def count_messages(self, position: Position) -> int:
@@ -330,8 +334,8 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def on_credentials_renewed(self, principal: Principal) -> None:
-        """Called when the client has renewed its credentials, for the same role. The new credentials are used from now
-        on."""
+        """Called when the client has renewed its credentials, for the same role. `principal`: the caller with the new
+        credentials, which are used from now on."""
         self._consumer.principal = principal
 
     def grant_permits(self, permits: int) -> None:
@@ -344,8 +348,8 @@ class ConsumerSession:
         self.subscription.grant_permits(self._consumer, permits)
 
     def on_batch_part_acked(self) -> None:
-        """Called when the client has acknowledged a part of a batch, before that is applied: from now on, what is
-        acknowledged of a batch is hidden from it."""
+        """Called when the client acknowledges a part of a batch for the first time, before the acknowledgement is
+        applied. From now on, the acknowledged messages of a batch are hidden from this consumer."""
         self.subscription.on_batch_part_acked(self._consumer)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
@@ -383,9 +387,10 @@ class ConsumerSession:
     def redeliver(
         self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
-        """Gives outstanding entries back, to be delivered again. Works in steps: the caller iterates, and may let other
-        tasks run in between. Without `entries` and `sets`, gives back all entries that are outstanding at this
-        consumer. `counted`: adds 1 to the redelivery counts, because the application has seen the messages."""
+        """Requeues outstanding entries of this consumer, so that the subscription delivers them again. Works in steps:
+        the caller iterates, and may let other tasks run in between. Without `entries` and `sets`, requeues all entries
+        that are outstanding at this consumer. `counted`: adds 1 to the redelivery counts, because the application has
+        seen the messages."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -398,13 +403,14 @@ class ConsumerSession:
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
     def remember_failures(self, failures: Mapping[Position, Failure]) -> None:
-        """Remembers why the application gave entries back, for their next delivery and for their dead letters."""
+        """Stores why the application gave entries back, by position; it is sent with their next delivery, and with
+        their dead letters. Does nothing if the subscription moves no dead letters."""
         if failures and self.subscription.dead_letters is not None:
             self.subscription.dead_letters.remember_failures(failures)
 
     @property
     def failures(self) -> Mapping[Position, Failure]:
-        """Returns why entries were given back last, of those that the broker remembers."""
+        """Why entries were given back last, by position, as far as the broker has stored it."""
         letters = self.subscription.dead_letters
         return letters.failures if letters is not None else NO_FAILURES
 
@@ -458,9 +464,9 @@ class ConsumerSession:
     def ack_in_transaction_nowait(
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()
     ) -> bool:
-        """Acknowledges a few entries in a transaction, as `ack_in_transaction` does, but does not wait until they are
-        durably pending (`call_when_durable` tells that), and returns True. Returns False if nothing was changed. Then
-        the caller must call `ack_in_transaction`, which can wait and raise errors."""
+        """Acknowledges a few entries in a transaction, as `ack_in_transaction` does, but without waiting, and returns
+        True. The entries are then pending, and `call_when_durable` tells when they are durably so. Returns False if
+        nothing was changed; then the caller must call `ack_in_transaction`, which can wait and raise errors."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_supports_transactions()
@@ -489,25 +495,26 @@ class ConsumerSession:
         return False
 
     def call_when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `tell` once, possibly before this method returns: with None when everything that was
-        acknowledged before this call is durable, or with an error if that is not known."""
+        """Calls the function `tell` once, possibly before this method returns. `tell` gets None when everything that
+        was acknowledged before this call is durable, and an error if that is not known."""
         self.subscription.call_when_durable(tell)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that this consumer acknowledged before the call is durable."""
+        """Waits until everything that this consumer acknowledged before the call is durable. Raises an error if that is
+        not known."""
         await self.subscription.wait_durable()
 
     async def seek_message(self, message_id: MessageId) -> None:
         """Moves the subscription so that the message `message_id` is delivered next. The new position is durable when
         this method returns. Before that, nothing from the new position on is delivered. The other consumers of the
-        subscription are disconnected. `seek_time` and `seek_index` do the same for a time and an index."""
+        subscription are disconnected."""
         async with self.subscription.seek_lock:
             mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
         """Moves the subscription so that the first message that arrived at or after `publish_time_ms` (ms since the
-        epoch) is delivered next."""
+        epoch) is delivered next. Otherwise does the same as `seek_message`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_time(publish_time_ms)
@@ -516,7 +523,7 @@ class ConsumerSession:
 
     async def seek_index(self, index: int) -> None:
         """Moves the subscription so that the message with this index, or the first existing message after it, is
-        delivered next."""
+        delivered next. Otherwise does the same as `seek_message`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)
@@ -529,9 +536,11 @@ class ConsumerSession:
     async def commit_progress(self, index: int, note: bytes) -> None:
         """Acknowledges every message with an index below `index`, and stores the note with the cursor. Both are durable
         when this method returns, in one write. Never moves the cursor backwards; a commit of an index that is
-        acknowledged already changes the note alone. Raises InvalidRequest if the index is after the end of the topic,
-        or the note is too long; NotAllowed if several consumers may share the subscription, if this consumer is not the
-        active one, or if a note may not be stored; TransactionConflict as `ack_cumulative` does."""
+        acknowledged already changes only the note.
+
+        Raises InvalidRequest if the index is after the end of the topic, or the note is too long; TransactionConflict
+        as `ack_cumulative` does. Raises NotAllowed if several consumers may share the subscription, if this consumer is
+        not the active one, or if a note may not be stored."""
         subscription = self.subscription
         check_note(note, durable=subscription.is_durable)
         async with subscription.seek_lock:
@@ -548,8 +557,8 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     async def find_progress(self) -> SubscriptionProgress:
-        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable as
-        `find_last_message` does."""
+        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable if another broker
+        may have taken the topic over, and stored later messages."""
         subscription = self.subscription
         position = await find_first_unacked_index(subscription)
         self.topic.check_may_answer_end_of_topic()
@@ -569,8 +578,8 @@ class ConsumerSession:
         return ProbeResult(subscription.log.shape.end_index, why)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Deletes the subscription. Raises NotAllowed if the subscription is not durable; Busy if it has other
-        consumers and `force` is False. With `force` the other consumers are disconnected."""
+        """Deletes the subscription. Raises NotAllowed if the subscription is not durable (only on persistent topics);
+        Busy if it has other consumers and `force` is False. With `force` the other consumers are disconnected."""
         subscription = self.subscription
         if not subscription.is_durable and self.topic.name.persistent:
             raise NotAllowed("a subscription that does not last ends with its consumers: close them")
@@ -584,8 +593,8 @@ class ConsumerSession:
             self._removing = False
 
     async def find_last_message(self) -> LastMessage:
-        """Returns the last message of the topic that the subscription can receive. Raises Unavailable if another broker
-        may have taken the topic over, and stored later messages."""
+        """Returns the last message of the topic that the subscription can receive; its index is -1 if there is none.
+        Raises Unavailable if another broker may have taken the topic over, and stored later messages."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
         self.topic.check_may_answer_end_of_topic()

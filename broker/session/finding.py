@@ -1,6 +1,6 @@
-"""Finds messages of a topic by what they contain: `topics find`, and the search of the page.
+"""Finds messages of a topic by what they contain, for `magnetar topics find` and the search of the web page.
 
-    found = await find_messages(broker, FindRequest(topic, Criteria(key="k7")), caller)     at the topic's owner
+    found = await find_messages(broker, FindRequest(topic, SearchCriteria(key="k7")), caller)     at the topic's owner
 
 A search reads the topic backwards from its end, or from `before_index` where the search before it stopped, in windows
 of indexes; each window is read forwards by `EntryRangeReader`. It finds only messages that a consumer could get: no
@@ -11,10 +11,10 @@ What need not be read is not read, in this order: the bounds of time and index; 
 payloads only for `text`. The answer says how many messages were passed over, and how many ledgers have no index. A
 *dry run* reads indexes alone, and says what would be read.
 
-One search ends after `limit` messages, FIND_MESSAGES messages, FIND_BYTES bytes,
-ANSWER_BYTES of found entries or FIND_S seconds, and the rest of its window; the answer says how far it got and why it
-stopped, and nothing is called absent that was not looked at. At most FINDS_MAX searches run at a broker at a time, and
-one in each topic.
+One search ends when it has found `limit` messages, looked at FIND_MESSAGES messages or FIND_BYTES bytes, has
+ANSWER_BYTES of found entries, or has run for FIND_S seconds; it always ends the window that it has begun. The answer
+says how far it got and why it stopped, so that what was not looked at is not taken for absent. At most FINDS_MAX
+searches run at a broker at a time, and one in each topic.
 
 The caller needs the permission to consume, which is checked again while a search reads.
 Guarding tests: tests/broker/session/test_finding.py, tests/broker/rest/test_page_messages.py.
@@ -77,8 +77,9 @@ MESSAGES_MAX = 1000
 
 
 class SearchCriteria(NamedTuple):
-    """What a message must have to be found: the key `key`, the property `name` with the value `value`, a payload that
-    contains `text`, and what `where` says. Empty criteria are ignored; if `value` is None, any value fits."""
+    """What a message must have to be found: the key `key`, the property `name` with the value `value` (None: any
+    value), a payload that contains `text`, and what the filter `where` demands. An empty criterion is ignored; all
+    others must hold."""
 
     key: str = ""
     name: str = ""
@@ -87,8 +88,8 @@ class SearchCriteria(NamedTuple):
     where: Filter | None = None
 
     def make_expression(self) -> Node | None:
-        """Returns an expression that is TRUE for each message that fits, as far as a key index can tell; None if an
-        index cannot tell anything."""
+        """Returns the part of the criteria that a key index can evaluate, as an expression that is TRUE for each
+        message that matches; None if only `text` is given, or nothing."""
         parts = list[Node]()
         if self.key:
             parts.append(Compare("=", Name("message.key", is_system=True), Literal(self.key)))
@@ -100,7 +101,8 @@ class SearchCriteria(NamedTuple):
         return And(tuple(parts)) if parts else None
 
     def matches_message(self, about: Any, payload: bytes, header: EntryHeader) -> bool:
-        """Returns whether a message is one that is searched for. `about`: its metadata; `header`: of its entry."""
+        """Returns True if a message matches all criteria. `about`: the metadata of the message; `header`: that of its
+        entry. An encrypted payload, or a chunk of one, never contains `text`."""
         if self.key and decode_text(about.partition_key) != self.key:
             return False
         if self.text and (is_encrypted_or_chunked(header) or self.text not in payload):
@@ -115,8 +117,9 @@ class SearchCriteria(NamedTuple):
 
 
 def parse_criteria(key: str, property_: str, text: str, where: str) -> SearchCriteria:
-    """Returns the criteria of a search. `property_`: NAME, or NAME=VALUE; `where`: a filter (proto/filters.py). Raises
-    InvalidRequest if one is too long, or no filter."""
+    """Returns the criteria of a search. `property_`: NAME, or NAME=VALUE; `where`: a filter (proto/filters.py). An
+    empty text is no criterion. Raises InvalidRequest if the filter does not parse, or another text is longer than
+    PATTERN_MAX."""
     if any(len(each) > PATTERN_MAX for each in (key, property_, text)):
         raise InvalidRequest(f"what is searched for has at most {PATTERN_MAX} characters")
     name, has_value, value = property_.partition("=")
@@ -125,17 +128,20 @@ def parse_criteria(key: str, property_: str, text: str, where: str) -> SearchCri
 
 
 def is_encrypted_or_chunked(header: EntryHeader) -> bool:
-    """Returns whether nobody but a consumer can read the payload: it is encrypted, or a chunk of a larger one."""
+    """Returns True if a broker cannot read the payloads of the entry: they are encrypted, or a chunk of a larger
+    message."""
     return bool(header.metadata.encryption_keys) or header.metadata.num_chunks_from_msg > 1
 
 
 def is_too_large(header: EntryHeader) -> bool:
-    """Returns whether the entry is too large to be looked into at a broker."""
+    """Returns True if the entry is too large for a search: it has more than UNFOLDED_MAX uncompressed bytes, or more
+    than MESSAGES_MAX messages."""
     return header.uncompressed_size > UNFOLDED_MAX or header.num_messages > MESSAGES_MAX
 
 
 async def decode_messages(world: World, header: EntryHeader, entry: Buffer) -> Sequence[tuple[Any, bytes]]:
-    """Returns the metadata and the payload of each message of an entry, decoded in a thread if that takes long."""
+    """Returns the metadata and the payload of each message of an entry, decoded in a thread if that takes long. Raises
+    CorruptEntry if the entry does not decode."""
     return await run_in_thread_if_slow(entry, world, decode_for_inspection, header, entry)
 
 
@@ -147,8 +153,10 @@ TRIAL_MESSAGES, TRIAL_MESSAGES_MAX = 1000, 10_000
 async def try_filter(
     broker: TopicManager, topic_name: str, text: str, messages: int, caller: CallContext
 ) -> FilterTrial:
-    """Judges the newest messages of a topic that this broker owns by the filter `text`. Raises InvalidRequest if it is
-    no filter; BackPressure if a search is running."""
+    """Judges the newest `messages` messages (0: TRIAL_MESSAGES) of a topic that this broker owns by the filter `text`,
+    and returns how many it wants. Changes nothing. Raises InvalidRequest if the filter does not parse, or `messages` is
+    not 0 to TRIAL_MESSAGES_MAX; BackPressure if FINDS_MAX searches are running, or one in this topic; and the errors of
+    reading."""
     wanted = parse_filter(text.strip())
     if not 0 <= messages <= TRIAL_MESSAGES_MAX:
         raise InvalidRequest(f"a filter is tried on 1 to {TRIAL_MESSAGES_MAX} messages, not {messages}")
@@ -177,9 +185,10 @@ async def try_filter(
 
 # -------------------------------------------------------------------------------------------------------- search
 class FindRequest(msgspec.Struct, frozen=True):
-    """A search. It finds messages stored from `since_ms` on and before `until_ms` (ms since the epoch; 0: no bound),
-    with an index below `before_index` (0: up to the end), at most `limit` of them (0: FOUND_MAX). `dry_run`: it reads
-    key indexes alone; its answer has no messages, and `messages` and `bytes` are those that a search would look at."""
+    """A search for messages. `since_ms`, `until_ms`: when they were stored, from (inclusive) and to (exclusive), in ms
+    since the epoch; 0: no bound. `before_index`: their indexes are below it; 0: up to the end. `limit`: the most
+    messages to find; 0: FOUND_MAX. `dry_run`: reads key indexes only; the answer has no messages, and says how many
+    messages and bytes a search would look at."""
 
     topic: str
     criteria: SearchCriteria
@@ -220,8 +229,9 @@ def _running(broker: TopicManager, topic: str) -> Iterator[None]:
 
 
 async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallContext) -> FoundMessages:
-    """Searches a topic that this broker owns, and returns the found messages, the newest entry first. Raises
-    InvalidRequest, NotOwner, TopicNotFound, Unauthorized or DataLost; BackPressure if another search is running."""
+    """Searches a topic that this broker owns, and returns the found messages, the newest entry first, and how far the
+    search got. Raises InvalidRequest, NotOwner, TopicNotFound, Unauthorized or DataLost; BackPressure if FINDS_MAX
+    searches are running, or one in this topic."""
     if wanted.limit > FOUND_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
         raise InvalidRequest(f"a search finds at most {FOUND_MAX} messages, between two times, before an index")
     topic = await broker.load_topic(TopicName.parse(wanted.topic), create=False)

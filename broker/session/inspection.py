@@ -1,4 +1,5 @@
-"""Descriptions for operators: a subscription's cursor, the copies of a topic's ledgers, the metadata, repair.
+"""Descriptions for operators: a subscription's cursor, the copies of a topic's ledgers, the metadata, repair, and
+callers.
 
     await describe_cursor(topic, subscription, buckets)            from memory; reads the first entries of ten gaps
     await describe_ledgers(metadata, topic, after, limit)          the records of so many ledgers, and their marks
@@ -6,10 +7,10 @@
     await ask_bookies(bookies, names, "repair-status")             what any bookie answers an operator
     await describe_security(broker)                                who is connected, and who was denied something
 
-Nothing here changes anything. What one call reads is bounded by its limit; only the list of the children of a node has
-the size of the tree. Guarding tests: tests/broker/session/test_inspection.py.
+None of these functions changes anything. What one call reads is bounded by its limit; only the list of the children of
+a node has the size of the tree. Guarding tests: tests/broker/session/test_inspection.py.
 
-What a subscription has acknowledged, in few numbers: buckets of entries, and the largest gaps.
+Also in this file: what a subscription has acknowledged, in few numbers: buckets of entries, and the largest gaps.
 
     count_entries_in_buckets(shape, cursor, delayed, 600)     from mark-delete to the end, at most so many
     find_largest_gaps(shape, cursor, 10)                   the largest runs of entries that are not acknowledged
@@ -19,7 +20,8 @@ holes: both functions work on whole bitmaps, and look at single runs of at most 
 that readers never see (of an aborted transaction) counts as acknowledged.
 Guarding tests: tests/broker/session/test_cursor_shape.py.
 
-Also in this file, below its heading: what a broker says of its own process, and the settings of all brokers (settings).
+Also in this file, below its heading: the description of this broker's process, and the settings of all brokers that
+change while they run (settings).
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ NONE = BitMap()
 
 
 def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
-    """Yields each ledger that has entries after the position `mark`, together with the id of the first of these
-    entries."""
+    """Yields (the span of a ledger, the id of its first entry after `mark`) for each ledger that has entries after the
+    position `mark`."""
     for span in shape.spans:
         first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
         if span.ledger_id >= mark.ledger_id and first <= span.last_entry:
@@ -96,8 +98,9 @@ def ledgers_after_mark(shape: LogShape, mark: Position) -> Iterator[tuple[Span, 
 
 
 def find_acked_or_pending(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
-    """Returns the ids of the entries of a ledger that need not be delivered: entries after mark-delete that are
-    acknowledged, and entries that readers never see."""
+    """Returns the ids of the entries of a ledger that need not be delivered: entries after mark-delete that the cursor
+    has acknowledged, and entries that readers never see (those of aborted transactions). Pending entries are not among
+    them."""
     acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
     return acked if hidden is None else acked | hidden
 
@@ -105,8 +108,9 @@ def find_acked_or_pending(shape: LogShape, cursor: Cursor, ledger_id: int) -> Bi
 def count_entries_in_buckets(
     shape: LogShape, cursor: Cursor, delayed: Mapping[int, BitMap], buckets: int
 ) -> tuple[CursorBucket, ...]:
-    """Divides the entries after mark-delete into at most `buckets` ranges of equal size (the last one may be smaller).
-    Returns for each range how many entries it contains, and how many of them are acknowledged, pending and delayed."""
+    """Divides the entries after mark-delete into at most `buckets` ranges of equal size; the last one may be smaller.
+    Returns for each range how many entries it contains, and how many of them are acknowledged, pending and delayed.
+    `delayed`: the ids of the delayed entries, by ledger."""
     spans = [*ledgers_after_mark(shape, cursor.mark)]
     left = size = -(-sum(span.last_entry + 1 - first for span, first in spans) // buckets)
     found, pending = list[CursorBucket](), cursor.pending
@@ -155,12 +159,10 @@ def find_largest_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple
 
 
 def find_largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
-    """Returns the `count` largest runs of consecutive values in `entries`. If several are equally large, any of them
-    may be left out. Each run is given by its first value and its length.
-
-    `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of them.
-    `length` is doubled, and then refined, while enough runs remain.
-    """
+    """Returns the `count` largest runs of consecutive values in `entries`, each as (its first value, its length). If
+    several are equally large, any of them may be left out."""
+    # `starts` contains each value that begins `length` consecutive values; a run of n values has n - length + 1 of
+    # them. `length` is doubled, and then refined, while enough runs remain.
     starts, length = entries, 1
     while count_contiguous_ranges(longer := starts & starts.shift(-length)) >= count:
         starts, length = longer, 2 * length
@@ -206,9 +208,10 @@ def _limited(given: int, usual: int, most: int, what: str) -> int:
 
 # ----------------------------------------------------------------------------------------------------- cursor
 async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int) -> CursorShape:
-    """Returns a description of what a subscription has acknowledged: how many entries after mark-delete are
-    acknowledged, in each of at most `buckets` ranges; and the largest gaps. Raises InvalidRequest if `buckets` is out
-    of range."""
+    """Returns a description of what a subscription has acknowledged. It says how many entries after mark-delete are
+    acknowledged, in each of at most `buckets` ranges (0: BUCKETS). It lists the GAPS largest gaps, with the arrival
+    time of their first entries if it can be read within PUBLISHED_S. Raises InvalidRequest unless `buckets` is 0 to
+    BUCKETS_MAX."""
     buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
@@ -240,8 +243,9 @@ async def _published_ms(log: ReadableLog, position: Position) -> int:
 
 # ---------------------------------------------------------------------------------------------------- ledgers
 async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, limit: int) -> list[LedgerCopies]:
-    """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers with ids
-    above `after` (0: from the first one). Raises InvalidRequest if `limit` is out of range."""
+    """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers (0:
+    LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to
+    LEDGERS_MAX."""
     limit = _limited(limit, LEDGERS, LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 
@@ -277,8 +281,10 @@ def _copies(topic: Topic, listed: TopicLedger, record: LedgerRecord | None, miss
 
 # --------------------------------------------------------------------------------------------------- metadata
 async def describe_metadata(metadata: MetadataStore, path: str, after: str, limit: int) -> MetadataNode:
-    """Returns a description of the metadata node at `path`, with the names of at most `limit` of its children that sort
-    after `after`. Raises InvalidRequest if an argument is invalid."""
+    """Returns a description of the metadata node at `path` ("" or "/": the root), with the names of at most `limit` (0:
+    CHILDREN) of its children that sort after `after`. Secrets in the record are blanked; a record that does not decode
+    is described by its damage. Raises InvalidRequest if `path` does not begin with /, or `limit` is not 0 to
+    CHILDREN_MAX."""
     limit = _limited(limit, CHILDREN, CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -306,9 +312,9 @@ def _blanked(value: object) -> object:
 
 # ----------------------------------------------------------------------------------------------------- repair
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
-    """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers.
-    Returns this answer. The request has the rights of this broker, so the caller's own rights must be checked before.
-    Raises Unavailable if no bookie answers."""
+    """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers
+    without an error. Returns this answer. Waits at most BOOKIE_S seconds for each. The request has the rights of this
+    broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
@@ -401,8 +407,9 @@ def parse_setting_name(name: str) -> str:
 
 
 def parse_setting_value(name: str, text: str) -> dict[str, Any]:
-    """Parses the value `text` of the setting `name`. Returns it under its field name in Policies or RuntimeSettings, as
-    a mapping with one item. Raises InvalidRequest if the value is invalid."""
+    """Parses the text `text` of the setting `name` (Magnetar's or Pulsar's name). Returns a mapping with one item: the
+    field of Policies or RuntimeSettings that has the setting, and the value. Raises InvalidRequest if the setting is
+    unknown or the value is invalid."""
     ours = parse_setting_name(name)
     kind: type[msgspec.Struct] = RuntimeSettings if ours in RUNTIME else Policies
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
@@ -430,8 +437,8 @@ def _describe_values(hint: Any) -> str:
 
 
 def find_settings_to_remove(name: str) -> tuple[str, ...]:
-    """Returns the names of the settings that are removed together when the setting `name` is removed: this setting, and
-    the one that can only be set together with it, if there is one."""
+    """Returns the names of the settings that must be removed together with the setting `name`: that setting, and of a
+    retention also the other one of its pair. Raises InvalidRequest if the setting is unknown."""
     ours = parse_setting_name(name)
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
@@ -465,7 +472,8 @@ def list_changed_settings(record: PoliciesRecord) -> dict[str, str]:
 
 
 def format_setting_value(value: object) -> str:
-    """Returns a value of a setting as text, as Java writes such a value."""
+    """Returns a value of a setting as text, as Java writes it: `true` or `false`, and the items of a list with commas
+    between."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple) and not isinstance(value, Endpoint):
@@ -475,8 +483,8 @@ def format_setting_value(value: object) -> str:
 
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
-    """Returns a description of this broker, from the memory of its process; asks no other process. `tasks`: includes
-    what each task waits for; `metrics`: includes the metrics."""
+    """Returns a description of this broker, from the memory of its process; asks no other process. `tasks`: also
+    describes what each task waits for; `metrics`: also includes the page of metrics, up to PAGE_BYTES_MAX bytes."""
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
@@ -517,7 +525,8 @@ async def _metrics_page(broker: TopicManager) -> str:
 
 def describe_waiting_tasks() -> str:
     """Returns a text that shows where each task of this event loop waits now: its name, and the stack of its calls
-    (file, line and function), the outermost first. Contains no values of variables."""
+    (file, line and function), the outermost first. Shows at most TASKS_MAX tasks and FRAMES_MAX calls of each. Contains
+    no values of variables."""
     lines = list[str]()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     for task in tasks[:TASKS_MAX]:

@@ -57,13 +57,14 @@ entries."""
 
 
 def metadata_bytes_max(config: BrokerConfig) -> int:
-    """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as then fit
-    into a ledger entry, but at most METADATA_BYTES."""
+    """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as a ledger
+    entry has room for, but at most METADATA_BYTES."""
     return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
 class ProducerOptions(msgspec.Struct, frozen=True):
-    """The options with which a producer is opened. `topic`: the full name of its topic."""
+    """The options with which a producer is opened. `topic`: the full name of its topic. The comments of the fields say
+    what each of them means."""
 
     topic: str
     name: str = ""  # empty: the broker names it
@@ -85,8 +86,8 @@ class ProducerOptions(msgspec.Struct, frozen=True):
 
 
 class ProducerPort(PublishOutcomePort, Protocol):
-    """The interface through which a producer session sends answers to its client. None of its methods is called after
-    `on_closed`."""
+    """The interface through which a producer session sends answers to its client. The handlers of the protocols
+    implement it, and the session calls it. None of its methods is called after `on_closed`."""
 
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """Sends the receipt of an entry that is stored at `position`. `index`: the index of the entry's last message in
@@ -99,7 +100,7 @@ class ProducerPort(PublishOutcomePort, Protocol):
 
 
 class ProducerSession:
-    """An open producer at the broker, for any protocol. `open` creates it. The head of the module shows how it is
+    """An open producer at the broker, for any protocol. `open` creates it. The docstring of this module shows how it is
     used."""
 
     __slots__ = (
@@ -181,13 +182,13 @@ class ProducerSession:
 
     @property
     def credit(self) -> int:
-        """Returns how many bytes the client may publish now. If the number is 0 or less, the client must wait for
+        """How many bytes the client may publish now. If the number is 0 or less, the client must wait for
         `ProducerPort.grant_credit`."""
         return self._freed
 
     @property
     def last_sequence_id(self) -> int:
-        """Returns the highest sequence id of this producer that is stored in the topic; -1 if none is known."""
+        """The highest sequence id of this producer that is stored in the topic; -1 if none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -202,9 +203,9 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
-        """Publishes an entry. `entry`: its client-part (proto/entry.py), which is copied before this method returns.
-        The outcome is reported to the port later. Closes the producer if it has no credit, or if the entry would have
-        to wait while memory is short."""
+        """Publishes an entry, whose outcome is reported to the port later. `entry`: its client-part (proto/entry.py),
+        which is copied before this method returns. Closes the producer with BackPressure if it has no credit, or if the
+        entry would have to wait while memory is short. Does nothing if the producer is closed."""
         if self.producer.close_error is not None:
             return
         if self._freed <= 0:
@@ -325,8 +326,8 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the producer in order: refuses the entries that wait, waits until the published entries have their
-        outcomes, and removes the producer from the topic."""
+        """Closes the producer in order. Refuses the entries that wait with Unavailable, waits until the published
+        entries have their outcomes, and removes the producer from the topic."""
         waiting = self._drop_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
@@ -336,8 +337,8 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """Ends the producer at once, as after a lost connection. The session does not call its port any more.
-        Idempotent."""
+        """Ends the producer at once, as after a lost connection. Entries that wait are dropped; those that were given
+        to the log may still be stored, but their outcomes are not reported. Idempotent."""
         if self._opened:
             why = self.producer.close_error or "its client has closed it, or is gone"
             _LOG.debug("%s: producer %r is closed: %s", self.topic.name, self.producer.name, why)
@@ -354,6 +355,7 @@ class ProducerSession:
 
 
 def check_name_size(kind: str, name: str) -> None:
-    """Raises InvalidName if `name` is too long. `kind`: which kind of name it is, for the error text."""
+    """Raises InvalidName if `name` has more than NAME_BYTES_MAX bytes in UTF-8. `kind`: which kind of name it is, for
+    the error text."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

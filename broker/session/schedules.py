@@ -95,6 +95,7 @@ NAME, FIRE_TIME = "magnetar.schedule", "magnetar.fire_time"
 
 
 def producer_name_of(name: str) -> str:
+    """Returns the name of the producer that publishes the messages of the schedule `name`."""
     return f"schedule/{name}"
 
 
@@ -102,15 +103,18 @@ def producer_name_of(name: str) -> str:
 
 
 class ScheduleCatalog:
-    """The schedules of topics, in the metadata. Any broker may change them."""
+    """The schedules of topics, in the metadata. Any broker may change them. The brokers that fire them see each change
+    by a watch (`ScheduleRunner.follow`)."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def create_schedule(self, topic: TopicName, schedule: Schedule) -> None:
         """Creates a schedule of a topic; its id, its times and the incarnation of its topic are set here. Raises
-        InvalidRequest if it would never fire, or is too large; TopicNotFound; AlreadyExists; NotAllowed if the
-        namespace has SCHEDULES_MAX, or `topic` is one partition or keeps nothing."""
+        InvalidRequest if the schedule is invalid, would never fire, or is too large; TopicNotFound if the topic does
+        not exist; AlreadyExists if the topic has a schedule of that name. Raises NotAllowed if the namespace has
+        SCHEDULES_MAX schedules, those of the topic have more than TOPIC_BYTES_MAX bytes, or `topic` is a partition or
+        is not persistent."""
         if not topic.persistent or topic.is_partition:
             raise NotAllowed(f"{topic} has no schedules: a persistent topic has, and no single partition")
         _check(schedule)
@@ -138,7 +142,8 @@ class ScheduleCatalog:
         await update_record(self._broker.metadata, _path(topic), SchedulesRecord, changed)
 
     async def delete_schedule(self, topic: TopicName, name: str) -> None:
-        """Deletes a schedule. A fire that has begun may still be published. Raises NotFound."""
+        """Deletes a schedule and its progress. A fire that has begun may still be published. Raises NotFound if the
+        topic has no such schedule."""
 
         def changed(record: SchedulesRecord | None) -> SchedulesRecord | None:
             _find(topic, record, name)
@@ -149,7 +154,8 @@ class ScheduleCatalog:
         await self._broker.metadata.commit([DeleteNode(_progress_path(topic, name))])
 
     async def pause_schedule(self, topic: TopicName, name: str, *, paused: bool) -> None:
-        """Pauses a schedule, or ends its pause. What was due during the pause is not made up for. Raises NotFound."""
+        """Pauses a schedule, or ends its pause if `paused` is False. Fires that were due during the pause are dropped.
+        Does nothing if the schedule is in that state. Raises NotFound if the topic has no such schedule."""
         now_ms = self._broker.world.clock.wall_ms()
 
         def changed(record: SchedulesRecord | None) -> SchedulesRecord | None:
@@ -164,8 +170,9 @@ class ScheduleCatalog:
         await update_record(self._broker.metadata, _path(topic), SchedulesRecord, changed)
 
     async def run_schedule_now(self, topic: TopicName, name: str) -> None:
-        """Publishes the message of a schedule once, now, paused or not. Raises NotFound, and the errors of a publish.
-        After an error it is unknown whether it was published."""
+        """Publishes the message of a schedule once, now, even if the schedule is paused. Its regular fires are not
+        changed. Raises NotFound if the topic has no such schedule, and the errors of a publish. After such an error it
+        is unknown whether the message was published."""
         record = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
         schedule = _find(topic, record[0] if record else None, name)
         partitions = await self._broker.catalog.count_existing_partitions(topic)
@@ -175,7 +182,8 @@ class ScheduleCatalog:
         await self._broker.internal_producer.publish_messages(target, producer, [entry], 0)
 
     async def list_stats(self, topic: TopicName) -> list[ScheduleStats]:
-        """Returns the schedules of a topic, sorted by name, each with what has become of it."""
+        """Returns the schedules of a topic, sorted by name, each with its progress and its state. Raises TopicNotFound
+        if the topic does not exist."""
         found = await get_record(self._broker.metadata, _path(topic), SchedulesRecord)
         now_ms = self._broker.world.clock.wall_ms()
         made: list[ScheduleStats] = []
@@ -274,14 +282,16 @@ def _describe(schedule: Schedule, progress: ScheduleProgressRecord, now_ms: int,
 
 
 def choose_target(topic: TopicName, schedule: Schedule, partitions: int) -> TopicName:
-    """Returns the topic or partition to which the schedule publishes."""
+    """Returns the topic or partition to which the schedule publishes. `partitions`: the number of partitions of
+    `topic`; 0: it is not partitioned."""
     if not partitions:
         return topic
     return topic.with_partition(choose_partition_of_key(schedule.key or schedule.name, partitions))
 
 
 def make_entry(schedule: Schedule, producer: str, fire_ms: int, now_ms: int) -> bytes:
-    """Returns the message of the schedule for the time `fire_ms`, as a client-part."""
+    """Returns the message of the schedule for the time `fire_ms`, as a client-part. `producer`: the name of its
+    producer; the sequence id is `fire_ms`. `now_ms`: the publish time. Both times are ms since the epoch."""
     metadata = MessageMetadata(producer_name=producer, sequence_id=fire_ms, publish_time=now_ms)
     if schedule.key is not None:
         metadata.partition_key = schedule.key
@@ -348,7 +358,8 @@ class _Known(msgspec.Struct, eq=False):
 
 
 class ScheduleRunner:
-    """Fires the schedules of those topics that this broker owns. `run` and `follow` are its two tasks."""
+    """Fires the schedules of those topics that this broker owns. A broker has one, and runs `run` and `follow` in two
+    tasks for as long as it runs. `fired`: the messages that this broker has published."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -359,7 +370,8 @@ class ScheduleRunner:
 
     # ------------------------------------------------------------------ which schedules there are
     async def follow(self) -> None:
-        """Keeps the list of schedules current, by a watch of the metadata."""
+        """Keeps the list of schedules current, by a watch of the metadata, until it is cancelled. While the metadata
+        cannot be read, the list stays as it is."""
         while True:
             try:
                 if self._broker.has_session:
@@ -400,7 +412,8 @@ class ScheduleRunner:
 
     # ------------------------------------------------------------------ looking
     async def run(self) -> None:
-        """Looks at what is due, each TICK_S."""
+        """Calls `check_due_schedules` each TICK_S seconds, until it is cancelled. Then cancels the fires in
+        progress."""
         try:
             while True:
                 self.check_due_schedules()
@@ -410,7 +423,8 @@ class ScheduleRunner:
             self._tasks = Tasks()
 
     def check_due_schedules(self) -> None:
-        """Starts a task for each schedule that may be due here, at most AT_ONCE."""
+        """Starts a task for each schedule that may be due at this broker, unless AT_ONCE of these tasks run already.
+        Does nothing while the broker has no metadata session."""
         if not self._broker.has_session:
             return
         now_s, now_ms = self._broker.world.clock.monotonic(), self._broker.world.clock.wall_ms()

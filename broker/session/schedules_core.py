@@ -77,7 +77,7 @@ _FIELDS = (
 
 
 class Cron(NamedTuple):
-    """A parsed expression: the values of each field, in order; days of the week are 0 (Sunday) to 6."""
+    """A parsed cron expression: the values of each field, in ascending order; days of the week are 0 (Sunday) to 6."""
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -88,14 +88,16 @@ class Cron(NamedTuple):
     is_hourly: bool  # it goes by elapsed time
 
     def matches_day(self, day: date) -> bool:
-        """Returns whether the expression fires on this day."""
+        """Returns True if the expression fires on this day."""
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return of_month or of_week if self.either_day else of_month and of_week
 
 
 @lru_cache(1000)
 def parse_cron(text: str) -> Cron:
-    """Parses a cron expression of five fields. Raises InvalidRequest if it is none."""
+    """Parses a cron expression of five fields (minute, hour, day of the month, month, day of the week). Raises
+    InvalidRequest if a field is invalid, there are not five of them, or the text is longer than CRON_CHARACTERS_MAX
+    characters."""
     if len(text) > CRON_CHARACTERS_MAX:
         raise InvalidRequest(f"a cron expression has {CRON_CHARACTERS_MAX} characters at most, not {len(text)}")
     words = text.split()
@@ -152,8 +154,8 @@ def _wrong(field: _Field, word: str, why: str) -> InvalidRequest:
 
 
 def find_zone(name: str) -> tzinfo:
-    """Returns the time zone of that name. Raises InvalidRequest if the database of time zones has none. UTC needs no
-    database."""
+    """Returns the time zone of that name. Raises InvalidRequest if the database of time zones of this machine does not
+    have it. UTC needs no database."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (OSError, ValueError, KeyError) as error:  # that of zoneinfo is a KeyError
@@ -173,7 +175,8 @@ def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
 
 
 def next_cron_ms(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
-    """Returns the first time after `after_ms` that fits the expression; None if there is none in YEARS_MAX years."""
+    """Returns the first time after `after_ms` that matches the expression (ms since the epoch); None if there is none
+    within YEARS_MAX years."""
     if not -TIME_MS_MAX < after_ms < TIME_MS_MAX - YEARS_MAX * 366 * 86_400_000:
         return None
     after = datetime.fromtimestamp(after_ms // 1000, UTC) if after_ms >= 0 else datetime.fromtimestamp(0, UTC)
@@ -275,9 +278,9 @@ def _find_change(zone: tzinfo, before: datetime, after: datetime) -> datetime:
 
 
 class DueFires(NamedTuple):
-    """What is due of a schedule. `fires`: the times to fire for, in order; `missed`: how many more were found, and are
-    dropped; `decided_ms`: up to there everything is decided, if all of `fires` are made; `next_ms`: the next fire
-    after that."""
+    """What is due of a schedule; all times are in ms since the epoch. `fires`: the times to fire for, in ascending
+    order. `missed`: how many other fires were found and are dropped. `decided_ms`: the time up to which everything is
+    decided once `fires` are made. `next_ms`: the next fire after that; None if there is none."""
 
     fires: tuple[int, ...]
     missed: int
@@ -286,8 +289,9 @@ class DueFires(NamedTuple):
 
 
 def decide_fires(schedule: Schedule, last_ms: int, now_ms: int) -> DueFires:
-    """Returns what is due at `now_ms`. `last_ms`: up to there everything is decided. The work is bounded: of a schedule
-    that was not looked at for long only the latest MISSED_MAX fires are found, and all others are dropped."""
+    """Returns what is due at `now_ms`. `last_ms`: the time up to which everything was decided before (exclusive). The
+    work is bounded: of a schedule that was not checked for long, only about the latest MISSED_MAX fires are found, and
+    all earlier ones are dropped."""
     found = _find_latest_fires(schedule, last_ms, now_ms)
     late = [each for each in found if now_ms - each > LATE_MS]
     due = found[len(late) :]
@@ -324,7 +328,8 @@ def _fires_between(schedule: Schedule, after_ms: int, until_ms: int) -> Iterator
 
 
 def check_schedule(schedule: Schedule, now_ms: int) -> None:
-    """Raises InvalidRequest if the schedule is not one of the three forms, or would never fire."""
+    """Raises InvalidRequest if the schedule does not have exactly one of the three forms, has a value out of its range,
+    or would not fire after `now_ms`."""
     if sum((bool(schedule.cron), bool(schedule.every_ms), bool(schedule.at_ms))) != 1:
         raise InvalidRequest("a schedule has a cron expression, an interval or a time: one of the three")
     if schedule.every_ms and not EVERY_MS_MIN <= schedule.every_ms <= TIME_MS_MAX:

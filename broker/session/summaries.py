@@ -1,7 +1,7 @@
-"""The overview of a cluster that every face shows: sums and largest topics of each broker, pages of topics, and why a
-subscription or a ledger stays where it is.
+"""The overview of a cluster, for gRPC, REST and the console: sums and largest topics of each broker, pages of topics,
+and why a subscription delivers nothing or a ledger is not deleted.
 
-    await ClusterSummaries(broker).summarize(here=False)              of all brokers, one request to each
+    await ClusterSummaries(broker).summarize_brokers(here=False)        of all brokers, one request to each
     await ClusterSummaries(broker).list_topic_page(query, here=False)   of all brokers, merged
     explain_stuck_subscription(topic, subscription, backlog)    sentences, from what the dispatcher and the pump know
     explain_kept_ledgers(topic)                         per ledger, from what holds it (`Topic.trim_limits`)
@@ -13,11 +13,8 @@ which are the last known ones while the metadata does not answer (broker/cluster
 within three seconds; within five while the metadata is away, and seven while it is late.
 Guarding tests: tests/broker/session/test_summaries.py.
 
-A topic as it is now, for operators: producers, subscriptions, ledgers and compaction, as in proto/statistics.py.
-
-Guarding tests: tests/broker/grpc/test_stats.py.
-
-Also in this file, below its heading: pages of topics (pages).
+Also in this file: the statistics of a topic for operators (its producers, subscriptions, ledgers and compaction, as in
+proto/statistics.py), guarded by tests/broker/grpc/test_stats.py; and below its heading: pages of topics (pages).
 """
 
 from __future__ import annotations
@@ -91,9 +88,9 @@ STUCK_KEY_S = 60.0
 async def collect_topic_stats(
     topic: Topic, owner: str, *, precise: bool = False, ages: bool = True
 ) -> values.TopicStats:
-    """Returns the statistics of a topic. `owner`: the endpoint of its owner; `precise`: counts the backlog exactly,
-    also in batches that are acknowledged as a whole or in part. `ages`: if False, reads no entry from bookies; then
-    leaves out `oldest_ms`, and estimates those backlogs for which an entry would have to be read."""
+    """Returns the statistics of a topic and of its subscriptions. `owner`: the address (HOST:PORT) of its owner.
+    `precise`: counts the messages of each backlog exactly, which reads the log. `ages`: if False, reads no entry from
+    bookies; then `oldest_ms` is 0, and backlogs for which an entry would have to be read are estimated."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -120,8 +117,8 @@ async def collect_topic_stats(
 
 
 def collect_brief_topic_stats(topic: Topic) -> values.BriefTopicStats:
-    """Returns a part of the statistics of a topic, as `collect_topic_stats` without `ages` does, in a tenth of its
-    time."""
+    """Returns a part of the statistics of a topic, from memory alone: what flowed in and out, the rates, the stored
+    bytes, and an estimate of each subscription's backlog. Takes a tenth of the time of `collect_topic_stats`."""
     traffic, rates, backlogs = topic.traffic, topic.traffic.rates(), dict[str, int]()
     for each in topic.subscriptions.values():
         backlogs[each.name] = estimate_backlog(topic.readable_log(uncommitted=each.reads_uncommitted), each)
@@ -142,7 +139,8 @@ def _transactions(topic: Topic) -> values.TopicTransactions | None:
 
 
 def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHere:
-    """Returns what an open transaction has written to this topic and acknowledged in its subscriptions."""
+    """Returns what an open transaction has written to this topic and acknowledged in its subscriptions. The first field
+    of the result is False if the transaction has nothing here."""
     subscriptions = tuple(
         values.PendingOfTransaction(each.name, acks.entry_count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()
@@ -158,9 +156,9 @@ def collect_transaction_stats(topic: Topic, txn: TxnId) -> values.TransactionHer
 async def collect_subscription_stats(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
 ) -> values.SubscriptionStats:  # fmt: skip
-    """Returns the statistics of a subscription. `precise`: counts the messages of the backlog, which reads the log;
-    otherwise the number is an estimate. `ages`: also reads the publish time of the oldest message of the backlog;
-    otherwise it is 0."""
+    """Returns the statistics of a subscription. `precise`: counts the messages of the backlog, which reads the log.
+    `ages`: may read entries for the length of the backlog, and reads the arrival time of its oldest message; otherwise
+    the backlog is an estimate, and that time is 0."""
     log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
     backlog = (
         (await analyze_backlog(log, subscription)).messages
@@ -203,8 +201,8 @@ async def collect_subscription_stats(
 
 
 def list_held_keys(topic: Topic, subscription: Subscription) -> list[values.HeldKey]:
-    """Returns the slots of keys in which entries wait for the oldest outstanding one, at most HELD_KEYS_MAX, the
-    longest held first. Reads nothing from bookies."""
+    """Returns the slots of keys in which entries wait until an earlier entry is acknowledged, at most HELD_KEYS_MAX,
+    the longest held first. Reads nothing from bookies."""
     clock, found = topic.world.clock, list[values.HeldKey]()
     now_s, now_ms = clock.monotonic(), clock.wall_ms()
     for each in subscription.dispatcher.policy.find_held_slots(now_s)[:HELD_KEYS_MAX]:
@@ -265,8 +263,8 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
 
 
 def collect_internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
-    """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes of the topic's entries are in the
-    broker's tail cache."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes are in the tail cache of the
+    whole broker; the result repeats this number."""
     log = topic.log
     return values.TopicInternalStats(
         state=log.state,
@@ -317,7 +315,7 @@ T = TypeVar("T")
 
 class TopicPageQuery(NamedTuple):
     """A query for one page of the list of all topics in the cluster: which names are selected, how the topics are
-    sorted, and after which topic the page begins."""
+    sorted, and after which topic the page begins. `limit`: the most rows of the page, 1 to LIMIT_MAX; 0: LIMIT."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""
@@ -327,15 +325,18 @@ class TopicPageQuery(NamedTuple):
 
 
 def measure_loop_busy() -> float:
-    """Returns how busy the event loop of this process is: the share of the time during which it works, from 0 to 1; -1
-    if that is not measured."""
+    """Returns the share of the time during which the event loop of this process works, from 0 to 1; -1 if that is not
+    measured."""
     return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
 
 
 class AnswersOfBrokers(NamedTuple, Generic[T]):
-    """The answers of the other brokers to one question. `silent`: the names of those that did not answer; `refusing`:
-    of these, those that refused this broker's credentials; `late`: those that answered only when they were asked
-    again; `older`: those that answered that they do not know the question, because they are of an older release."""
+    """The answers of the other brokers to one question, and the names of the brokers without an answer, or with a late
+    one.
+
+    `silent`: those that did not answer. `refusing`: of these, those that refused this broker's credentials. `late`:
+    those that answered only when they were asked again. `older`: those that do not know the question, because they are
+    of an older release; they are not in `silent`."""
 
     answers: list[T]
     silent: tuple[str, ...]
@@ -345,13 +346,15 @@ class AnswersOfBrokers(NamedTuple, Generic[T]):
 
 
 class ClusterSummaries:
-    """Collects summaries of brokers and lists of topics, from this broker and from all other brokers."""
+    """Collects summaries of brokers and lists of topics and bundles, from this broker and from all other brokers.
+    Brokers that do not answer in time are named in the result."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def summarize_brokers(self, *, here: bool) -> ClusterSummary:
-        """Returns a summary of each broker, sorted by name. `here`: only of this broker."""
+        """Returns a summary of each broker, sorted by name, and of the bookies. `here`: only of this broker, without
+        bookies."""
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_brokers_and_bookies())
@@ -414,8 +417,8 @@ class ClusterSummaries:
         return TopicPage(tuple(rows), after_it, sum(page.found for page in pages), missing)
 
     async def list_bundles(self, name: NamespaceName | None, *, here: bool) -> BundlePage:
-        """Returns the bundles of a namespace (of all, if None) that brokers own, with what flows there. `here`: those
-        of this broker only."""
+        """Returns the bundles of a namespace that brokers own, with their topics and rates, sorted by name. None: the
+        bundles of all namespaces. `here`: those of this broker only."""
         mine = await self._list_own_bundles(name)
         if here:
             return BundlePage(mine, ())
@@ -509,7 +512,8 @@ def _unknown_summary(broker: BrokerRecord) -> BrokerSummary:
 
 
 def describe_bookie(record: BookieRecord) -> BookieInfo:
-    """Returns the part of a bookie's record that operators see."""
+    """Returns what operators see of a bookie's record: its address, rack and disk space, and whether it is
+    read-only."""
     return BookieInfo(
         record.bookie, record.endpoint, record.read_only, record.rack, record.free_bytes, record.total_bytes
     )
@@ -601,8 +605,8 @@ ENDS = {
 
 
 def explain_stuck_subscription(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
-    """Returns an explanation why a subscription delivers no more messages, or the statement that it does deliver.
-    `backlog`: the number of its unacknowledged messages."""
+    """Returns an explanation why a subscription delivers no more messages, or the statement that it does deliver or has
+    delivered everything. `backlog`: the number of its unacknowledged messages. Reads nothing from bookies."""
     blocked = find_blocked_reason(topic, subscription, backlog)
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
@@ -651,7 +655,8 @@ def _describe_held_key(held: values.HeldKey, now_ms: int) -> str:
 
 
 def describe_filter(subscription: Subscription) -> values.SubscriptionFilterState:
-    """Returns the filter of a subscription, and what it has done since it was set or the topic was loaded."""
+    """Returns the filter of a subscription, and what it has judged since it was set or the topic was loaded. Without a
+    filter, returns an empty text and zeros."""
     found = subscription.filtering
     if found is None:
         return values.SubscriptionFilterState("", 0, 0, 0, 0, 0)
@@ -699,7 +704,7 @@ def _describe_waiting_for_transaction(topic: Topic) -> str:
 async def trace_message(topic: Topic, position: Position, batch_index: int) -> MessageTrace:
     """Returns what has become of a message: whether the topic has it, and its one state in each subscription.
     `batch_index`: its place in its batch; -1: the whole entry. Reads the entry if a durable subscription has
-    acknowledged it, and raises the errors of that."""
+    acknowledged it, and raises the errors of reading."""
     shape = topic.log.shape
     if not shape.has_entry(position):
         if position > shape.last_confirmed:

@@ -35,14 +35,15 @@ TIMES_MAX = 1000
 
 
 class TopicOwner(msgspec.Struct, frozen=True):
-    """The address of the broker that owns a topic, and whether that is the broker that was asked."""
+    """The address of the broker that owns a topic, and whether that is the broker that answers."""
 
     endpoint: str  # HOST:PORT
     here: bool  # the broker that was asked
 
 
 class PartitionsAndOwner(msgspec.Struct, frozen=True):
-    """The number of partitions of a topic; 0 if it has none. Then also its owner, if that is known."""
+    """The number of partitions of a topic; 0 if it is not partitioned. `owner`: the owner of a topic that is not
+    partitioned; None if it is not known."""
 
     count: int  # 0: the topic is not partitioned
     owner: TopicOwner | None = None  # of a topic without partitions, where it is known
@@ -87,9 +88,10 @@ class TopicQueries:
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def count_partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> PartitionsAndOwner:
-        """Returns the number of partitions of a topic. `create`: creates the topic if it is missing and may be created;
-        it gets the namespace's default number of partitions. `by_use`: if that number is 0, does not create the topic
-        now, because its first use creates it."""
+        """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known.
+        `create`: creates the topic if it is missing and may be created, with the namespace's default number of
+        partitions. `by_use`: if that number is 0, does not create the topic now, because its first use creates it.
+        Raises TopicNotFound if the topic is missing and not created."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return PartitionsAndOwner(0)  # a partition is used like a topic without partitions
@@ -110,8 +112,10 @@ class TopicQueries:
         the epoch), and the index of `subscription`. Creates this subscription if it is missing: durable, beginning at
         the earliest message.
 
-        `aborted_in`: a range of indexes. The result says how many messages in this range belong to aborted
-        transactions, so that a reader can distinguish these from lost ones. `incarnation`: see `check_incarnation`.
+        `aborted_in`: a range of indexes (first, end). The result says how many messages in this range belong to aborted
+        transactions, so that a reader can distinguish these from lost ones. `incarnation`: the one that the caller
+        means; 0: any. Raises InvalidRequest if there are more than TIMES_MAX times; NotAllowed if the topic has
+        partitions; TopicNotFound if it does not exist, or has another incarnation.
         """
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
@@ -148,7 +152,9 @@ class TopicQueries:
         self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0
     ) -> None:
         """Acknowledges, for a subscription, every message with an index below `index`; never moves the cursor
-        backwards. The acknowledgement is durable when this method returns. `incarnation`: see `check_incarnation`."""
+        backwards. The acknowledgement is durable when this method returns. `incarnation`: the one that the caller
+        means; 0: any. Raises TopicNotFound if the topic has another one, SubscriptionNotFound, or the errors of
+        `get_offsets`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription = topic.find_subscription(subscription_name)
@@ -194,7 +200,8 @@ class TopicQueries:
 
 
 class SchemaVerdict(NamedTuple):
-    """Whether a schema could be registered for a topic, and the compatibility rule that decides this."""
+    """The answer whether a schema could be registered for a topic. `refused`: why it could not; empty: it could.
+    `compatibility`: the rule that decides this."""
 
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
@@ -223,19 +230,20 @@ class SchemaQueries:
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
         """Registers a schema for a topic, and returns its version. The namespace must exist; the topic need not exist.
-        `by_hand`: True if an operator registers the schema, which is allowed even if `schema_auto_update` is off.
-        Raises IncompatibleSchema, InvalidRequest or NotAllowed if the schema may not be registered."""
+        `user`: the role that is stored with the schema. `by_hand`: True if an operator registers the schema, which is
+        allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or NotAllowed if the
+        schema may not be registered."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register_schema(topic, info, rules, user=user, by_hand=by_hand)
 
     async def find_schema_version(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of that schema of the topic which is equal to `info`. Raises SchemaNotFound if none is
-        equal; InvalidRequest if `info` is invalid."""
+        """Returns the version of the topic's schema that is equal to `info`. Raises SchemaNotFound if none is equal;
+        InvalidRequest if `info` is invalid."""
         return await self._broker.schemas.find_schema_version(topic, info)
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
-        """Returns whether the schema could be registered for the topic, with the compatibility rule that decides this.
-        Registers nothing. Raises InvalidRequest if `info` is invalid."""
+        """Returns why the schema could not be registered for the topic, or that it could, and the compatibility rule
+        that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 

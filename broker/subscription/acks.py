@@ -1,16 +1,17 @@
-"""Acknowledgements: each is applied to the cursor first and then, for what is new, to the dispatcher.
+"""Acknowledgements of one subscription: each is applied to the cursor first and then, for what is new, to the
+dispatcher.
 
-A trimmed entry is done already. An entry after the last one belongs to no message, and naming it is the caller's
-mistake (InvalidRequest); what the request names before it counts. Sets of entries cost what the smaller of the set and
-of the outstanding entries costs, not what they contain.
+A trimmed entry counts as acknowledged. An entry after the last one belongs to no message, and naming it is the caller's
+mistake (InvalidRequest); what the request names before it counts. The cost of a set of entries is that of the smaller
+one of the set and of the outstanding entries, not of what the set contains.
 
-What is acknowledged in an open transaction is refused in a plain acknowledgement, and everything else of the request
-counts; a cumulative one that covers such an entry is refused as a whole. In a transaction (`TransactionalAcks`) a
-request counts as a whole or not at all: it is gathered first, judged (core/pending_acks.py has the table), and then
-pending in one step. For consumer and dispatcher a pending entry is like one that is acknowledged: it is outstanding no
-more.
+A plain acknowledgement of an entry that is acknowledged in an open transaction is refused, and everything else of the
+request counts; a cumulative one that covers such an entry is refused as a whole. In a transaction (`TransactionalAcks`)
+a request counts as a whole or not at all: it is gathered first, judged (core/pending_acks.py has the table), and then
+pending in one step. For consumer and dispatcher a pending entry is like one that is acknowledged: it is no longer
+outstanding.
 
-A whole entry means all of its messages. To a consumer that was shown a part of them (the others were acknowledged or
+A whole entry means all of its messages. From a consumer that was shown a part of them (the others were acknowledged or
 pending), it means those, as Pulsar's clients say it. Guarding tests: tests/broker/subscription/test_acks.py,
 tests/broker/subscription/test_acks_in_transactions.py.
 """
@@ -40,7 +41,8 @@ MARK_ENTRIES = 1000
 
 
 class UnwantedMessages(NamedTuple):
-    """The messages of a batch of `size` messages that a filter does not want, as bits (bit i: message i)."""
+    """Those messages of a batch that a filter does not want. `bits`: a number in which bit i stands for message i;
+    `size`: the number of messages in the batch."""
 
     position: Position
     bits: int
@@ -60,13 +62,14 @@ class SubscriptionAcks:
         self._dispatcher = dispatcher
 
     def rebase(self, shape: LogShape) -> None:
-        """Sets the shape of the log (its list of ledgers) against which acknowledgements are checked."""
+        """Replaces the shape of the log (its list of ledgers) against which acknowledgements are checked."""
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
-        that were trimmed. Raises TransactionConflict if an entry is pending in a transaction (all other entries are
-        acknowledged nevertheless); InvalidRequest if an entry is after the last entry of the log."""
+        that were trimmed. Raises TransactionConflict if an entry is pending in a transaction; all other entries are
+        acknowledged nevertheless. Raises InvalidRequest if an entry is after the last entry of the log, or has no such
+        message; the entries before it are acknowledged."""
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -177,8 +180,9 @@ class SubscriptionAcks:
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
         """Acknowledges all messages up to and including the entry that `acked` names; if `acked` names messages of this
-        entry, only up to and including the last of them. Raises TransactionConflict if one of these messages is pending
-        in a transaction; InvalidRequest if the entry is after the last entry of the log."""
+        entry, only up to and including the last of them. Does nothing if the entry was trimmed. Raises
+        TransactionConflict if one of these messages is pending in a transaction; InvalidRequest if the entry is after
+        the last entry of the log. Nothing is acknowledged then."""
         position, bits = acked
         if not self._exists(position):
             return
@@ -201,7 +205,8 @@ class SubscriptionAcks:
             self._refuse(position)
 
     def skip_up_to(self, mark: Position) -> None:
-        """Acknowledges all messages up to and including `mark`, except those that are pending in a transaction."""
+        """Acknowledges all messages up to and including `mark`, except those that are pending in a transaction. The
+        rest of a batch with pending messages of which the size is not known stays deliverable."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
         self._dispatcher.on_acked_up_to(max(mark, cursor.mark))
@@ -209,9 +214,10 @@ class SubscriptionAcks:
             self._dispatcher.add_released_entries(cursor.deliverable_entries_up_to(mark))  # batches of unknown size
 
     def ack_unwanted(self, entries: Mapping[int, BitMap], parts: Iterable[UnwantedMessages]) -> int:
-        """Acknowledges what a filter does not want, or what has expired, before it is assigned to a consumer: the
-        `entries` of each ledger, and the messages `parts` of batches. What is pending in a transaction stays pending.
-        Returns how many of the entries were not acknowledged before."""
+        """Acknowledges messages that are not to be delivered, because a filter does not want them or they have expired.
+        Called before they are assigned to a consumer. `entries`: whole entries, by ledger; `parts`: messages of
+        batches. What is pending in a transaction stays pending. Returns how many of the whole entries were not
+        acknowledged before."""
         cursor, dispatcher, acked = self._cursor, self._dispatcher, 0
         for ledger_id, each in entries.items():
             new = cursor.ack_set(ledger_id, each)
@@ -229,14 +235,15 @@ class SubscriptionAcks:
             self._dispatcher.on_acked(None, position)
 
     def ack_messages(self, position: Position, bits: int, size: int) -> None:
-        """Acknowledges the messages `bits` of a batch of `size` messages that is not outstanding. None of them may be
-        pending in a transaction."""
+        """Acknowledges the messages `bits` (bit i: message i) of a batch of `size` messages that is not outstanding at
+        a consumer. None of them may be pending in a transaction."""
         if self._cursor.ack_messages_of_batch(position, bits, size) or self._cursor.is_acked_or_pending(position):
             self._dispatcher.on_acked(None, position)
 
     def find_outstanding_entries(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Yields those entries of `sets` that are outstanding at the consumer, as lists of positions. Each list is one
-        step, after which the caller may let other tasks run. Raises InvalidRequest if a set cannot be parsed."""
+        """Yields the positions of those entries of `sets` that are outstanding at the consumer, as lists; a list may be
+        empty. Each list is one step, after which the caller may let other tasks run. Raises InvalidRequest if a set
+        cannot be parsed."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
@@ -257,9 +264,9 @@ class SubscriptionAcks:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def split_cumulative_ack_into_steps(self, member: Member, mark: Position) -> Iterator[Position]:
-        """Yields positions before `mark`. The caller acknowledges cumulatively up to each of them, so that a large
-        cumulative acknowledgement is applied in steps of MARK_ENTRIES outstanding entries. Yields nothing if the
-        outstanding entries are not in log order."""
+        """Yields positions before `mark`, at distances of MARK_ENTRIES outstanding entries. The caller must acknowledge
+        cumulatively up to each of them before it takes the next, so that a large cumulative acknowledgement is applied
+        in steps. Yields nothing if the outstanding entries are few or not in log order."""
         while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
             step = next(islice(member.outstanding, MARK_ENTRIES, None))
             if step >= mark:
@@ -323,8 +330,8 @@ STEP_ENTRIES = 100
 
 
 class TransactionalAcks(SubscriptionAcks):
-    """Checks acknowledgements, also those in transactions, and applies them to one subscription. The comment before
-    this class gives the rules."""
+    """Checks acknowledgements, also those in transactions, and applies them to the cursor and the dispatcher of one
+    subscription. The comment before this class gives the rules."""
 
     __slots__ = ()
 
@@ -332,9 +339,9 @@ class TransactionalAcks(SubscriptionAcks):
     def collect_requested_acks(
         self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks
     ) -> Iterator[None]:
-        """Adds the acknowledgements of a request to `wanted`, in steps, and changes nothing else. Raises InvalidRequest
-        if an acknowledged entry is after the last entry of the log, or a set cannot be parsed; TransactionConflict if
-        an entry was trimmed."""
+        """Adds the acknowledgements of a request to `wanted`, and changes nothing else. Works in steps: the caller
+        iterates, and may let other tasks run in between. Raises InvalidRequest if an acknowledged entry is after the
+        last entry of the log, or a set cannot be parsed; TransactionConflict if an entry was trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, STEP_ENTRIES)):
             for position, bits in some:
@@ -361,8 +368,9 @@ class TransactionalAcks(SubscriptionAcks):
         rest: bool = False,
     ) -> bool:  # fmt: skip
         """Makes the acknowledgements `wanted` and the cumulative acknowledgement `cumulative` pending in the
-        transaction: all of them or none. Returns False if all of them were pending already. Raises TransactionConflict,
-        InvalidRequest or BackPressure if an acknowledgement is refused; nothing is changed then.
+        transaction: all of them or none. Returns False if all of them were pending already. Raises TransactionConflict
+        or InvalidRequest if an acknowledgement is refused; BackPressure if the subscription then had more than
+        ENTRIES_MAX pending entries, or its cursor has more than `memory_bytes_max` bytes. Nothing is changed then.
 
         `rest`: True for clients of Pulsar's protocol. Such a client acknowledges with a whole entry only the messages
         that are not acknowledged yet, and it never repeats a request.
@@ -444,9 +452,9 @@ class TransactionalAcks(SubscriptionAcks):
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-        """Applies the end of a transaction to the subscription. If the transaction committed, its pending
+        """Applies the end of a transaction to the cursor and the dispatcher. If it committed, its pending
         acknowledgements count. If it was aborted, they are dropped, and the caller must deliver the entries again.
-        Returns the acknowledgements that were pending; None if the transaction had none here."""
+        Returns the acknowledgements that were pending; None if the transaction had none here, as at a repeated call."""
         cursor, settled = self._cursor, pending_acks.settle_transactional_acks(self._cursor, txn, committed=committed)
         if settled is None:
             return None

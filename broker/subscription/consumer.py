@@ -37,8 +37,9 @@ class ActivityTimes:
 
 
 class ConsumerOutlet(Protocol):
-    """The interface through which a subscription sends messages and events to one consumer. Only `wait_drained` waits;
-    all other methods return at once."""
+    """The interface through which a subscription sends messages and events to one consumer. `ConsumerSession`
+    implements it; the subscription and its pump call it. Only `wait_drained` waits; all other methods return at
+    once."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         """Sends the entries of `deliveries` to the consumer. Returns True if the queue of the consumer's connection is
@@ -68,7 +69,10 @@ class ConsumerOutlet(Protocol):
         """
         ...
 
-    async def wait_drained(self) -> None: ...
+    async def wait_drained(self) -> None:
+        """Waits until the consumer may get more deliveries, after `deliver` has returned True. Raises ConnectionLost if
+        the connection is lost."""
+        ...
 
 
 class Consumer:

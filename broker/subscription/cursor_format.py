@@ -86,8 +86,8 @@ class DamagedCursorState(ValueError):
 
 
 class CursorChunkPlace(NamedTuple):
-    """Where a chunk (a part of a cursor's state) is stored in the cursor ledger: the number of the write, the id of its
-    first entry, the number of its entries (pieces), and their total size in bytes."""
+    """Where a chunk (a part of a cursor's state) is stored in the cursor ledger. `sequence`: the number of the write;
+    `first_entry`: the id of its first entry; `pieces`: the number of its entries; `size_bytes`: their size together."""
 
     sequence: int
     first_entry: int
@@ -96,8 +96,9 @@ class CursorChunkPlace(NamedTuple):
 
 
 class CursorPiece(NamedTuple):
-    """One decoded entry of a cursor ledger. A chunk of the state, and a marker, is stored as one or more pieces. The
-    marker ends a write: it has the mark and the places of all valid chunks."""
+    """One decoded entry of a cursor ledger. A chunk of the state is stored as one or more pieces, and so is a marker,
+    which ends a write: it contains the mark and the places of all valid chunks. `piece`: the number of this piece, from
+    0; `pieces`: how many the chunk or marker has."""
 
     kind: int
     sequence: int
@@ -109,7 +110,7 @@ class CursorPiece(NamedTuple):
 
     @property
     def is_last_piece(self) -> bool:
-        """Returns True if this is the last piece of a marker, which completes a write of the state."""
+        """True if this is the last piece of a marker, which completes a write of the state."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
     def is_piece_of_chunk(self, key: CursorChunkKey, row: CursorChunkPlace, piece: int) -> bool:
@@ -210,7 +211,7 @@ def _holes_body(holes: BitMap, covered: range) -> bytes:
 
 def encode_snapshot(entries: list[bytes]) -> bytes:
     """Returns the complete state of a cursor as it is stored in the subscription's record. `entries`: the entries of
-    one write that contains the whole state."""
+    one write that contains the whole state, the marker last."""
     return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
 
 
@@ -234,8 +235,8 @@ def decode_piece(entry: bytes) -> CursorPiece:
 
 
 def decode_marker(body: bytes) -> tuple[Position, dict[CursorChunkKey, CursorChunkPlace]]:
-    """Returns the mark and the places of all valid chunks that a marker contains. `body`: the bodies of its pieces.
-    Raises DamagedCursorState if `body` is damaged."""
+    """Returns (the mark, the places of all valid chunks by their keys) that a marker contains. `body`: the bodies of
+    its pieces, in order. Raises DamagedCursorState if `body` is damaged."""
     try:
         mark = Position(*_POSITION.unpack_from(body))
         (count,) = _COUNT.unpack_from(body, _POSITION.size)

@@ -63,14 +63,14 @@ Told = Callable[[MagnetarError | None], None]
 
 
 def cursor_path(topic: TopicName, subscription: str) -> str:
-    """Returns the path of a subscription's record in the metadata."""
+    """Returns the path of a subscription's record in the metadata. `subscription`: the name of the subscription."""
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
 def make_subscription_claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
     """Returns the changes of the metadata by which this broker claims the subscriptions that the topic's record names,
     at most CLAIMS_MAX of them. The caller commits them together with the claim of the topic, so that opening a topic
-    takes one commit and not two. `DurableCursor.open` claims the other subscriptions."""
+    takes one commit instead of two. `DurableCursor.open` claims the other subscriptions."""
     changes: list[NodeUpdate] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
         path = cursor_path(topic, name)
@@ -146,11 +146,12 @@ class DurableCursor:
 
     @property
     def properties(self) -> dict[str, str]:
+        """The properties of the subscription, as they are stored."""
         return self._record.properties
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor in memory. It may have acknowledgements that are not stored yet."""
+        """The cursor in memory. It may have acknowledgements that are not stored yet. Only after `create` or `open`."""
         assert self._cursor is not None, "the cursor is open"
         return self._cursor
 
@@ -185,8 +186,9 @@ class DurableCursor:
 
     async def open(self, shape: LogShape) -> None:
         """Claims the record of the subscription, fences and recovers the cursor ledger, and reads the last complete
-        state. Raises SubscriptionNotFound if there is no record; Unavailable if the bookies do not answer; TopicFenced
-        if another broker has claimed the topic.
+        state. If that state is damaged or lost, an earlier one is used, and the damage is logged. Raises
+        SubscriptionNotFound if there is no record; DataLost if the record is damaged; Unavailable if the bookies do not
+        answer; TopicFenced if another broker has claimed the topic.
 
         TopicFenced protects the next owner from a former owner that was suspended for a while. If the former owner
         claimed the subscription, it would adapt the state to its own older log, and drop later acknowledgements.
@@ -291,13 +293,13 @@ class DurableCursor:
     # (broker/subscription/delays.py)
     @property
     def buckets(self) -> tuple[DelayBucket, ...]:
-        """Returns the buckets with delayed entries that the subscription's record names."""
+        """The buckets with delayed entries that the subscription's record names."""
         return self._record.delays
 
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
         """Adds the buckets `add` of delayed entries to the subscription's record, and removes those in the ledgers
-        `remove`. Raises TopicFenced if another broker has claimed the subscription. If the outcome is unknown, the
-        caller may repeat the call."""
+        `remove`, durably. Raises TopicFenced if another broker has claimed the subscription; SubscriptionNotFound if it
+        is deleted. If the outcome is unknown, the caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -307,13 +309,15 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write of the changed cursor, at most `cursor_flush_s` seconds from now."""
+        """Schedules a write of the changed cursor, at most `cursor_flush_s` seconds from now. Does nothing if a write
+        is scheduled or in progress, or after `close`."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
     def make_durable_future(self) -> asyncio.Future[None]:
         """Returns a future that completes when everything that was acknowledged before this call is durable. It fails
-        with TopicFenced if another broker has claimed the subscription."""
+        with TopicFenced if another broker has claimed the subscription or this object is closed, and with the error of
+        a write that fails for good."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def tell(error: MagnetarError | None) -> None:
@@ -329,8 +333,8 @@ class DurableCursor:
 
     def call_when_durable(self, tell: Told) -> None:
         """Calls the function `tell` once, possibly before this method returns: with None when everything that was
-        acknowledged before this call is durable, or with the error. `tell` must not raise. Does the same as
-        `make_durable_future`, but without a future: with very many callers, futures would cost more than the write."""
+        acknowledged before this call is durable, or with an error as `make_durable_future` does. `tell` must not raise.
+        With very many callers this costs less than futures."""
         if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
@@ -437,7 +441,8 @@ class DurableCursor:
             tell(error)
 
     def abandon(self) -> None:
-        """Stops all writing, because another broker owns the topic. Changes that are not stored yet are lost."""
+        """Stops all writing, because another broker owns the topic. Changes that are not stored yet are lost, and
+        callers that wait for them get TopicFenced."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -488,8 +493,9 @@ class DurableCursor:
         return True
 
     async def delete(self) -> None:
-        """Deletes the subscription: its record first, then its ledgers. Raises TopicFenced if another owner has claimed
-        the subscription, or if the record belongs to a new subscription of the same name."""
+        """Deletes the subscription: its record first, then its ledgers. May be repeated if the outcome is unknown.
+        Raises TopicFenced if another owner has claimed the subscription, or if the record belongs to a new subscription
+        of the same name."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

@@ -1,32 +1,34 @@
 """Dead letters and back-off by the server, for every client of a subscription (`HeldBackEntries`; policy:
-broker/subscription/core/redelivery_backoff.py). Before them: the search for all chunks of a message, which expiry,
-skips and seeks use too (`find_whole_message`, `find_remaining_chunks`, `move_mark_before_chunked_message`).
+broker/subscription/core/redelivery_backoff.py). Before them in this file: the search for all chunks of a message, which
+expiry, skips and seeks use too (`find_whole_message`, `find_remaining_chunks`, `move_mark_before_chunked_message`).
 
-With a policy on a Shared or Key_Shared subscription each delivery counts: an entry that is given back, and one whose
-consumer disconnects without giving it back (complaint 14: a message that kills its consumers). All that a lost consumer
-held counts, also what only waited in its receiver queue: with a policy on, keep that queue small.
+With a policy on a Shared or Key_Shared subscription each failed delivery counts: that of an entry that is given back,
+and that of an entry whose consumer disconnects without giving it back, as a message may crash its consumers. All
+entries that were outstanding at a lost consumer count, also those that only waited in its receiver queue. So with a
+policy on, that queue should be small.
 
 Order, for one entry: counted and held → stored with the cursor → then either delivered again when its wait is over, or
     STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
-The copy and the acknowledgement are no transaction: a crash before the acknowledgement is stored doubles a letter (with
-deduplication on the copy is dropped: broker/subscription/core/redelivery_backoff.py) and loses none; a restart
-continues with what is held (`restore`). Writing to a dead-letter topic is retried, with pauses up to a minute; the
-messages stay in the topic and keep their ledgers.
+The copy and the acknowledgement are no transaction. A crash before the acknowledgement is stored doubles a letter and
+loses none; with deduplication the second copy is dropped (broker/subscription/core/redelivery_backoff.py). A restart
+continues with the entries that are held back (`BackoffQueue.restore_backoffs`). Writing to a dead-letter topic is
+retried, with pauses up to a minute; the messages stay in the topic and keep their ledgers.
 
-**A message in chunks** dies as one: the first of its entries that is given back too often takes all of them along, also
-those that are counted less or are outstanding (`find_whole_message`). They are published in order, some
-GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete, and the
+**A message in chunks** is moved as a whole: when one of its entries was given back too often, all of them are moved,
+also those that are counted less or are outstanding (`find_whole_message`). They are published in order, some
+GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete. The
 next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
-message may still be on its way to the log it is tried again. What is never whole goes as it is, entry by entry.
+message may still be on its way to the log, the move is tried again. Entries of a message that will never be complete
+are moved one by one.
 
 Where the subscription is ordered (core/dispatch.py), Exclusive and Failover have back-off and dead letters too, and
 there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
 (core/redelivery_backoff.py `DeadLetterPolicy.resolve_for_subscription`).
 
-Where it is ordered, counts are of the first message of a batch that is left (core/cursor.py), and that one is moved
-alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart:
-they are encrypted, or damaged.)
+Where it is ordered, the counts of a batch are those of its first unacknowledged message (core/cursor.py), and only that
+message is moved: the messages after it were not given to a program yet. If the messages of a batch cannot be told
+apart, because they are encrypted or damaged, all of them are moved.
 Guarding tests: tests/broker/subscription/test_dead_letters.py, tests/client/consume/test_redelivery_order.py.
 """
 
@@ -108,7 +110,9 @@ async def find_whole_message(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
 ) -> MessageChunkRun | None:
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
-    complete. Does not search the entries up to `mark`. Raises Unavailable if the missing chunks may still arrive."""
+    complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
+    entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive,
+    and the errors of reading."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -131,8 +135,8 @@ async def find_whole_message(
 
 
 async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
-    """Returns the chunked messages of which some chunks are at or before `mark`, and some are after it. Searches the
-    entry at the mark, and the entries after it that one read returns."""
+    """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
+    Searches only the messages of the entry at the mark, and of the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
@@ -156,8 +160,8 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
 
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
-    """Returns the chunks after `mark` of those messages whose first chunks are at or before `mark`. The caller
-    acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
+    """Returns the positions of the chunks after `mark` of those messages whose first chunks are at or before `mark`.
+    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
     return [place for run in await find_messages_across_mark(log, mark) for place in run.places if place > mark]
 
 
@@ -183,7 +187,7 @@ class _Search:
         return parse_stored_head(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> MessageChunk:
-        """Returns the entry as a Chunk. If the entry is damaged, its number is -1."""
+        """Returns the entry as a MessageChunk. If the entry is damaged, its number is -1."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:
@@ -264,7 +268,9 @@ FAILURES_MAX = 200
 
 class HeldBackEntries:
     """Holds back the entries of one subscription that wait for a back-off, and moves entries to the dead-letter topic.
-    `wake`: a function that schedules the delivery of the subscription."""
+    `store`: the cursor's storage; `forward`: the function that publishes copies; `wake`: a function that runs the
+    delivery of the subscription in the next turn. At its creation, entries continue that an earlier owner of the topic
+    held back."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message", "_started_ms",
@@ -311,19 +317,19 @@ class HeldBackEntries:
 
     @property
     def is_active(self) -> bool:
-        """Returns True if entries that are given back may have to wait for a back-off, or may become dead letters. If
-        False, the caller only needs to count the redelivery."""
+        """True if entries that are given back may have to wait for a back-off, or may become dead letters. If False,
+        the caller only needs to count the redelivery."""
         return self._dispatcher.ordered or self.must_count_disconnect_as_redelivery
 
     @property
     def must_count_disconnect_as_redelivery(self) -> bool:
-        """Returns True if the loss of a consumer's connection counts as a redelivery of each entry that was outstanding
-        at it."""
+        """True if the loss of a consumer's connection counts as a redelivery of each entry that was outstanding at
+        it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def remember_failures(self, failures: Mapping[Position, Failure]) -> None:
-        """Remembers why consumers gave entries back: the last FAILURES_MAX, of entries that are not acknowledged. Only
-        in memory: a new owner of the topic knows none of them."""
+        """Stores in memory why consumers gave entries back, by position. Keeps the last FAILURES_MAX of them, for
+        entries that are not acknowledged. A new owner of the topic does not have them."""
         kept = {position: each for position, each in self.failures.items() if position not in failures}
         kept |= {position: each.bounded() for position, each in failures.items()}
         if len(kept) > FAILURES_MAX:
@@ -332,8 +338,8 @@ class HeldBackEntries:
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
         """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry. Then
-        holds each entry back: until the end of its back-off, or until it is moved to the dead-letter topic. `at_once`:
-        entries without back-off, so only dead letters are held back."""
+        holds each entry back, until the end of its back-off or until it is moved to the dead-letter topic. `at_once`:
+        the entries have no back-off, so that only dead letters are held back."""
         policy, now_ms = self._policy(), self._now_ms()
         counted = [position for position in positions if not self._cursor.is_acked_or_pending(position)]
         for position in counted:
@@ -508,13 +514,13 @@ class HeldBackEntries:
         self._tasks.spawn(work, name)
 
     def stop(self) -> None:
-        """Stops the timer of the back-offs, and cancels all tasks of this object."""
+        """Stops the timer of the back-offs, and cancels the tasks that store counts and move dead letters."""
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks is not None:
             self._tasks.cancel()
 
     async def drain(self) -> None:
-        """Waits until no task is running any more. Called after `stop`."""
+        """Waits until the tasks that `stop` has cancelled have ended. Must be called after `stop`."""
         if self._tasks is not None:
             await self._tasks.drain()

@@ -96,7 +96,7 @@ class DamagedDelayBucket(ValueError):
 
 
 def encode_bucket(draft: UnstoredDelayBucket) -> list[bytes]:
-    """Returns the ledger entries that store the bucket, in the order in which the caller must append them."""
+    """Returns the ledger entries that store the bucket `draft`, in the order in which the caller must append them."""
     entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
     return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
@@ -108,8 +108,8 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """Returns the encoded keys of the segment `number`. Raises DamagedDelayBucket if the entry is damaged, or contains
-    another segment."""
+    """Returns the encoded keys of the segment `number`, KEY_BYTES bytes each. Raises DamagedDelayBucket if the entry is
+    damaged, or contains another segment; NewerFormat if a later version of Magnetar wrote it."""
     count, body = _decode(entry, SEGMENT, number)
     if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
         raise DamagedDelayBucket(f"a segment of {count} keys has {len(body)} bytes")
@@ -118,7 +118,8 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
     """Returns the segments that the directory of a bucket lists. `number`: the entry id of the directory, which is the
-    last entry of the ledger. Raises DamagedDelayBucket if the entry is damaged."""
+    last entry of the ledger. Raises DamagedDelayBucket if the entry is damaged; NewerFormat if a later version of
+    Magnetar wrote it."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0
@@ -190,8 +191,9 @@ class _BucketWork:
 
 
 class DelayedDelivery:
-    """Holds back the delayed entries of one subscription. Sets the timer for the next due entry, and stores, loads and
-    deletes buckets of delayed entries."""
+    """Holds back the delayed entries of one subscription until their time. Sets the timer for the next due entry, and
+    stores, loads and deletes buckets of delayed entries. `on_fenced`: a function that is called when a bucket cannot be
+    stored or deleted for good, mostly because another broker owns the topic."""
 
     __slots__ = (
         "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
@@ -238,23 +240,26 @@ class DelayedDelivery:
 
     @property
     def now_ms(self) -> int:
+        """The wall clock, in ms since the epoch."""
         return self._world.clock.wall_ms()
 
     @property
     def is_enabled(self) -> bool:
-        """Returns True if the topic's policy allows to delay messages."""
+        """True if the topic's policy allows to delay messages."""
         return self.applied.delayed_delivery
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
-        """Begins to load the buckets of delayed entries that earlier owners of the topic stored. `wake`: a function
-        that schedules the delivery of the subscription."""
+        """Begins to load the buckets of delayed entries that earlier owners of the topic stored, and returns.
+        `is_ready` is False until they are loaded. `wake`: a function that runs the delivery of the subscription in the
+        next turn."""
         self._wake = wake
         if not self.is_ready:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
-        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer has got it yet."""
+        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer has got it yet.
+        Does nothing if that time has come, the policy forbids delays, or the index of delayed entries is full."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_make_bucket:
@@ -289,8 +294,8 @@ class DelayedDelivery:
         self._drop(core.take_unused_ledgers())
 
     def set_release_timer(self, dispatcher: Dispatcher) -> None:
-        """Called after each run of the pump: sets the timer for the next call of `release_due_entries`, unless another
-        event will cause that call earlier."""
+        """Sets the timer that wakes the delivery when the next entry is due, unless another event wakes it earlier.
+        Called after each run of the pump."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:
@@ -463,7 +468,8 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Cancels the timer of delayed entries and all tasks, except the tasks that delete ledgers."""
+        """Cancels the timer of delayed entries and all tasks, except the tasks that delete ledgers. Nothing is
+        stored."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

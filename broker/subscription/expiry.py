@@ -1,4 +1,5 @@
-"""Messages with a time of their own (proto/expiry.py): those that have expired are acknowledged, and not delivered.
+"""Messages with an expiry time of their own (proto/expiry.py): those that have expired are acknowledged instead of
+delivered.
 
     expired = ExpiredMessages(subscription)
     expired.acknowledge(entries, now_ms)      before each `Dispatcher.assign_entries`
@@ -10,13 +11,13 @@ than five minutes expires nothing.
 - What is outstanding, or held for a back-off or the dead letters, is not judged until it would be assigned again.
 - Of a batch, the expired messages are acknowledged by their indexes if every consumer acknowledges by index; else the
   batch is delivered whole as long as one of its messages has neither expired nor is unwanted by the filter
-  (filtering.py), which is asked again; of a batch that takes long to unfold it is not. The SDK drops the others.
-- A reader has no cursor to acknowledge on: it gets what is stored. So do subscriptions of non-persistent topics, whose
-  consumers drop by themselves.
+  (filtering.py). The filter judges the batch again, unless the batch takes long to unfold. The SDK drops the others.
+- A reader has no cursor on which to acknowledge, so it gets every stored message. So do subscriptions of non-persistent
+  topics, whose consumers drop expired messages by themselves.
 - **A tombstone does not expire for a subscription that reads the compacted form**: a table that does not get it would
-  keep a deleted key. So an entry with expired messages is looked into there, unless that takes long: then its consumer
-  gets it, and the SDK drops what has expired.
-- Messages that are pending in a transaction are left to it.
+  keep a deleted key. So an entry with expired messages is parsed there, unless that takes long: then its consumer gets
+  it, and the SDK drops what has expired.
+- Messages that are pending in a transaction are not acknowledged here.
 - An expired message counts in the backlog until a consumer's permits let the pump reach it, and storage is freed by
   retention alone.
 
@@ -50,8 +51,9 @@ _NOTHING = parse_filter("message.size < 0")
 
 
 class ExpiredMessages:
-    """Acknowledges the expired messages of one subscription, and those that went back for another one. `count`,
-    `redriven`: how many of each, since the subscription was loaded."""
+    """Acknowledges the expired messages of one subscription, and those that were sent back for another subscription.
+    `count`: the expired messages, and `redriven`: the entries of other subscriptions, since the subscription was
+    loaded."""
 
     __slots__ = ("_subscription", "count", "redriven")
 
@@ -61,8 +63,9 @@ class ExpiredMessages:
         self.redriven = 0
 
     def acknowledge(self, entries: Sequence[StoredEntry], now_ms: int) -> None:
-        """Acknowledges those messages of `entries` that have expired at `now_ms` (ms since the epoch, of the broker),
-        or went back for another subscription, if their entry is neither outstanding nor held back."""
+        """Acknowledges those messages of `entries` that have expired at `now_ms` (ms since the epoch, of the broker's
+        clock), or that were sent back for another subscription. Leaves out entries that are outstanding or held
+        back."""
         whole, parts, acks = dict[int, list[int]](), 0, self._subscription.acks
         expired = self.count
         for entry in entries:
@@ -144,7 +147,8 @@ def _without_tombstones(entry: StoredEntry, bits: int) -> int:
 
 
 def is_of_other_subscription(entry: StoredEntry, subscription: Subscription) -> bool:
-    """Returns whether the entry went back for another subscription, so that this one drops it."""
+    """Returns True if the entry was sent back for another subscription, so that `subscription` must not deliver it.
+    Always False if `subscription` is not durable, or reads the compacted form."""
     if not subscription.is_durable or subscription.reads_compacted:
         return False
     return parse_redriven_to(entry.redriven_to, subscription.log.topic) not in ("", subscription.name)

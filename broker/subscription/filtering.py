@@ -1,4 +1,5 @@
-"""The filter of a subscription at the broker: what no consumer wants is acknowledged before it is assigned to one.
+"""The filter of a subscription at the broker: messages that it does not want are acknowledged before they are assigned
+to a consumer.
 
     filtering = SubscriptionFilter(wanted, …)                 with the subscription, or when an operator sets a filter
     filtering.pass_over_unread(log, position)                           in the pump, before it reads new entries
@@ -17,8 +18,8 @@ Rules
   never acknowledge it. The SDK drops the rest itself (client/consume/deliveries.py).
 - The acknowledgements are kept in memory and written with the next write of the cursor. If they are lost, the entries
   are judged again, with the same result (proto/entry_filter.py). They are outside of any transaction.
-- A seek forgets what was judged (`restart`), and so does a log of another form. What was filtered is not brought
-  back by another filter: it is acknowledged.
+- After a seek all entries are judged again (`restart`), and after a change to a log of another form. What was filtered
+  is not brought back by another filter: it is acknowledged.
 - Judging ends with the slice of the pump, and after PUMP_ENTRIES_MAX entries. An entry that takes long to unfold
   (broker/log/unfolding.py), the sooner the longer the filter is, is judged in a thread, and what follows it waits.
 
@@ -58,8 +59,8 @@ loop up to that part of LONG_BYTES. Each of its searches may look at all the tex
 
 
 class SubscriptionFilter:
-    """Judges the entries of one subscription by its filter, and acknowledges what is not wanted. `counts`: since the
-    filter was set or the topic was loaded."""
+    """Judges the entries of one subscription by its filter, and acknowledges what the filter does not want. Its
+    counters count since the filter was set or the topic was loaded."""
 
     __slots__ = (
         "_acks", "_aside", "_clock", "_dispatcher", "_found_aside", "_judge", "_on_acked", "_quick_bytes", "_tasks",
@@ -99,21 +100,23 @@ class SubscriptionFilter:
         return self._judge.filter
 
     def make_judge(self, *, keeps_tombstones: bool) -> EntryFilter:
-        """Returns another judge of the same filter, for this subscription."""
+        """Returns a new judge of the same filter, for this subscription. `keeps_tombstones`: each tombstone is
+        wanted."""
         return EntryFilter(self.filter, keeps_tombstones=keeps_tombstones, redriven_to=self._judge.redriven_to)
 
     def restart(self, *, compacted: bool) -> None:
-        """Forgets up to where entries were judged, because the subscription was moved or reads another form of the log.
-        `compacted`: it reads the compacted form, in which each tombstone is wanted."""
+        """Resets the position up to which entries were judged, because the subscription was moved or reads another form
+        of the log. `compacted`: it reads the compacted form, in which each tombstone is wanted."""
         self.judged_up_to = EARLIEST
         self._found_aside = None
         if compacted is not self._judge.keeps_tombstones:
             self._judge = self.make_judge(keeps_tombstones=compacted)
 
     def pass_over_unread(self, log: ReadableLog, position: Position) -> int | None:
-        """Acknowledges the entries from `position` on, which is the next one to be read, that the key index of their
-        ledger excludes: those of one ledger that readers see by now. Returns how many; None if that is not known yet,
-        and then the pump is woken."""
+        """Acknowledges, without reading them, the entries from `position` on that the key index of their ledger
+        excludes. `position` is the next one to be read. Covers entries of one ledger that readers see by now. Returns
+        how many entries were acknowledged; None if the index must be read first, and then the pump is woken when it is
+        read."""
         unread, shape = self._unread, log.shape
         if unread is None or log.is_compacted:
             return 0
@@ -136,8 +139,8 @@ class SubscriptionFilter:
         return acked
 
     def find_next_to_read(self, log: ReadableLog, position: Position) -> Position | None:
-        """Returns the first position at or after `position` that no key index excludes; None if that is not known
-        yet, and then the pump is woken."""
+        """Returns the first position at or after `position` that no key index excludes. Returns None if an index must
+        be read first, and then the pump is woken when it is read."""
         if self._unread is None or log.is_compacted:
             return position
         while log.shape.has_visible_entry(position):
@@ -148,8 +151,8 @@ class SubscriptionFilter:
         return position
 
     def find_last_to_read(self, log: ReadableLog, position: Position) -> int:
-        """Returns the id of the last entry that a read from `position` on should return: what follows it is excluded,
-        or in another ledger."""
+        """Returns the id of the last entry that a read from `position` on should return: the entry after it is
+        excluded, or in another ledger. Returns ENTRY_ID_MAX if no key index says so."""
         run = None if self._unread is None or log.is_compacted else self._unread.find_run(log.shape, position)
         if run is None:
             return ENTRY_ID_MAX
@@ -158,11 +161,13 @@ class SubscriptionFilter:
     def take_wanted(
         self, entries: Sequence[StoredEntry], world: World, end: float, *, new: bool
     ) -> tuple[int, Sequence[StoredEntry]]:
-        """Judges entries, and acknowledges what is not wanted. Returns how many of them were judged, from the first one
-        on, and those of them that the dispatcher may assign. `new`: they are read in log order, and judged up to a gap,
-        which was passed over or has to be judged first; otherwise they come again, and those are judged that were
-        delayed. `end`: the time at which it stops. If the first entry takes long,
-        a thread judges it, and 0 is returned; the pump is woken when that is done."""
+        """Judges entries, and acknowledges what is not wanted. Returns (how many of them were judged, from the first
+        one on; those of them that the dispatcher may assign).
+
+        `new`: the entries are read in log order, and judged up to a gap, which was passed over or has to be judged
+        first. Otherwise they are delivered again, and those are judged that were delayed. `end`: the monotonic time in
+        seconds at which judging stops. If the first entry takes long, a thread judges it, and 0 is returned; the pump
+        is woken when that is done."""
         wanted: list[StoredEntry] = []
         whole: dict[int, list[int]] = {}
         parts: list[UnwantedMessages] = []
@@ -212,12 +217,14 @@ class SubscriptionFilter:
             self.shown_unwanted += messages
 
     def on_shown_unwanted_acked(self, messages: int) -> None:
-        """Called when messages that were left to consumers are acknowledged, as the rest of their batch has expired."""
+        """Called when unwanted messages that were delivered with their batch are acknowledged after all, because the
+        rest of the batch has expired. Moves `messages` from one counter to the other."""
         self.shown_unwanted -= messages
         self.filtered += messages
 
     def find_unwanted_if_quick(self, entry: StoredEntry) -> int:
-        """Returns which messages of the entry are not wanted, as bits, and counts nothing; 0 if that takes long."""
+        """Returns which messages of the entry are not wanted, as bits (bit i: message i). Returns 0 if judging would
+        take long, or the entry is damaged. Counts and acknowledges nothing."""
         try:
             head = parse_stored_head(entry.frames[-1])
         except CorruptEntry:
@@ -267,21 +274,21 @@ class SubscriptionFilter:
             self._wake()
 
     async def judge_stored_entry(self, entry: StoredEntry, world: World) -> int:
-        """Returns which messages of the entry are not wanted, as bits, and changes nothing. A thread judges it. Raises
-        CorruptEntry if its head cannot be read."""
+        """Judges an entry in a thread, and returns which of its messages are not wanted, as bits (bit i: message i).
+        Counts and acknowledges nothing. Raises CorruptEntry if the head of the entry cannot be read."""
         judge = self.make_judge(keeps_tombstones=self._judge.keeps_tombstones)
         data = entry.frames[-1]
         return await run_in_thread(world, judge.find_unwanted, parse_stored_head(data), data)
 
     def stop(self) -> None:
-        """Cancels the judging of a long entry, and the look-up of an index."""
+        """Cancels the judging of a long entry and the reading of a key index."""
         if self._unread is not None:
             self._unread.stop()
         if self._tasks is not None:
             self._tasks.cancel()
 
     async def drain(self) -> None:
-        """Waits until no thread judges, and no index is looked up. Called after `stop`."""
+        """Waits until the tasks that `stop` has cancelled have ended. Must be called after `stop`."""
         if self._unread is not None:
             await self._unread.drain()
         if self._tasks is not None:

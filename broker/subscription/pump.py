@@ -2,13 +2,13 @@
 
 The pump asks the dispatcher which entries come next, takes them from memory or reads them (read_ahead.py), delivers
 them, and repeats. `wake` runs the pump once in the next turn of the event loop, however often it is called: after new
-entries, permits, acknowledgements. Nothing here is per message. In each turn, what consumers give back comes first
-(`RedeliveryReturnQueue`); then consumers are notified of what the policy reports
-(`DispatchPolicy.take_active_changes`).
-`blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
+entries, permits, acknowledgements. Nothing here is per message. In each turn, the entries that consumers give back are
+handled first (`RedeliveryReturnQueue`); then consumers are notified of what the policy reports
+(`DispatchPolicy.take_active_changes`). `blocked` is the reason why no consumer gets the next entry. A dispatch rate
+that is exceeded has one timer.
 
-Also in this file, below their headings: entries whose head declares messages that are not in them (malformed);
-questions of consumers that ask whether they get a message now (probes).
+Also in this file, below their headings: entries whose head declares messages that are not in them (malformed); entries
+on their way back to the dispatcher (returns); questions of consumers whether they get a message now (probes).
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ when the limit is reached."""
 
 def find_oversized_entries(member: Member, limits: DispatchLimits) -> list[Position]:
     """Returns the entries outstanding at the consumer that contain too many messages: more than 1 / SHARE of the
-    smallest of the limits."""
+    smallest of the limits that are set; at least 2 messages."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
 def is_malformed_entry(entry: Buffer) -> bool:
     """Returns True if no consumer can read the stored entry: its checksum is right, but it does not contain the
-    messages that its header declares."""
+    messages that its header declares. Encrypted entries and chunks are never malformed, because only a consumer can
+    read them."""
     if not has_valid_checksum(entry):
         return False
     part = strip_broker_part(entry)
@@ -119,8 +120,8 @@ class _Freed(msgspec.Struct):
 
 class RedeliveryReturnQueue:
     """The queue of entries that consumers give back to one subscription. Many entries are given back in slices, so that
-    other tasks run in between. `counting`: a function that returns the object that counts redeliveries, if a
-    dead-letter policy or ordered redelivery needs one; if it returns None, the cursor counts them."""
+    other tasks run in between. `counting`: a function that returns the object that counts redeliveries; if it returns
+    None, the cursor counts them. `waiting`: the queue; None while it is empty."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -136,16 +137,17 @@ class RedeliveryReturnQueue:
     def add_returned_entries(
         self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False
     ) -> None:
-        """Queues entries that a consumer gives back, and gives back the first of them at once. `counted`: the entries
-        count as redelivered. `leaves`: the consumer is removed from the dispatcher after the last of them."""
+        """Queues entries that a consumer gives back, and gives back the first RETURN_ENTRIES of the queue at once.
+        `counted`: the entries count as redelivered. `leaves`: the consumer is removed from the dispatcher after the
+        last of them."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
         self.return_next_entries()
 
     def add_entries_of_aborted_acks(self, positions: Iterator[Position]) -> None:
-        """Queues entries whose acknowledgements were aborted with their transaction, to be delivered again. The entries
-        must not be outstanding or pending."""
+        """Queues entries whose acknowledgements were aborted with their transaction, to be delivered again. Each counts
+        as redelivered. The entries must not be outstanding or pending."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
@@ -175,7 +177,7 @@ class RedeliveryReturnQueue:
 
     def return_next_entries(self) -> bool:
         """Gives the next RETURN_ENTRIES entries of the queue back to the dispatcher. Returns True if the queue is empty
-        then."""
+        then; False if the caller must call it again."""
         while self.waiting:
             first = self.waiting[0]
             if isinstance(first, _Freed):
@@ -207,7 +209,8 @@ class RedeliveryReturnQueue:
             pass
 
     async def finish(self) -> None:
-        """Gives all entries of the queue back to the dispatcher, in slices between which other tasks run."""
+        """Waits until all entries of the queue are given back to the dispatcher, in slices between which other tasks
+        run."""
         turns = EventLoopSlices(self._clock)
         while not self.return_next_entries():
             if turns.is_slice_used_up:
@@ -238,8 +241,9 @@ PASSING = (Blocked.MOVING, Blocked.FINDING_DELAYS)
 
 
 class DeliveryProbe(msgspec.Struct, eq=False):
-    """The question of a consumer whether it gets a message now. `delivered`: the messages that it had got before;
-    `last`: the last entry of the log then; `answer`: gets the reason why it gets nothing, NO if it got something."""
+    """The question of a consumer whether it gets a message now. `delivered`: how many messages it had got before the
+    question; `last`: the last entry of the log at that time. `answer`: gets the reason why the consumer gets nothing;
+    NO if it got something."""
 
     member: Member
     delivered: int
@@ -248,8 +252,9 @@ class DeliveryProbe(msgspec.Struct, eq=False):
 
 
 def judge_probe(probe: DeliveryProbe, dispatcher: Dispatcher, blocked: Blocked | None) -> Blocked | None:
-    """Returns the answer to a probe: the reason why its consumer gets no message now, NO if it got one; None if that is
-    not known yet. `blocked`: why the pump has stopped; None: it has more to do, or waits for a read."""
+    """Returns the answer to a probe: the reason why its consumer gets no message now, or NO if it got one. Returns None
+    if the answer is not known yet. `blocked`: why the pump has stopped; None: it has more to do, or waits for a
+    read."""
     member = probe.member
     if member.delivered_messages != probe.delivered:
         return Blocked.NO
@@ -277,8 +282,9 @@ SLOTS_AT_ONCE = 1000
 
 
 class SubscriptionDeliveryPump:
-    """Delivers the entries of one subscription to its consumers. Its state: the entries that were read ahead, the
-    entries that are being given back, and the reason why nothing can be delivered now."""
+    """Delivers the entries of one subscription to its consumers. It has the entries that were read ahead, and the
+    entries that are being given back. `blocked`: the reason why nothing can be delivered now; None: the pump goes on by
+    itself."""
 
     __slots__ = (
         "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
@@ -349,13 +355,14 @@ class SubscriptionDeliveryPump:
 
     def wake(self) -> None:
         """Schedules one run of `deliver_available_entries` in the next turn of the event loop. Several calls schedule
-        only one run."""
+        only one run. Does nothing after `stop`."""
         if not self._due and not self._closed:
             self._due = True
             self._loop.call_soon(self.deliver_available_entries)
 
     def deliver_available_entries(self) -> None:
-        """Delivers entries to the consumers now, until no consumer can get the next entry."""
+        """Delivers entries to the consumers now, until no consumer can get the next entry or a slice of the loop is
+        used up; then the rest is delivered in the next turn."""
         self._due = False
         if self._closed:
             return
@@ -370,7 +377,8 @@ class SubscriptionDeliveryPump:
 
     def probe(self, member: Member) -> asyncio.Future[Blocked]:
         """Returns a future with the reason why the consumer gets no message now; NO if it got one since this call. All
-        entries that the log has now are considered. The future fails when the consumer leaves or the pump stops."""
+        entries that the log has now are considered. The future fails with ConnectionLost when the consumer leaves or
+        the pump stops."""
         answer: asyncio.Future[Blocked] = self._loop.create_future()
         if self._probes is None:
             self._probes = []
@@ -391,7 +399,8 @@ class SubscriptionDeliveryPump:
         self._probes = left or None
 
     def end_probes(self, member: Member | None = None) -> None:
-        """Fails the questions of a consumer that leaves (None: of all consumers), because it gets no more messages."""
+        """Fails the probes of a consumer that leaves with ConnectionLost, because it gets no more messages. `member`:
+        the consumer; None: all consumers."""
         for probe in self._probes or ():
             if (member is None or probe.member is member) and not probe.answer.done():
                 probe.answer.set_exception(ConnectionLost("the consumer is closed"))
@@ -542,8 +551,8 @@ class SubscriptionDeliveryPump:
                 self._subscription.skip_entries([position])
 
     def delay_entry_until(self, position: Position, at_ms: int) -> None:
-        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays messages. With a
-        filter it is held back when it is read, if it is wanted."""
+        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays messages. Does
+        nothing if the subscription has a filter: then the entry is held back when it is read, if it is wanted."""
         if self._subscription.filtering is not None:
             return
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
@@ -600,8 +609,8 @@ class SubscriptionDeliveryPump:
                 consumer.outlet.on_end_of_topic()
 
     def on_consumer_joined(self) -> None:
-        """Called when a consumer has joined: makes the pump notify the consumers of the end of a terminated topic
-        again."""
+        """Called when a consumer has joined. Runs the pump, and makes it notify the consumers of the end of a
+        terminated topic again."""
         self._end_told = False
         self.wake()
 
@@ -626,8 +635,8 @@ class SubscriptionDeliveryPump:
 
     # ------------------------------------------------------------------ what it reads, and its end
     def restart_with_log(self, log: ReadableLog) -> None:
-        """Replaces the log from which the pump delivers. Delivery starts again after the cursor's mark; entries in
-        memory are dropped."""
+        """Replaces the log from which the pump delivers. The caller moves the read position; entries in memory are
+        dropped."""
         self._log = log
         if self._buffer is not None:
             self._buffer.restart_with_log(log)
@@ -640,11 +649,12 @@ class SubscriptionDeliveryPump:
             self._buffer.switch_log(log)
 
     def clear_buffer(self) -> None:
-        """Drops the entries that were read ahead."""
+        """Drops the entries that were read ahead. They are read again when the dispatcher needs them."""
         if self._buffer is not None:
             self._buffer.clear()
 
     def stop(self) -> None:
+        """Stops the delivery for good: cancels the timer and all tasks, and fails the probes."""
         self._closed = True
         self.end_probes()
         if self._buffer is not None:
@@ -655,6 +665,6 @@ class SubscriptionDeliveryPump:
             self._started.cancel()
 
     async def drain(self) -> None:
-        """Waits until no task is running any more. Called after `stop`."""
+        """Waits until the tasks that `stop` has cancelled have ended. Must be called after `stop`."""
         if self._started is not None:
             await self._started.drain()

@@ -67,9 +67,12 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """The entries of a subscription that were read from the log in advance. `wake`: a function that runs the
-    subscription's pump in the next turn of the event loop; `deliver_available_entries`: a function that runs the pump
-    at once."""
+    """The entries of a subscription that were read from the log in advance, and those that wait to be delivered again.
+
+    `wake`: a function that runs the subscription's pump in the next turn of the event loop.
+    `deliver_available_entries`: one that runs the pump at once. `lost`: a function that is called with DataLost if
+    entries are lost; `discard`: one that acknowledges lost entries. `reading_again`: entries that wait for redelivery
+    are being read."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -124,7 +127,8 @@ class ReadAheadBuffer:
         self.release_memory()
 
     def release_memory(self) -> None:
-        """Drops all entries in memory. They are read again when the dispatcher needs them."""
+        """Drops all entries in memory. They are read again when the dispatcher needs them. Called by the read memory of
+        the broker, when another subscription needs the memory."""
         self._kept, self._kept_bytes = None, 0
         self._drop_ahead()
 
@@ -141,9 +145,9 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def get_requested_entries(self, want: PlannedRead | ReadForRedelivery, end: float) -> Sequence[StoredEntry]:
-        """Returns the first entries of the request `want`, at most CHUNK_ENTRIES, if they are in memory. Returns fewer
-        if their key slots are not all computed by the time `end`. Returns no entries, and starts a read, if the first
-        entry is not in memory."""
+        """Returns the first entries of the request `want`, at most CHUNK_ENTRIES, if they are in memory. If the first
+        entry is not, returns no entries and starts a read; the pump is run when it is done. `end`: the monotonic time
+        in seconds at which the computation of key slots stops, so that fewer entries may be returned."""
         entries = self._entries_from(want.position) if isinstance(want, PlannedRead) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -350,7 +354,8 @@ class ReadAheadBuffer:
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     def stop(self) -> None:
-        """Prevents further reads. The caller must cancel the reads in progress."""
+        """Drops all entries in memory, and prevents further tries to read. The caller must cancel the reads in
+        progress."""
         self.release_memory()
         if self._retry is not None:
             self._retry.cancel()

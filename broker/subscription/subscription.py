@@ -1,19 +1,19 @@
-"""A subscription: the driver of one dispatcher and one cursor. What it hands out, and when: pump.py.
+"""A subscription: the driver of one dispatcher and one cursor. pump.py decides what it delivers, and when.
 
 Moving it (`seek`, for a consumer or for an operator) has an order and a guarantee: nothing from the new position is
-handed out to any consumer before the caller of `seek` was resumed, so its answer is on the stream first.
+delivered to any consumer before the caller of `seek` was resumed, so its answer is on the stream first.
     SEEK    disconnect   the other consumers: their outstanding entries have no meaning any more
             move         cursor and dispatcher, in one step
-            store        durably; nothing is handed out meanwhile, to consumers that join in between neither
-            answer       the caller goes on, and only the next turn of the loop hands out
+            store        durably; nothing is delivered meanwhile, to consumers that join in between neither
+            answer       the caller goes on, and only the next turn of the loop delivers
 Seeks run one after the other, in the order of the requests (`seek_lock`), each from finding its position on. A seek
-that is cancelled, or whose store fails, leaves the cursor at the new position in memory: entries are handed out from
+that is cancelled, or whose store fails, leaves the cursor at the new position in memory: entries are delivered from
 there, and the position is stored with the next write. When that fails for good, the topic is lost and every consumer is
 notified; then the next owner begins at the old position. To the caller the outcome is unknown; no message is lost in
 either case.
 
-A durable subscription stores its acknowledgements (acks.py) with its cursor (cursors.py); a reader's live as long as
-its consumers and keep no data.
+A durable subscription stores its acknowledgements (acks.py) with its cursor (cursors.py). The acknowledgements of a
+reader last as long as its consumers, and keep no data in the topic.
 
 The connected consumers determine the type: the first one brings it (and, for Key_Shared, mode and order), others have
 to agree, and it ends with the last one (Pulsar S13). A consumer of a Failover subscription is notified who is active
@@ -63,13 +63,15 @@ SEEK = ("disconnect", "move", "store", "answer")
 
 
 class DeliveryCounts(NamedTuple):
-    """How much was delivered to consumers: the messages, their bytes, and how many of the messages were redelivered."""
+    """How much was delivered to consumers: the messages, their bytes (`size`), and how many of the messages were
+    redelivered."""
 
     messages: int
     size: int
     redelivered: int
 
     def add_counts_of_member(self, member: Member) -> DeliveryCounts:
+        """Returns the sum of these counts and those of the consumer."""
         return DeliveryCounts(
             self.messages + member.delivered_messages, self.size + member.delivered_bytes,
             self.redelivered + member.redelivered_messages,
@@ -126,7 +128,8 @@ class Subscription:
 
     @property
     def deliveries(self) -> DeliveryCounts:
-        """Returns how much was delivered to the consumers of the subscription since it was loaded."""
+        """How much was delivered to the consumers of the subscription since it was loaded, including consumers that
+        have left."""
         found = self.departed
         for each in self.consumers.values():
             found = found.add_counts_of_member(each.member)
@@ -139,8 +142,8 @@ class Subscription:
 
     @property
     def acknowledges_by_index(self) -> bool:
-        """Returns True if every connected consumer acknowledges the messages of a batch one by one, so that some of
-        them may be hidden from it."""
+        """True if every connected consumer acknowledges the messages of a batch one by one, so that some of them may be
+        hidden from it. True also without consumers."""
         return all(each.member.acks_by_index for each in self.consumers.values())
 
     def apply(self, applied: AppliedPolicies) -> None:
@@ -155,12 +158,12 @@ class Subscription:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Returns the stored properties; none, if the subscription is not durable."""
+        """The stored properties; empty if the subscription is not durable."""
         return self.store.properties if self.store is not None else {}
 
     def apply_properties(self) -> None:
-        """Applies changed properties of this subscription. Consumers that need another policy are disconnected: they
-        connect again, and the first one brings it."""
+        """Applies changed properties of this subscription. If the connected consumers cannot go on with the new limits
+        of keys, they are disconnected; the first one that connects again brings the new policy."""
         limits = parse_key_limits(self.properties)
         if self.type is not None and not self.type.adapt_policy(self.dispatcher.policy, limits):
             self.disconnect_all(Unavailable(f"whether keys take turns on {self.name!r} has changed; subscribe again"))
@@ -169,14 +172,14 @@ class Subscription:
     # ------------------------------------------------------------------ what it reads
     @property
     def reads_compacted(self) -> bool:
-        """Returns True if the consumers read the compacted form of the topic, with only the last message of each key
+        """True if the consumers read the compacted form of the topic, with only the last message of each key
         (broker/log/compaction.py)."""
         return self.log.is_compacted
 
     @property
     def reads_uncommitted(self) -> bool:
-        """Returns True if the isolation level is read-uncommitted: the consumers get all stored entries, including
-        those of open and aborted transactions."""
+        """True if the isolation level is read-uncommitted: the consumers get all stored entries, including those of
+        open and aborted transactions."""
         return self.isolation is Isolation.READ_UNCOMMITTED
 
     def restart_with_log(self, log: ReadableLog) -> None:
@@ -206,7 +209,7 @@ class Subscription:
 
     def on_transaction_outcomes_known(self) -> None:
         """Called when transactions of the topic have ended, so that their entries became visible to consumers, or are
-        hidden for ever."""
+        hidden for ever. Moves the cursor's mark past hidden entries, and runs the delivery."""
         if self.cursor.advance() and self.store is not None:
             self.store.schedule_write()
         if self.consumers:
@@ -231,12 +234,13 @@ class Subscription:
 
     @property
     def filter_text(self) -> str:
-        """Returns the filter by which this broker filters for the subscription; empty: it does not."""
+        """The text of the filter by which this broker filters for the subscription; empty: it does not filter."""
         return self.filtering.filter.text if self.filtering is not None else ""
 
     def set_filter(self, wanted: Filter | None, indexes: KeyIndexes | None = None) -> None:
-        """Sets the filter of the subscription; None: it has none. No consumer may be connected. It is applied to what
-        is not acknowledged; what an earlier filter acknowledged stays so. `indexes`: those of the topic's ledgers."""
+        """Sets the filter of the subscription; None removes it. No consumer may be connected. The filter applies to
+        entries that are not acknowledged; acknowledgements of an earlier filter remain. `indexes`: the key indexes of
+        the topic's ledgers."""
         assert not self.consumers, "consumers would get messages by two filters"
         if self.filtering is not None:
             self.filtering.stop()
@@ -249,9 +253,9 @@ class Subscription:
             self._filter_anew()
 
     def check_filter(self, asked: str) -> None:
-        """Checks the filter that a consumer asks for, before it joins; empty: it takes what there is. Raises
-        ConsumerBusy if the subscription has another one. One that does not last, or that is not stored, has the filter
-        of its first consumer, and its consumers filter themselves."""
+        """Checks the filter that a consumer asks for, before it joins; empty: it takes the one of the subscription.
+        Raises ConsumerBusy if the subscription has another filter. A subscription that is not durable takes over the
+        filter of its first consumer; its consumers then filter by themselves."""
         own = self.filter_text
         if self.store is None:
             if not self.consumers:
@@ -273,8 +277,8 @@ class Subscription:
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: SubscriptionTypeRow) -> None:
-        """Adds the consumer to the subscription. Raises ConsumerBusy if the connected consumers have another type, or
-        if the policy refuses the consumer.
+        """Adds the consumer to the subscription. An earlier connection of the same consumer object is disconnected.
+        Raises ConsumerBusy if the connected consumers have another type, or if the policy refuses the consumer.
 
         If other consumers are giving entries back, this call first finishes that at once. If many entries may be given
         back, the caller awaits `wait_entries_returned` before, which lets other tasks run.
@@ -319,8 +323,8 @@ class Subscription:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name, refusal=refusal.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
-        """Removes the consumer; its outstanding entries are delivered to the other consumers. Idempotent. `lost`: the
-        connection was lost; otherwise the consumer was closed."""
+        """Removes the consumer; its outstanding entries are delivered to the other consumers. Does not call its outlet.
+        Idempotent. `lost`: the connection was lost; otherwise the consumer was closed."""
         if consumer.member.id not in self.consumers:
             return
         why = "it is gone, or the broker closes it" if lost else "its client has closed it"
@@ -344,7 +348,7 @@ class Subscription:
 
     async def wait_entries_returned(self, consumer: Consumer) -> None:
         """Waits until all entries that consumers are giving back were given back, also those of an earlier connection
-        of `consumer`. Called before `consumer` joins."""
+        of `consumer`. Called before `join`."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.return_queue.add_returned_entries(other.member, list(other.member.outstanding), counted=False)
@@ -361,9 +365,9 @@ class Subscription:
             self.disconnect(consumer, error)
 
     def stop_delivery_for_move(self, error: MagnetarError) -> list[asyncio.Future[None]]:
-        """Begins to close the subscription, because the topic moves to another broker. Stops the delivery: consumers
-        could not acknowledge further messages in time. Sends `error` to the consumers. Returns futures that complete
-        when the last acknowledgements of the consumers have arrived."""
+        """Stops the delivery, because the topic moves to another broker: consumers could not acknowledge further
+        messages in time. Sends `error` to the consumers. Returns futures that complete when the last acknowledgements
+        of the consumers have arrived; none for consumers whose protocol does not say so."""
         self.pump.is_moving = True
         told = [consumer.outlet.on_topic_moving(error) for consumer in self.consumers.values()]
         return [last for last in told if last is not None]
@@ -396,8 +400,8 @@ class Subscription:
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Acknowledges all messages up to and including the entry that `acked` names. Raises NotAllowed if several
-        consumers may share the subscription; TransactionConflict if one of these messages is pending in a transaction.
-        If it raises, nothing is acknowledged."""
+        consumers may share the subscription; TransactionConflict if one of these messages is pending in a transaction;
+        InvalidRequest if the entry is after the last entry of the log. If it raises, nothing is acknowledged."""
         self.check_cumulative_ack(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
@@ -412,15 +416,15 @@ class Subscription:
         self.acks.check_cumulative_ack(acked)
 
     def set_note(self, note: bytes) -> None:
-        """Replaces the note of the last commit, which is stored with the cursor's next write."""
+        """Replaces the note of the last commit. It is stored with the next write of the cursor."""
         self.cursor.set_note(note)
         if self.store is not None:
             self.store.schedule_write()
 
     def skip_up_to(self, mark: Position, messages: int = 0) -> None:
-        """Acknowledges all messages up to and including `mark`, and the first `messages` messages after `mark`: they
-        have expired, exceed the backlog quota, or are skipped by an operator. Messages that are acknowledged in an open
-        transaction stay pending."""
+        """Acknowledges all messages up to and including `mark`, and the first `messages` messages of the entry after
+        it, because they have expired, exceed the backlog quota, or are skipped by an operator. Messages that are
+        acknowledged in an open transaction stay pending."""
         if mark.entry_id >= 0:
             self.acks.skip_up_to(mark)
         if messages:
@@ -429,8 +433,8 @@ class Subscription:
 
     def skip_entries(self, positions: Sequence[Position], *, parts: bool = False) -> None:
         """Acknowledges entries that no consumer can receive, such as lost or malformed ones. Entries that are
-        acknowledged in an open transaction stay pending. `parts`: True if the caller has acknowledged messages of
-        other entries just now."""
+        acknowledged in an open transaction stay pending. `parts`: True if the caller has just acknowledged messages of
+        other entries, so that the cursor must be stored."""
         if positions or parts:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
                 self.acks.ack(None, [AckedEntry(position) for position in positions])
@@ -440,11 +444,13 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
     def pending_transactions(self) -> Sequence[TxnId]:
-        """Returns the transactions that have acknowledged messages of this subscription and whose outcomes were not
-        applied yet."""
+        """The transactions that have acknowledged messages of this subscription and whose outcomes were not applied
+        yet."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
     def has_pending(self, txn: TxnId) -> bool:
+        """Returns True if the transaction has acknowledged messages of this subscription, and its outcome was not
+        applied yet."""
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
@@ -479,7 +485,7 @@ class Subscription:
 
     def settle(self, txn: TxnId, committed: bool) -> None:
         """Applies the outcome of a transaction. If it committed, its acknowledgements count; otherwise its messages are
-        delivered again. Idempotent. `wait_durable` waits until the result is durable."""
+        delivered again. Idempotent. The result is durable when a later `wait_durable` returns."""
         settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -516,8 +522,8 @@ class Subscription:
                 self.pump.return_queue.add_returned_entries(holder, (position,), counted=False)
 
     def on_batch_part_acked(self, consumer: Consumer) -> None:
-        """Called when a consumer has acknowledged a part of a batch. It is not shown that part again, and neither are
-        later consumers of the same client."""
+        """Called when a consumer acknowledges a part of a batch for the first time. From now on the acknowledged
+        messages of a batch are hidden from it, and from later consumers of the same client (its name and version)."""
         consumer.member.acks_by_index = True
         if len(self.index_clients) < INDEX_CLIENTS_MAX:
             self.index_clients |= {consumer.client}
@@ -540,8 +546,8 @@ class Subscription:
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
-        """Takes outstanding entries back from the consumer, to deliver them again. `positions`: which entries; None:
-        all entries that are outstanding at this consumer. Ignores entries that are not outstanding at this consumer.
+        """Requeues outstanding entries of the consumer, to deliver them again. `positions`: which entries; None: all
+        entries that are outstanding at this consumer. Ignores entries that are not outstanding at this consumer.
         `counted`: adds 1 to the redelivery count of each entry."""
         if positions is None:
             consumer.member.must_restart = False
@@ -552,22 +558,23 @@ class Subscription:
         self.pump.wake()
 
     def call_when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls the function `tell` once, possibly before this method returns: with None when everything that was
-        acknowledged before this call is durable, or with an error if that is not known."""
+        """Calls the function `tell` once, possibly before this method returns. `tell` gets None when everything that
+        was acknowledged before this call is durable, and an error if that is not known."""
         if self.store is not None:
             self.store.call_when_durable(tell)
         else:
             tell(None)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that was acknowledged in this subscription before the call is durable."""
+        """Waits until everything that was acknowledged in this subscription before the call is durable. Raises an error
+        if that is not known. Returns at once if the subscription is not durable."""
         if self.store is not None:
             await self.store.make_durable_future()
 
     @cached_property
     def seek_lock(self) -> asyncio.Lock:
-        """Returns the lock for seeks. The caller of `seek` must hold it from the time at which it looks for the new
-        position until that position is durable."""
+        """The lock for seeks. The caller of `seek` must hold it from the time at which it searches for the new position
+        until that position is durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
@@ -599,7 +606,8 @@ class Subscription:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops the delivery. The caller must have notified the consumers before this call."""
+        """Stops the delivery and all tasks of the subscription; stores nothing. The consumers must have been notified
+        before this call."""
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self.delayed is not None:
@@ -609,6 +617,8 @@ class Subscription:
         self.pump.stop()
 
     async def close(self) -> None:
+        """Stops the delivery as `stop` does, and stores the delayed entries and the cursor. Takes at most some times
+        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic."""
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()

@@ -1,17 +1,18 @@
-"""The entries that the filter of a subscription need not read: what the key index of their sealed ledger excludes.
+"""Determines which entries the filter of a subscription need not read: those that the key index of their sealed ledger
+excludes.
 
     unread = UnreadEntries(filter.root, topic.key_indexes, wake)
-    run = unread.find_run(log.shape, position)       None: the index is being looked up, and `wake` is called after it
+    run = unread.find_run(log.shape, position)       None: the index is being read, and `wake` is called after it
 
 A *run* is consecutive blocks of one ledger (broker/log/key_index_core.py) that may all have a wanted message, or that
-all have none. The filter acknowledges a run that has none, without reading it (filtering.py), and the read-ahead reads
-from one run that may have some to the next (read_ahead.py): of a ledger that has nothing, the index alone is read.
+all have none. The filter acknowledges a run that has none, without reading it (filtering.py). The read-ahead reads from
+one run that may have some to the next (read_ahead.py): of a ledger that has nothing, only the index is read.
 
 Rules
 - **Never a wanted message.** An index proves that a block has none; what it does not know is read: a ledger that is
   open, or without an index, entries that do not parse, encrypted batches, publish times (`KeyIndex.find_candidates`,
   `hidden`). All chunks of a message have its properties and its key, so an index excludes all of them or none.
-- The index is that of the topic's log. Who reads the compacted form gets tombstones, and asks no index.
+- The index is that of the topic's log. Subscriptions that read the compacted form get tombstones, and use no index.
 - One look-up at a time, of one ledger: it reads the directory and a page for each text of the filter. It ends after
   LOOK_UP_S, or with an error: then the ledger is read.
 - What was found holds for ever, because a sealed ledger does not change. That of the last LEDGERS_KEPT ledgers is kept.
@@ -46,7 +47,7 @@ LEDGERS_KEPT = 8
 
 
 class Run(NamedTuple):
-    """The entries of a ledger up to the entry id `last`, from the one that was asked for on. `is_excluded`: none of
+    """The entries of a ledger from the requested one up to and including the entry id `last`. `is_excluded`: none of
     them has a wanted message."""
 
     last: int
@@ -54,8 +55,8 @@ class Run(NamedTuple):
 
 
 class IndexedLedger:
-    """The runs of one sealed ledger. `candidates`: the numbers of its blocks that may have a wanted message;
-    `last_entry`: the id of its last entry."""
+    """The runs of one sealed ledger. `blocks`: its blocks, as its key index has them; `candidates`: the numbers of
+    those blocks that may have a wanted message; `last_entry`: the id of its last entry."""
 
     __slots__ = ("_blocks", "_candidates", "_excluded", "_last_entry")
 
@@ -66,7 +67,7 @@ class IndexedLedger:
         self._last_entry = last_entry
 
     def find_run(self, entry_id: int) -> Run:
-        """Returns the run that has the entry."""
+        """Returns the run from this entry on. An entry before the first block is in a run that is not excluded."""
         number = self._find_block(entry_id)
         if number < 0:
             return Run(self._last_entry, is_excluded=False)
@@ -76,8 +77,8 @@ class IndexedLedger:
         return Run(last, is_excluded)
 
     def find_indexes(self, first: int, last: int) -> tuple[int, int] | None:
-        """Returns the index of the first message of the entries from `first` to `last`, and that after the last one;
-        None unless these are whole blocks."""
+        """Returns (the index of the first message of the entries from `first` to `last`, the index after their last
+        message). Returns None unless these entries are whole blocks."""
         begin, end = self._find_block(first), self._find_block(last)
         following = self._blocks[end + 1].first_entry if end + 1 < len(self._blocks) else self._last_entry + 1
         if begin < 0 or self._blocks[begin].first_entry != first or following != last + 1:
@@ -89,7 +90,8 @@ class IndexedLedger:
 
 
 class UnreadEntries:
-    """Which entries of a topic one filter need not read. `wake`: a function that is called after a look-up."""
+    """Determines which entries of a topic one filter need not read. `wake`: a function that is called after each
+    look-up."""
 
     __slots__ = ("_expression", "_indexes", "_kept", "_looks_up", "_tasks", "_wake")
 
@@ -102,7 +104,9 @@ class UnreadEntries:
         self._tasks: Tasks | None = None
 
     def find_run(self, shape: LogShape, position: Position) -> Run | None:
-        """Returns the run that has the entry at `position`; None if that is not known before a look-up has ended."""
+        """Returns the run from the entry at `position` on. If the index of its ledger was not read yet, starts a
+        look-up and returns None; `wake` is called after it. A ledger without an index is one run that is not
+        excluded."""
         ledger_id, entry_id = position
         if ledger_id not in self._kept:
             span = shape.find_span_of_ledger(ledger_id)
@@ -114,8 +118,8 @@ class UnreadEntries:
         return Run(1 << 62, is_excluded=False) if ledger is None else ledger.find_run(entry_id)
 
     def count_messages(self, shape: LogShape, first: Position, last_entry: int) -> int | None:
-        """Returns the number of messages that readers see of the entries from `first` to `last_entry`; None if they are
-        not whole blocks."""
+        """Returns how many messages of the entries from `first` to `last_entry` (inclusive, in the ledger of `first`)
+        readers see. Returns None if these entries are not whole blocks, or their index was not read."""
         ledger = self._kept.get(first[0])
         found = ledger.find_indexes(first[1], last_entry) if ledger is not None else None
         return None if found is None else found[1] - found[0] - shape.count_aborted_messages(*found)
@@ -151,11 +155,11 @@ class UnreadEntries:
         return IndexedLedger(search.index.blocks, candidates, last_entry)
 
     def stop(self) -> None:
-        """Cancels a look-up."""
+        """Cancels the look-up in progress."""
         if self._tasks is not None:
             self._tasks.cancel()
 
     async def drain(self) -> None:
-        """Waits until no look-up is running. Called after `stop`."""
+        """Waits until the look-up that `stop` has cancelled has ended. Must be called after `stop`."""
         if self._tasks is not None:
             await self._tasks.drain()

@@ -7,8 +7,9 @@ bits of a number) and `counts` (how often an entry was given back, and until whe
 Rules (ledger protocol §3.5, invariants 36 and 44)
 - The mark advances only over contiguous acknowledged entries, and never goes backwards; `seek` alone sets it freely.
 - Nothing beyond the last confirmed entry can be acknowledged: the caller checks that against the log's shape.
-- No hole is ever dropped. There is no cap: `memory_bytes` is what they cost, and past the budget the dispatcher
-  hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
+- No hole is ever dropped, and their number is not limited. `memory_bytes` is what they cost, and past the budget the
+  dispatcher delivers nothing new (`broker/subscription/core/dispatch.py`). A bitmap of a million alternating holes
+  takes 250 KB.
 - `version` grows with every change; `persisted` is the version that is stored. `has_unstored_changes` compares them.
   Which pieces of the state have changed since they were stored is in `changed_chunks`: a `CursorChunkKey` each, the
   unit that is written again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites
@@ -105,12 +106,12 @@ class AckHoles:
 
     @property
     def hole_range_count(self) -> int:
-        """Returns the number of ranges of consecutive acknowledged entries, over all ledgers."""
+        """The number of ranges of consecutive acknowledged entries, over all ledgers."""
         return sum(count_contiguous_ranges(holes) for holes in self._acked.values())
 
     @property
     def memory_bytes(self) -> int:
-        """Returns how many bytes of memory the bitmaps take. Computes the size again only for the bitmaps that have
+        """How many bytes of memory the bitmaps take. The size is computed again only for the bitmaps that have
         changed."""
         for ledger_id in self._unsized:
             self._sizes[ledger_id] = bitmap_memory_bytes(self._acked[ledger_id])
@@ -156,7 +157,8 @@ class Cursor:
 
     @property
     def changed_chunks(self) -> set[CursorChunkKey]:
-        """Returns the keys of the chunks (parts of the stored state) that have changed since they were stored."""
+        """The keys of the chunks (parts of the stored state) that have changed since they were stored. The code that
+        stores them removes them from this set."""
         changed = self._changed
         if changed is None:
             changed = self._changed = set()
@@ -172,8 +174,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
-        """Acknowledges the whole entry. Returns True if the entry was not acknowledged before; False if it was, or if
-        the entry or one of its messages is pending in a transaction."""
+        """Acknowledges the whole entry. Returns True if the entry was not acknowledged before. Returns False, and
+        changes nothing, if it was, or if the entry or one of its messages is pending in a transaction."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -306,8 +308,8 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Moves the mark to `mark`, forwards or backwards, and removes all holes, redelivery counts and pending
-        acknowledgements. No other method moves the mark backwards."""
+        """Moves the mark to `mark`, forwards or backwards, and removes all holes, redelivery counts, pending
+        acknowledgements and the note. No other method moves the mark backwards."""
         self.version += 1
         self.pending = None
         self.note = b""
@@ -326,8 +328,8 @@ class Cursor:
             self.changed_chunks.add(NOTE_KEY)
 
     def count_redelivery(self, position: Position, until_ms: int = 0) -> int:
-        """Adds 1 to the redelivery count of the entry, and stores that the entry must not be delivered again before
-        `until_ms` (ms since the epoch). Returns the new count."""
+        """Adds 1 to the redelivery count of the entry, and stores `until_ms` (ms since the epoch), before which the
+        entry must not be delivered again; 0: at once. Returns the new count."""
         times = self.redelivery_count(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -337,14 +339,14 @@ class Cursor:
         return times
 
     def redelivery_count(self, position: Position) -> int:
-        """Returns how many times consumers have given the entry back to be redelivered."""
+        """Returns how many times consumers have given the entry back; 0 if it is acknowledged."""
         found: RedeliveryCount = self.counts.get(position, NO_COUNT)
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
     def adapt_to_log_after_restart(self) -> None:
-        """Adapts the cursor to the log after a restart: moves the mark to a position in the log if it is outside;
-        removes acknowledgements and redelivery counts of entries that the log does not have; then moves the mark over
+        """Adapts the cursor to the log after a restart. Moves the mark to a position in the log if it is outside.
+        Removes acknowledgements and redelivery counts of entries that the log does not have. Then moves the mark over
         the acknowledged entries directly after it."""
         shape = self._shape
         self.mark = shape.clamp_mark_to_log(self.mark)
@@ -368,7 +370,7 @@ class Cursor:
             self.holes.discard_holes_of_ledger(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
-        """Sets the shape of the log. The new shape must contain the same entries as the present one; it may contain
+        """Replaces the shape of the log. The new shape must contain the same entries as the present one; it may contain
         older entries in addition."""
         self._shape = shape
 
@@ -390,18 +392,18 @@ class Cursor:
     # ------------------------------------------------------------------ questions
     @property
     def durable_trim_mark(self) -> Position:
-        """Returns the position up to which the subscription needs no entry any more, even after a crash. Ledgers up to
-        this position may be trimmed. It is the smaller of the mark and the stored mark: the stored mark normally lags,
+        """The position up to which the subscription needs no entry any more, even after a crash. Ledgers up to this
+        position may be trimmed. It is the smaller one of the mark and the stored mark. The stored mark normally lags,
         but after a seek backwards it is ahead of the mark until the next write."""
         return min(self.mark, self.persisted_mark)
 
     @property
     def trim_limit(self) -> TrimLimit:
-        """Returns which part of the log the subscription no longer needs: everything up to `durable_trim_mark`, and the
+        """The part of the log that the subscription no longer needs: everything up to `durable_trim_mark`, and the
         later ledgers of which every entry is acknowledged in a stored state.
 
-        A ledger that is completely acknowledged in one stored state is so in every later one, because acknowledgements
-        are never taken back, except by a seek, which starts the whole state again.
+        A ledger that is completely acknowledged in one stored state is so in every later one. Acknowledgements are
+        never taken back, except by a seek, which starts the whole state again.
         """
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
@@ -417,7 +419,7 @@ class Cursor:
 
     @property
     def has_unstored_changes(self) -> bool:
-        """Returns True if the state has changed since it was last stored."""
+        """True if the state has changed since it was last stored."""
         return self.version != self.persisted
 
     def is_acked(self, position: Position) -> bool:
@@ -458,12 +460,12 @@ class Cursor:
 
     def find_batch_size(self, position: Position, shown: int) -> int:
         """Returns the number of messages in a batch; 0 if the number is not known. `shown`: how many of its messages
-        the consumer has received at which the batch is outstanding; 0 if it is outstanding at none."""
+        the consumer has received at which the batch is outstanding; 0 if it is not outstanding."""
         return self._size(position) or (0 if self.acked_or_pending_bits(position) else shown)
 
     @property
     def has_partial_batches(self) -> bool:
-        """Returns True if there is a batch of which some messages, but not all, are acknowledged or pending."""
+        """True if there is a batch of which some messages, but not all, are acknowledged or pending."""
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def acked_indexes(self, position: Position) -> list[int]:
@@ -473,7 +475,8 @@ class Cursor:
         return list(bit_indexes(partial.bits)) if partial is not None else []
 
     def count_leading_acked_messages(self, position: Position) -> int:
-        """Returns how many messages at the beginning of a batch are acknowledged, if the batch is not as a whole."""
+        """Returns how many messages at the beginning of a batch are acknowledged; 0 also if the whole entry is
+        acknowledged."""
         partial = self.partial.get(position)
         return first_clear_bit(partial.bits) if partial is not None else 0
 
@@ -534,7 +537,7 @@ class Cursor:
 
     @property
     def last_hole_position(self) -> Position:
-        """Returns the position of the last entry that is acknowledged as a whole; the mark if no entry after it is."""
+        """The position of the last entry that is acknowledged as a whole; the mark if no entry after it is."""
         if not self.acked:
             return self.mark
         ledger_id = max(self.acked)
@@ -542,7 +545,7 @@ class Cursor:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns how many bytes of memory the state of this cursor takes."""
+        """How many bytes of memory the state of this cursor takes, without the object itself."""
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
         holes = self.holes.memory_bytes if self.acked else 0
@@ -550,7 +553,7 @@ class Cursor:
 
     @property
     def hole_entry_count(self) -> int:
-        """Returns how many entries after the mark are acknowledged as a whole."""
+        """How many entries after the mark are acknowledged as a whole."""
         return sum(len(holes) for holes in self.acked.values())
 
     def copy_cursor_state(self) -> CursorState:
@@ -566,8 +569,7 @@ class Cursor:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken: each hole is after the mark and does not adjoin it; no
-        bitmap is empty; no entry counts as partly acknowledged that is acknowledged as a whole; the totals are
-        right."""
+        bitmap is empty; no entry is kept both as acknowledged and as partly acknowledged; the totals are right."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         self.holes.check(self.mark, self._shape.position_after(self.mark))
         for position, partial in self.partial.items():

@@ -1,6 +1,6 @@
-"""The state of a cursor, and the pieces in which it is stored (core/positions.py, cursor_format.py).
+"""The state of a cursor, and the chunks in which it is stored (core/positions.py, cursor_format.py).
 
-Also in this file, below its heading: sets of numbers as the bits of one, and runs in bitmaps (bits).
+Also in this file, below its heading: sets of numbers as the bits of one integer, and runs in bitmaps (bits).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ numbers, and a place in a sorted dictionary."""
 
 class CursorChunkKind(enum.IntEnum):
     """The kinds of chunks. A chunk is a part of the stored state of a cursor. It covers 2 ** `block_bits` entries of
-    one ledger."""
+    one ledger; a chunk of the kind NOTE contains the note of the last commit."""
 
     HOLES = 1
     PARTIALS = 2
@@ -38,12 +38,13 @@ class CursorChunkKind(enum.IntEnum):
 
     @property
     def block_bits(self) -> int:
+        """The binary logarithm of the number of entries that a chunk of this kind covers."""
         return 20 if self in (CursorChunkKind.HOLES, CursorChunkKind.PENDING) else 10
 
 
 class CursorChunkKey(NamedTuple):
-    """Identifies a chunk of a cursor's stored state: its kind, the ledger, and the block of entries. A chunk is always
-    written as a whole."""
+    """Identifies a chunk of a cursor's stored state: its kind, the ledger, and the number of the block of entries that
+    it covers. A chunk is always written as a whole."""
 
     kind: CursorChunkKind
     ledger_id: int
@@ -99,7 +100,8 @@ NOWHERE = Position(-1, -1)
 
 
 class TxnAcks(msgspec.Struct):
-    """The acknowledgements that one open transaction has made at a subscription (core/pending_acks.py)."""
+    """The acknowledgements of one transaction at a subscription, while the transaction is open
+    (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
     parts: dict[Position, PartialBatch] = {}  # some messages of batches
@@ -130,8 +132,8 @@ class TxnAcks(msgspec.Struct):
 
     @property
     def entry_count(self) -> int:
-        """Returns the number of entries that are acknowledged, as a whole or in part. A cumulative acknowledgement
-        counts as one entry."""
+        """The number of entries that are acknowledged, as a whole or in part. A cumulative acknowledgement counts as
+        one entry."""
         return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NOWHERE)
 
     def copy(self) -> TxnAcks:
@@ -156,7 +158,8 @@ def chunk_keys_of_pending_acks(acks: TxnAcks) -> Iterator[CursorChunkKey]:
 
 
 class CursorState(msgspec.Struct):
-    """The complete state of a cursor, as it is stored (broker/subscription/cursor_format.py)."""
+    """The complete state of a cursor, as it is stored (broker/subscription/cursor_format.py). The fields are those of
+    `Cursor` (core/cursor.py)."""
 
     mark: Position
     acked: dict[int, BitMap] = {}
@@ -171,8 +174,9 @@ class CursorState(msgspec.Struct):
 
 
 def bits_of_indexes(indexes: Iterable[int]) -> int:
-    """Returns an integer in which the bits with the given indexes are set. Ignores indexes that are too large for a
-    batch. The integer takes one bit of memory for each index up to the largest one."""
+    """Returns an integer in which the bits with the given indexes are set. Ignores negative indexes, and those that no
+    batch can have (from BATCH_INDEXES_MAX on). The integer takes one bit of memory for each index up to the largest
+    one."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
     if not kept:
         return 0
@@ -197,8 +201,8 @@ def first_clear_bit(bits: int) -> int:
 
 
 def bitmap_memory_bytes(holes: BitMap) -> int:
-    """Returns how many bytes of memory a bitmap takes: the containers of CRoaring (8 KB for a bitset, 2 bytes for each
-    value of an array, 4 bytes for each run), and the Python object."""
+    """Returns how many bytes of memory a bitmap takes: the containers of CRoaring, and the Python object. A container
+    takes 8 KB as a bitset, 2 bytes for each value as an array, or 4 bytes for each run."""
     figures = holes.get_statistics()
     size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])

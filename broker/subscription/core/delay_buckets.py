@@ -1,4 +1,5 @@
-"""The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
+"""The stored buckets of delayed entries of a subscription: what of them is in memory, what is to be read, and which of
+them are merged.
 
     buckets.add(bucket)                             it is durable and named
     buckets.earliest_key, buckets.advance()         the earliest key in memory; removes this key
@@ -6,15 +7,17 @@
                                                     `add_loaded_keys`, or `mark_bucket_lost`
     buckets.merge(keys_max)                         many small ones become one; `merged_ledgers`, then
                                                     `remove_merged_buckets`
-    buckets.take_unused_ledgers()                   those that are needed no more
+    buckets.take_unused_ledgers()                   ledgers of buckets that are no longer needed
 
 Rules
-- Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
-- A bucket ends when its last key is given up, acknowledged or not.
+- Of a bucket there are descriptions in memory, one per segment. Its keys are in memory for LOOKAHEAD_MS only, and its
+  places never.
+- A bucket ends when its last key is used, because its entry is due or acknowledged.
 - **Merging.** Entries with a long delay remain in old buckets, each of which is a name in the record, a directory at a
   restart and a segment in memory. When the MERGE_MIN smallest contain no more than one new bucket does, they are read
   and become fresh entries; they end when those are sealed. So of n entries there are at most MERGE_MIN * (1 + n / new
   bucket) buckets, and an entry is written again only when its bucket has grown several times.
+
 Source: Pulsar A14, where neighbours merge, past a number of buckets. Guarding tests:
 tests/broker/subscription/core/test_delays_core.py.
 
@@ -57,8 +60,8 @@ _NOTHING = BitMap()
 
 class DelaySegment(NamedTuple):
     """The description of one segment of a bucket. A *bucket* is a stored set of delayed entries; a *segment* is the
-    part of a bucket that is stored in one ledger entry. It has the number of keys, the delivery times of the first and
-    the last key, and the positions of the delayed entries."""
+    part of a bucket that is stored in one ledger entry. `first_ms`, `last_ms`: the delivery times of the first and the
+    last key, in ms since the epoch; `keys`: the number of keys."""
 
     first_ms: int
     last_ms: int
@@ -76,14 +79,14 @@ class UnstoredDelayBucket(NamedTuple):
 
 class DelayKeySequence(msgspec.Struct, eq=False):
     """A sequence of keys of delayed entries, ascending, and encoded as bytes. It is read from the front: the keys
-    before the offset `offset` (bytes) are used already."""
+    before `offset` (in bytes) are used already."""
 
     body: bytes
     offset: int = 0
 
     @property
     def head(self) -> int:
-        """Returns the first key that is not used yet; NEVER if there is none."""
+        """The first key that is not used yet; NEVER if there is none."""
         if self.offset >= len(self.body):
             return NEVER
         return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
@@ -95,7 +98,7 @@ class DelayKeySequence(msgspec.Struct, eq=False):
 
     @property
     def remaining_count(self) -> int:
-        """Returns the number of keys that are not used yet."""
+        """The number of keys that are not used yet."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def remaining_keys(self) -> list[int]:
@@ -116,8 +119,9 @@ def position_of_delay_key(key: int) -> Position:
 
 
 def make_unstored_bucket(keys: Sequence[int], held: Mapping[int, BitMap]) -> UnstoredDelayBucket:
-    """Returns a new bucket that contains the ascending `keys`, and that the caller must store. Leaves out repeated
-    keys, and keys of entries that are not held back any more (not in `held`)."""
+    """Returns a new bucket that contains the ascending `keys`, and that the caller must store. `held`: the entries that
+    are held back, by ledger. Leaves out repeated keys, and keys of entries that are not in `held`; so the bucket may be
+    empty."""
     bodies, segments, last = [], [], NEVER
     for start in range(0, len(keys), SEGMENT_ENTRIES):
         part = keys[start : start + SEGMENT_ENTRIES]
@@ -192,7 +196,8 @@ class ReadDelaySegments(NamedTuple):
 
 class StoredDelayBucket(msgspec.Struct, eq=False):
     """What is in memory of a stored bucket of delayed entries: a description of each segment, and the number of the
-    segment that is loaded next."""
+    segment that is loaded next. `first_ledger`, `last`: the first ledger and the last position of its entries.
+    `reading`: segments are being read."""
 
     ledger_id: int
     segments: list[DelaySegment]  # without their places
@@ -204,8 +209,9 @@ class StoredDelayBucket(msgspec.Struct, eq=False):
     @classmethod
     def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> StoredDelayBucket:
-        """Returns a bucket whose segments from number `next_` on are not loaded yet. `places`: for each segment, the
-        positions of its entries, as pairs of ledger id and set of entry ids."""
+        """Returns a bucket that is stored in the ledger `ledger_id`, and whose segments from number `next_` on are not
+        loaded yet. `places`: for each segment, the positions of its entries, as pairs of ledger id and set of entry
+        ids."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -215,12 +221,12 @@ class StoredDelayBucket(msgspec.Struct, eq=False):
 
     @property
     def has_more(self) -> bool:
-        """Returns True if the bucket has segments that are not loaded yet."""
+        """True if the bucket has segments that are not loaded yet."""
         return self.next < len(self.segments)
 
     @property
     def unloaded_count(self) -> int:
-        """Returns the number of keys in the segments that are not loaded yet."""
+        """The number of keys in the segments that are not loaded yet."""
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
@@ -242,7 +248,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ in and out
     def add(self, bucket: StoredDelayBucket) -> None:
-        """Adds a bucket that is stored durably. The entries in its unloaded segments must be held back already."""
+        """Adds a bucket that is stored durably. The entries in its unloaded segments must be held back already. A
+        bucket without unloaded segments is removed at once."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
@@ -269,7 +276,7 @@ class DelayBucketIndex(msgspec.Struct):
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
     def take_unused_ledgers(self) -> list[int]:
-        """Returns the ids of the ledgers whose buckets were removed since the last call. The caller may delete these
+        """Returns the ids of the ledgers whose buckets were removed since the last call. The caller must delete these
         ledgers. Each id is returned once."""
         drained, self._drained = self._drained, []
         return drained
@@ -297,12 +304,12 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def earliest_key(self) -> int:
-        """Returns the earliest key in memory; NEVER if no key is in memory."""
+        """The earliest key in memory; NEVER if no key is in memory."""
         return self._heads[0][0] if self._heads else NEVER
 
     def advance(self) -> None:
-        """Removes the earliest key. If that was the last loaded key of its bucket, schedules the load of the bucket's
-        next segment; if the bucket has no more segments, removes the bucket."""
+        """Removes the earliest key; there must be one. If that was the last loaded key of its bucket, schedules the
+        load of the bucket's next segment; if the bucket has no more segments, removes the bucket."""
         _, order, keys, bucket = self._heads[0]
         key = keys.advance()
         if key != NEVER:
@@ -323,8 +330,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns the time (ms since the epoch) at which a key becomes due, or a segment must be loaded; None if there
-        is neither."""
+        """The time (ms since the epoch) at which a key becomes due, or a segment must be loaded; 0: at once; None if
+        there is neither."""
         if self._merges:
             return 0
         looks = [self._heads[0][0] >> TIME] if self._heads else []
@@ -333,8 +340,8 @@ class DelayBucketIndex(msgspec.Struct):
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns requests to read segments: those whose first entry is due within LOOKAHEAD_MS after `now_ms`, and
-        those that a merge of buckets needs. Each request is returned once."""
+        """Returns requests to read segments: those whose first entry is due within LOOKAHEAD_MS after `now_ms` (ms
+        since the epoch), and those that a merge of buckets needs. Each request is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -353,7 +360,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> list[int]:
         """Adds the keys `body` of segments that were read because of the request `load`, and returns an empty list. If
-        the bucket is being merged, adds nothing, and returns the keys; from then on they belong to no bucket."""
+        the bucket is being merged, adds nothing, and returns its keys; from then on they belong to no bucket. Ignores a
+        load of a bucket that was removed meanwhile."""
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
@@ -364,7 +372,7 @@ class DelayBucketIndex(msgspec.Struct):
         return self._taken(bucket) + keys.remaining_keys()
 
     def mark_bucket_lost(self, ledger_id: int) -> StoredDelayBucket | None:
-        """Gives up a bucket that cannot be read: its unloaded keys will never be loaded, and the bucket is removed when
+        """Gives up a bucket that cannot be read. Its unloaded keys will never be loaded, and the bucket is removed when
         its loaded keys are used. Returns the bucket; None if no bucket is stored in this ledger."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
@@ -410,8 +418,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def merged_ledgers(self) -> frozenset[int]:
-        """Returns the ledgers of the buckets that are being merged, as soon as all of their keys were read; until then
-        an empty set."""
+        """The ledgers of the buckets that are being merged, as soon as all of their keys were read; until then an empty
+        set."""
         if not self._merging or any(bucket.reading for bucket in self._merging.values()):
             return frozenset()
         return frozenset(self._merging)
@@ -429,6 +437,7 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def memory_bytes(self) -> int:
+        """The bytes in memory of the loaded keys and of the descriptions of the segments."""
         return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
     def loaded_keys(self) -> set[int]:
@@ -443,8 +452,8 @@ class DelayBucketIndex(msgspec.Struct):
 
 
 def find_next_segment(draft: UnstoredDelayBucket, given_up: int) -> int:
-    """Returns the number of the segment of the bucket `draft` that contains the first unused key. `given_up`: how many
-    keys of the bucket, from the first on, are used already."""
+    """Returns the number of the segment of the bucket `draft` that contains the first unused key; the number of
+    segments if all keys are used. `given_up`: how many keys of the bucket, from the first on, are used already."""
     for number, segment in enumerate(draft.segments):
         if given_up < segment.keys:
             return number

@@ -10,31 +10,32 @@ queue.
                                                         `on_bucket_stored`, or `on_bucket_store_failed`
     delays.take_segment_reads(now_ms)                   → what is near, to be read, a few segments at a time; then
                                                         `add_loaded_keys`, or `mark_bucket_lost`
-    delays.take_unused_ledgers()                        buckets that are needed no more
+    delays.take_unused_ledgers()                        buckets that are no longer needed
 
 Buckets, their keys and segments are in core/delay_buckets.py.
 
 Rules
-- **The bitmaps are the truth** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them has a
-  source that will give it up: the heap of fresh ones, a draft, a bucket, or the stretch of a lost bucket. A source may
-  name a position that is held no more (acknowledged, trimmed, given up by another source): it is skipped.
+- **The bitmaps decide what is held** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them
+  has a source from which its time becomes known: the heap of fresh keys, a draft, a bucket, or the range of a lost
+  bucket. A source may name a position that is no longer held (acknowledged, trimmed, or due from another source): such
+  a position is skipped.
 - **Not to be held is always safe.** Such an entry is read from the log like any other, and held then if it is early. So
-  nothing here has to be stored before anything else: what is not sealed when the broker dies is read again, and nothing
-  but that; after a restart segments whose time has passed are left out; a bucket may be deleted when its last entry is
-  given up, acknowledged or not. The time of an entry is in the entry: two sources never disagree.
-- **A bucket is durable and named before its entries leave memory** (`on_bucket_stored`); until then the draft serves
-  them.
+  nothing here has to be stored before anything else. What is not sealed when the broker dies is read again, and nothing
+  but that; after a restart segments whose time has passed are left out. A bucket may be deleted when its last entry is
+  due or acknowledged. The time of an entry is in the entry: two sources never disagree.
+- **A bucket is durable and named before its entries leave memory** (`on_bucket_stored`); until then the draft has them.
 - A bucket that cannot be read is *lost*: `take_due` returns what is held in the ledgers of the topic that it covers at
-  once, in log order and a few at a time; that is read from the log, and held again if it is early; never dropped.
+  once, in log order and a few at a time. These entries are read from the log, and held again if they are early; none is
+  dropped.
 - `take_due` uses the time that it is given and remembers none: a clock that jumps forward delivers, one that jumps back
   waits.
 - Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `discard`, `discard_up_to`.
 
 Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
-delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at
-1 / GROWTH of all that is held: so there are some GROWTH buckets and one for each further 0.8 %, and no more when old
-ones are left over, because those are merged. Entries that are due within NEAR_MS are not sealed: they would come back
-at once; past `memory_bytes_max` they are too.
+delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at 1 /
+GROWTH of all that is held. So there are about GROWTH buckets and one for each further 0.8 %, and no more when old ones
+are left over, because those are merged. Entries that are due within NEAR_MS are not sealed, because they would have to
+be loaded again at once; past `memory_bytes_max` they are too.
 
 Source: Pulsar A12–A14, PIP-195. Guarding tests: tests/broker/subscription/core/test_delays_core.py.
 """
@@ -90,7 +91,9 @@ class _Memory:
 
 
 class DelayIndex:
-    """The delayed entries of one subscription. Holds each of them back until its delivery time."""
+    """The delayed entries of one subscription. Holds each of them back until its delivery time. `count`: how many are
+    held back. `seal_entries`: how many entries without a bucket begin a bucket; `memory_bytes_max`: the bytes of memory
+    from which on entries that are due soon go to a bucket too."""
 
     __slots__ = (
         "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
@@ -116,7 +119,7 @@ class DelayIndex:
 
     @property
     def delayed_entries(self) -> Mapping[int, BitMap]:
-        """Returns the entries that are held back: for each ledger of the topic, a set of entry ids."""
+        """The entries that are held back: for each ledger of the topic, a set of entry ids."""
         return self._used.held if self._used is not None else {}
 
     # ------------------------------------------------------------------ intents
@@ -132,7 +135,8 @@ class DelayIndex:
             heappush(memory.fresh, make_delay_key(position, at_ms))
 
     def discard(self, position: Position) -> None:
-        """Stops holding the entry back, because it is acknowledged. The entry will not become due."""
+        """Stops holding the entry back, because it is acknowledged or trimmed. The entry will not become due. Does
+        nothing if it is not held back."""
         if self.count and self._discard(position) and not self.count:
             self.clear()
 
@@ -178,11 +182,12 @@ class DelayIndex:
 
     @property
     def has_released_all(self) -> bool:
-        """Returns True if all entries that are held back are due because of `release_all_entries`."""
+        """True if all entries that are held back are due because of `release_all_entries`."""
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
-        """Removes all entries that are held back. None of them will become due."""
+        """Removes all entries that are held back, and all buckets. No entry will become due; the next
+        `take_unused_ledgers` returns the ledgers of the buckets."""
         self._memory.held, self._memory.lost, self.count = {}, {}, 0
         self._memory.fresh, self._seal_at = [], 0
         self._memory.buckets.clear()
@@ -190,7 +195,7 @@ class DelayIndex:
     # ------------------------------------------------------------------ what is due
     def take_due(self, now_ms: int, limit: int) -> list[Position]:
         """Removes the entries that are due at `now_ms` (ms since the epoch), at most `limit` of them, and returns them,
-        the earliest first."""
+        the earliest first. Entries of lost buckets follow them in log order, also if they are not due."""
         found: list[Position] = []
         fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
         while len(found) < limit:
@@ -242,8 +247,8 @@ class DelayIndex:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns the time (ms since the epoch) at which the next entry becomes due, or the next segment of a bucket
-        must be loaded; None if there is neither."""
+        """The time (ms since the epoch) at which the next entry becomes due, or the next segment of a bucket must be
+        loaded; 0: at once; None if there is neither."""
         if self._memory.lost:
             return 0
         looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_due_ms]
@@ -252,13 +257,13 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def is_full(self) -> bool:
-        """Returns True if the keys take several times their memory budget, because buckets cannot be stored. Then no
-        further entry may be held back."""
+        """True if the keys take several times their memory budget, because buckets cannot be stored. Then no further
+        entry may be held back."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
     def must_make_bucket(self) -> bool:
-        """Returns True if enough entries are in no bucket, or if buckets are to be merged. Then the caller must call
+        """True if enough entries are in no bucket, or if buckets are to be merged. Then the caller must call
         `seal_bucket`, and store the bucket that it returns."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
@@ -272,7 +277,10 @@ class DelayIndex:
     def seal_bucket(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
         """Moves the entries that are due far in the future to a new bucket, and returns the bucket, which the caller
         must store. Then the caller must call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls
-        `seal_bucket` again. Returns None if fewer than `least` entries are due far in the future."""
+        `seal_bucket` again.
+
+        Returns None if too few entries are due far in the future: fewer than `least`; None: fewer than half of those
+        without a bucket. A merge of buckets needs only one."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
@@ -308,7 +316,7 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_bucket_store_failed(self) -> None:
-        """Called when the bucket that `seal_bucket` returned was not stored: its entries are in no bucket again, as
+        """Called when the bucket that `seal_bucket` returned was not stored. Its entries are in no bucket again, as
         before `seal_bucket`."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
@@ -323,8 +331,9 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ buckets
     def add_stored_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """Adds a bucket that an earlier owner of the topic stored, and holds back those of its entries that are not due
-        at `now_ms`."""
+        """Adds a bucket that an earlier owner of the topic stored in the ledger `ledger_id`. Holds back its entries,
+        except those of segments that are due at `now_ms` (ms since the epoch), and those that are acknowledged, pending
+        or trimmed."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [decode_entries_by_ledger(segment.places) for segment in segments]
         bucket = StoredDelayBucket.create(ledger_id, segments, places, first)
@@ -355,7 +364,8 @@ class DelayIndex:
         return True
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns requests to read the segments of buckets that are needed now. Each request is returned once."""
+        """Returns requests to read the segments of buckets that become due soon after `now_ms` (ms since the epoch).
+        Each request is returned once."""
         return self._memory.buckets.take_segment_reads(now_ms)
 
     def add_loaded_keys(self, load: ReadDelaySegments, body: bytes) -> None:
@@ -371,7 +381,7 @@ class DelayIndex:
                 self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
     def take_unused_ledgers(self) -> list[int]:
-        """Returns the ids of the ledgers whose buckets were removed since the last call. The caller may delete these
+        """Returns the ids of the ledgers whose buckets were removed since the last call. The caller must delete these
         ledgers. Each id is returned once."""
         return self._memory.buckets.take_unused_ledgers()
 
@@ -399,13 +409,13 @@ class DelayIndex:
 
     @property
     def bucket_count(self) -> int:
-        """Returns the number of stored buckets of delayed entries."""
+        """The number of stored buckets of delayed entries."""
         return len(self._memory.buckets)
 
     @property
     def memory_bytes(self) -> int:
-        """Returns how many bytes of memory the keys and the descriptions of the buckets take. The bitmaps of the held
-        entries are not counted."""
+        """How many bytes of memory the keys and the descriptions of the buckets take. The bitmaps of the held entries
+        are not counted."""
         if not self.count:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes

@@ -71,8 +71,8 @@ from .redelivery_backoff import BackoffQueue
 
 
 class DispatchLimits(NamedTuple):
-    """The limits of unacknowledged messages: at most so many of a consumer, and of the subscription. Delivery stops
-    when a limit is reached. 0: no limit."""
+    """The limits of unacknowledged messages: of one consumer, and of all consumers of the subscription together.
+    Delivery stops when a limit is reached. 0: no limit."""
 
     unacked_consumer: int
     unacked_subscription: int
@@ -96,8 +96,9 @@ class ReadForRedelivery(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """An entry that is assigned to a consumer, with its redelivery count. `acked_indexes`: the batch indexes of the
-    messages in the entry that the consumer must not process, because they are acknowledged or pending."""
+    """An entry that is assigned to a consumer. `redelivery_count`: how often it was given back before. `acked_indexes`:
+    the batch indexes of the messages in the entry that the consumer must not process, because they are acknowledged or
+    pending."""
 
     member: Member
     entry: DispatcherEntry
@@ -117,7 +118,7 @@ _tuple = tuple.__new__
 class Dispatcher:
     """The state machine of one subscription that decides which entry is read next, and which consumer gets it. An entry
     is *outstanding* from its delivery until it is acknowledged or given back. `tracks`: False for a reader, at which no
-    entry is outstanding."""
+    entry is outstanding. `memory_bytes_max`: the most bytes of the cursor's holes."""
 
     __slots__ = (
         "_shape", "chunks", "cursor", "delaying", "delays", "failed", "full", "held", "limits", "members",
@@ -149,7 +150,7 @@ class Dispatcher:
         self.read_position = shape.position_after(cursor.mark)
 
     def rebase(self, shape: LogShape) -> None:
-        """Replaces the log by the log with the shape `shape`. Delivery starts again after the cursor's mark. No
+        """Replaces the shape of the log by that of another log. Delivery starts again after the cursor's mark. No
         consumer may be connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
@@ -163,8 +164,8 @@ class Dispatcher:
     # ------------------------------------------------------------------ consumers
     def set_policy(self, policy: DispatchPolicy, *, ordered: bool = False) -> None:
         """Sets the policy of the subscription type. Delivery starts again after the cursor's mark. No consumer may be
-        connected. `ordered`: True if redelivery must keep the order of messages; entries that wait for the end of a
-        back-off are then delivered again at once, in log order."""
+        connected. `ordered`: redelivery must keep the order of messages. Entries that wait for the end of a back-off
+        are then delivered again at once, in log order."""
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
         self.delaying = self.delays is not None and policy.individual
@@ -214,8 +215,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def choose_next_read(self) -> PlannedRead | ReadForRedelivery | Blocked:
-        """Returns a request for the entries that must be read next; or, if no entry can be delivered now, the reason
-        for that."""
+        """Returns a request for the entries that must be read next. If no entry can be delivered now, returns the
+        reason. May move the read position over entries that need not be delivered."""
         policy = self.policy
         blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
@@ -284,9 +285,10 @@ class Dispatcher:
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign_entries(self, entries: Sequence[DispatcherEntry], now_ms: int = ALL_TIME) -> list[Delivery]:
-        """Assigns entries that were read from the log to consumers, in the given order. Returns the deliveries. Stops
-        at the first entry that no consumer may get now: it and the following entries are read again later. Holds back
-        the entries whose delivery time is after `now_ms` (ms since the epoch)."""
+        """Assigns entries that were read from the log to consumers, in the given order, and returns the deliveries.
+        Stops at the first entry that no consumer may get now: it and the following entries are read again later. Holds
+        back the entries whose delivery time is after `now_ms` (ms since the epoch), on types that delay messages.
+        `parked` then has those of the entries that wait with the policy."""
         deliveries: list[Delivery] = []
         self.parked = []
         if self.read_position <= self.cursor.mark:
@@ -414,7 +416,7 @@ class Dispatcher:
 
     def on_messages_acked(self, member: Member, position: Position, messages: int) -> None:
         """Called when `messages` more messages of a batch, which is outstanding at the consumer, are acknowledged or
-        pending."""
+        pending. If none is left, the consumer gives the batch back."""
         held = member.outstanding.get(position)
         if held is not None:
             messages = min(messages, held)
@@ -425,9 +427,11 @@ class Dispatcher:
 
     def on_batch_freed(self, position: Position, size: int) -> None:
         """Called when a transaction that had acknowledged messages of a batch was aborted, before the consumer at which
-        the batch is outstanding gives it back. Counts the freed messages as outstanding there again: while the cursor
-        knows nothing of a batch, an acknowledgement takes that number for the size of the batch (`find_batch_size`).
-        `size`: the number of messages in the batch; 0: not known, and then no consumer had less outstanding."""
+        the batch is outstanding gives it back. Counts the freed messages as outstanding there again. `size`: the number
+        of messages in the batch; 0: not known. Does nothing if the size is not known, or the batch is not outstanding.
+
+        While the cursor knows nothing of a batch, an acknowledgement takes the number of its outstanding messages for
+        its size (`Cursor.find_batch_size`)."""
         member = self.find_consumer_of_entry(position)
         if member is None or not size:
             return
@@ -478,7 +482,7 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """Takes outstanding entries back from a consumer, to deliver them again. `positions`: which entries; None: all
+        """Requeues outstanding entries of a consumer, to deliver them again. `positions`: which entries; None: all
         entries that are outstanding at this consumer. Ignores entries that are not outstanding at this consumer.
         `counted`: adds 1 to the redelivery count of each entry."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
@@ -570,7 +574,7 @@ class Dispatcher:
         """Moves the read position back to `first`: all unacknowledged entries from there on are delivered again, in log
         order. Called only on subscription types that deliver in log order. Each consumer that had such entries
         outstanding must restart (`Member.must_restart`): a cumulative acknowledgement for the first delivery would
-        cover entries that come again."""
+        cover entries that are delivered again."""
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
@@ -590,7 +594,8 @@ class Dispatcher:
                 self.delays.discard(position)
 
     def restart_after_mark(self) -> None:
-        """Starts delivery again after the cursor's mark, which was moved. No entry is outstanding after this call."""
+        """Starts delivery again after the cursor's mark, which was moved. The consumers stay, but no entry is
+        outstanding or held back after this call."""
         self.held.clear()
         self._start_over()
         if self.delays is not None:
@@ -615,14 +620,14 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Returns a tuple by which a caller detects progress: it differs after each call of `assign_entries` that
-        delivered an entry or moved the read position."""
+        """A value by which a caller detects progress: it differs after each call of `assign_entries` that delivered an
+        entry or moved the read position."""
         return self.read_position, self.policy.waiting.entries, self.policy.waiting_entries_to_read
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken: an entry is outstanding at one consumer at most; no entry is
-        both outstanding and held back or waiting; outstanding entries are before the read position; the counts of
-        messages and permits are right."""
+        """Raises AssertionError if an invariant is broken: an entry is outstanding at one consumer at most, and then
+        neither held back nor waiting; outstanding entries are before the read position; the counts of messages and
+        permits are right."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

@@ -75,8 +75,9 @@ class KeyQueue:
 
 
 class FairKeyQueues:
-    """The entries of a fair subscription that wait, by key, and which of them go next. It is the `waiting` of its
-    policy, so it has the interface of a PositionSet."""
+    """The waiting entries of a fair subscription, by key, and the order in which they are delivered. It is the
+    `waiting` of its policy, so it has the interface of a PositionSet. `of`: the queues by slot; `entries`: how many
+    entries wait; `now`: monotonic seconds."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
@@ -107,13 +108,14 @@ class FairKeyQueues:
         return queue
 
     def is_waiting(self, position: Position, slot: int) -> bool:
-        """Returns whether the entry waits: in the queue of the key with this slot, or among the entries whose key is
+        """Returns True if the entry waits: in the queue of the key with this slot, or among the entries whose key is
         not known because they were not read yet."""
         queue = self.of.get(slot)
         return (queue is not None and position in queue.waiting) or position in self.unread
 
     def take_unread(self, position: Position) -> bool:
-        """Removes an entry whose key was not known, because it was read. Returns False if it is none of these."""
+        """Removes an entry from those whose key is not known, because it was read. Returns False if it is not among
+        them."""
         found = self.unread.discard(position)
         self.entries -= found
         return found
@@ -133,7 +135,7 @@ class FairKeyQueues:
         return gone
 
     def discard(self, position: Position) -> bool:
-        """Removes the entry if it waits. The caller need not know its key."""
+        """Removes the entry if it waits, and returns True; else returns False. The caller need not know its key."""
         if not self.entries:
             return False
         if self.take_unread(position):
@@ -159,7 +161,7 @@ class FairKeyQueues:
             self._remove(slot, lambda waiting: waiting.discard_up_to(mark))
 
     def clear(self) -> None:
-        """Removes all entries, waiting and outstanding ones. What the keys have used of their rates stays counted."""
+        """Removes all entries, waiting and outstanding ones. What the keys have used up of their rates still counts."""
         paid = {number: queue.paid_until for number, queue in self.of.items() if queue.paid_until > self.now}
         self.of.clear()
         self.unread.clear()
@@ -173,7 +175,8 @@ class FairKeyQueues:
 
     # ------------------------------------------------------------------ outstanding entries
     def count_delivered_entry(self, position: Position, slot: int, messages: int) -> None:
-        """Called when an entry of `messages` messages is delivered: it counts for its key until it is released."""
+        """Called when an entry of `messages` messages is delivered. It counts against the limits of its key until
+        `release_delivered_entries`."""
         queue = self._queue(slot)
         self._held[position] = (slot, messages)
         queue.in_flight += messages
@@ -183,7 +186,7 @@ class FairKeyQueues:
             queue.paid_until = max(queue.paid_until, self.now) + messages / self.limits.rate
 
     def release_delivered_entries(self, positions: Iterable[Position]) -> None:
-        """Called when entries are no longer outstanding."""
+        """Called when entries are no longer outstanding: they no longer count as in flight for their keys."""
         for position in positions:
             slot, messages = self._held.pop(position, (-1, 0))
             if slot < 0:
@@ -194,8 +197,8 @@ class FairKeyQueues:
             self._forget_if_idle(slot, queue)
 
     def add(self, position: Position) -> None:
-        """Adds an entry that is no longer outstanding, or never was, and waits from now on. If its key is not known, it
-        is read before it is known when its turn comes."""
+        """Adds an entry that waits from now on, and is no longer outstanding if it was. If its key is not known, the
+        entry is chosen to be read first, so that the key becomes known."""
         slot = self._held[position][0] if position in self._held else -1
         if slot < 0:
             self.entries += self.unread.add(position)
@@ -251,7 +254,8 @@ class FairKeyQueues:
         del self.of[slot]
 
     def advance_clock(self, now: float) -> None:
-        """Sets the time to `now` (monotonic seconds). Keys whose rate allows more then may go."""
+        """Sets the time to `now` (monotonic seconds). Entries of keys whose rate allows more then may be chosen
+        again."""
         self.now = now
         times = self._times
         while times and times[0][0] <= now:
@@ -264,12 +268,14 @@ class FairKeyQueues:
                 times = self._times
 
     def next_release_s(self) -> float:
-        """Returns for how many seconds all waiting keys that wait for their rates have to; 0: none waits for that."""
+        """Returns the seconds until the next key is considered again whose rate is used up; 0 if there is none, or no
+        entry waits."""
         return max(0.0, self._times[0][0] - self.now) if self._times and self.entries else 0.0
 
     def choose_entries(self, count: int) -> list[Position]:
-        """Returns up to `count` waiting entries that may go now, by turns of their keys, sorted by position. Entries
-        whose key is not known come first: they are read to find it out."""
+        """Returns up to `count` waiting entries that the limits of their keys allow now, sorted by position. The keys
+        take turns. Entries whose key is not known are chosen first: they are read so that it becomes known. The chosen
+        entries still wait."""
         found = self.unread.first_positions(count) if self.unread else []
         wanted = count - len(found)
         if wanted > 0:
@@ -323,7 +329,8 @@ class FairKeyQueues:
         return room
 
     def set_limits(self, limits: KeyLimits) -> None:
-        """Replaces the limits. What is in flight or was delivered already counts against the new ones."""
+        """Replaces the limits of the keys. Messages that are in flight or were delivered already count against the new
+        ones."""
         self.limits = limits
         for slot, queue in list(self.of.items()):
             if not limits.rate:
@@ -367,8 +374,8 @@ class FairKeyQueues:
 
 
 class FairShared(Shared):
-    """The policy of Shared subscriptions with the property fair.by-key: the keys take turns, and the
-    consumer with the fewest unacknowledged messages is next."""
+    """The policy of Shared subscriptions with the property fair.by-key. The keys take turns, and the consumer with the
+    fewest unacknowledged messages gets the next entry."""
 
     by_keys: ClassVar = True
     turn_entries: ClassVar = 1
@@ -399,7 +406,7 @@ class FairShared(Shared):
         return self.turns.next_release_s()
 
     def set_key_limits(self, limits: KeyLimits) -> None:
-        """Replaces the limits of the keys while consumers are connected."""
+        """Replaces the limits of the keys; consumers may be connected."""
         self.turns.set_limits(limits)
         self.paced = limits.rate > 0
 

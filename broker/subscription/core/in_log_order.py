@@ -1,5 +1,5 @@
-"""The policies that deliver waiting entries in log order, to any consumer that can take them: what they have in common
-(`LogOrderPolicy`), and Exclusive and Failover. What waits is a set of positions.
+"""The policies of Exclusive and Failover, and their base class (`LogOrderPolicy`), which Shared has too: waiting
+entries are delivered in log order, to any consumer that can get them. The waiting entries are a set of positions.
 
 Also in this file, below its heading: the owner of each slot of keys, in three ways (slot_owners).
 """
@@ -48,8 +48,8 @@ RANGES_MAX = 1000
 
 
 class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
-    """The options of a consumer of a Key_Shared subscription. All connected consumers must have the same options; only
-    their ranges of slots differ."""
+    """The options of a consumer of a Key_Shared subscription. All connected consumers must have the same values of
+    `sticky` and `out_of_order`; their ranges of slots differ."""
 
     sticky: bool = False  # the consumers request their ranges
     out_of_order: bool = False  # allow_out_of_order_delivery
@@ -68,26 +68,39 @@ DEFAULTS = KeySharedOptions()
 
 
 def to_key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
-    """Returns the options of a consumer for Key_Shared. `asked`: the options that the consumer sent, possibly of
-    another subscription type."""
+    """Returns `asked`, the options that a consumer sent, if they are those of Key_Shared; otherwise the defaults of
+    Key_Shared."""
     return asked if isinstance(asked, KeySharedOptions) else DEFAULTS
 
 
 class SlotOwners(Protocol):
-    """Assigns each slot of keys to the consumer that owns it. There is one implementation for each way to assign
-    slots."""
+    """Assigns each slot of keys to the consumer that owns it. The policy of Key_Shared calls it. There is one
+    implementation for each way to assign slots: HashRingSlotOwners, SplitRangeSlotOwners and StickyRangeSlotOwners."""
 
-    def why_refused(self, newcomer: Member) -> str | None: ...
-    def add_member(self, member: Member) -> None: ...
-    def remove_member(self, member: Member) -> None: ...
-    def find_owner(self, slot: int) -> Member | None: ...
+    def why_refused(self, newcomer: Member) -> str | None:
+        """Returns why the consumer `newcomer` cannot get slots; None if it can."""
+        ...
+
+    def add_member(self, member: Member) -> None:
+        """Adds a consumer. Slots of other consumers may then belong to it."""
+        ...
+
+    def remove_member(self, member: Member) -> None:
+        """Removes a consumer. Its slots then belong to other consumers, or to none."""
+        ...
+
+    def find_owner(self, slot: int) -> Member | None:
+        """Returns the consumer that owns the slot; None if no consumer does."""
+        ...
+
     def list_ranges(self) -> list[tuple[int, int, Member]]:
         """Returns the ranges of slots in order, each as (first slot, last slot, the consumer that owns the range)."""
         ...
 
 
 class HashRingSlotOwners:
-    """Assigns slots to consumers in the mode AUTO_SPLIT by consistent hashing."""
+    """Assigns slots to consumers in the mode AUTO_SPLIT by consistent hashing: each consumer has POINTS points on a
+    ring, and owns the slots before each of them."""
 
     def __init__(self) -> None:
         self._points: list[int] = []
@@ -148,7 +161,8 @@ def _points(name: str, number: int) -> list[int]:
 
 
 class SplitRangeSlotOwners:
-    """Assigns slots to consumers in the mode AUTO_SPLIT: each new consumer gets the lower half of the largest range."""
+    """Assigns slots to consumers in the mode AUTO_SPLIT by ranges: each new consumer gets the lower half of the largest
+    range."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS
@@ -187,7 +201,8 @@ class SplitRangeSlotOwners:
 
 
 class StickyRangeSlotOwners:
-    """Assigns slots to consumers in the mode STICKY: each consumer gets the ranges that it requests."""
+    """Assigns slots to consumers in the mode STICKY: each consumer gets the ranges that it requests. A slot that no
+    consumer requested has no owner."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Member]] = []
@@ -232,7 +247,7 @@ NOTHING = PositionSet()
 
 class LogOrderPolicy:
     """The base class of the policies of Exclusive, Failover and Shared subscriptions. Entries that wait for redelivery
-    are delivered in log order."""
+    are delivered in log order. A subclass defines which consumers may join, and `choose_member`."""
 
     is_order_guaranteed: ClassVar = True
     by_keys: ClassVar = False
@@ -350,7 +365,7 @@ def why_no_receiver(members: Iterable[Member]) -> Blocked | None:
 
 
 class Exclusive(LogOrderPolicy):
-    """The policy of Exclusive subscriptions: at most one consumer may be connected."""
+    """The policy of Exclusive subscriptions: at most one consumer may be connected, and it gets every entry."""
 
     individual: ClassVar = False
 

@@ -64,7 +64,7 @@ from .policy import (
 
 class KeyShared:
     """The policy of Key_Shared subscriptions. Each key is hashed to a slot, and each slot is owned by one consumer, so
-    that the messages of a key are delivered to one consumer, in order."""
+    that the messages of a key are delivered to one consumer, in order. The docstring of this module gives the rules."""
 
     individual: ClassVar = True
     is_order_guaranteed: ClassVar = True
@@ -308,6 +308,8 @@ class KeyShared:
         return self.slots.find_held_slots(now_s)
 
     def slots_in_handover(self) -> list[SlotInHandover]:
+        """Returns the slots that have a new owner, but still have outstanding entries at the old owner, sorted by
+        number."""
         if self._stale:
             self.rebalance_slots(len(self._stale))
         return self.slots.slots_in_handover()
@@ -333,7 +335,8 @@ TURN_ENTRIES = 20
 
 
 class OutstandingChunks:
-    """The outstanding chunks of large messages, and the consumer at which each of them is. O(log n) each."""
+    """The outstanding chunks of large messages, and the consumer at which each of them is outstanding. Each method
+    costs O(log n) per chunk."""
 
     __slots__ = ("_of", "_order")
 
@@ -353,7 +356,8 @@ class OutstandingChunks:
                 self._order.discard((chunk[0], position))
 
     def find_assembler(self, uuid: str) -> Member | None:
-        """Returns the consumer at which the earliest outstanding chunk of the message is; None: none is outstanding."""
+        """Returns the consumer at which the earliest outstanding chunk of the message `uuid` is outstanding; None if no
+        chunk is."""
         at = self._order.bisect_left((uuid, NOWHERE))
         if at == len(self._order) or self._order[at][0] != uuid:
             return None

@@ -1,5 +1,5 @@
-"""The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and which consumer may get
-the first.
+"""The slots of a Key_Shared subscription that are in use: which entries are outstanding in each, which wait for it, and
+which consumer may get the first waiting one.
 
     slots.occupy_slots_of_entry(position, numbers, member)     an entry is delivered
     slots.vacate_slots_of_entries(positions)    these entries are outstanding no more
@@ -17,10 +17,10 @@ A slot is checked again only when something in it has changed, so a stuck key co
 in it: they are bitmaps, 170 KB for a million entries. Guarding test: `check`, at each step of
 tests/broker/subscription/core/test_dispatch_walk.py.
 
-How long an entry has been outstanding is recorded for none. `find_held_slots` compares what is held with its last look:
-the outstanding entries are kept in the order of their delivery, so the first OLDEST_ENTRIES_MAX of them contain what is
-held the longest. A slot is held since the look at which its oldest outstanding entry was first seen; an acknowledgement
-of that entry begins anew, one of a later entry does not. Guarding tests:
+It is not recorded how long an entry has been outstanding. Each call of `find_held_slots` compares what is outstanding
+with the call before. The outstanding entries are kept in the order of their delivery, so the first OLDEST_ENTRIES_MAX
+of them contain those that are outstanding the longest. A slot is held since the call that first found its oldest
+outstanding entry. The time begins anew when that entry is acknowledged, and not when a later one is. Guarding tests:
 tests/broker/subscription/core/test_held_slots.py.
 """
 
@@ -71,7 +71,8 @@ class KeySlotInUse:
 
 class KeySlotTable:
     """The slots of keys that have outstanding or waiting entries. `target(number, slot)`: a function that returns the
-    consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
+    consumer that may get the first waiting entry of the slot; None if no consumer may get it yet. `entries`: how many
+    entries wait."""
 
     def __init__(self, target: Callable[[int, KeySlotInUse], Member | None]) -> None:
         self.of: dict[int, KeySlotInUse] = {}
@@ -89,9 +90,11 @@ class KeySlotTable:
 
     # ------------------------------------------------------------------ consumers
     def add_member(self, member: Member) -> None:
+        """Adds a consumer, for which no slot is ready yet."""
         self._ready[member.id] = {}
 
     def remove_member(self, member: Member) -> None:
+        """Removes a consumer. Its outstanding entries must have been removed from their slots before."""
         for number in self._ready.pop(member.id):
             self.of[number].ready_for = None
 
@@ -136,7 +139,7 @@ class KeySlotTable:
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
         """Called when an outstanding entry has failed and is about to be given back. The later entries in its slots are
-        held back from now on. Returns the later entries that are outstanding."""
+        held back until `on_failed_entry_done`. Returns those of the later entries that are outstanding."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
@@ -200,7 +203,7 @@ class KeySlotTable:
             self.changed[number] = None
 
     def is_entry_waiting(self, position: Position, numbers: tuple[int, ...]) -> bool:
-        """Returns whether the entry waits for a consumer. `numbers`: the slots of its keys; () if they are not
+        """Returns True if the entry waits for a consumer. `numbers`: the slots of its keys; () if they are not
         known."""
         if numbers:
             slot = self.of.get(numbers[0])
@@ -209,7 +212,7 @@ class KeySlotTable:
         return position in self.loose
 
     def discard(self, position: Position) -> None:
-        """Removes the entry if it is one of the waiting entries. The caller need not know its slots."""
+        """Removes the entry if it waits; else does nothing. The caller need not know its slots."""
         if not self.entries:
             return
         if self.loose.discard(position):
@@ -367,8 +370,9 @@ class KeySlotTable:
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
     def find_held_slots(self, now_s: float) -> list[HeldSlot]:
-        """Looks which slots are held, and returns those in which entries wait for the oldest outstanding one, the
-        longest held first. An entry that was given back and delivered again is the same one."""
+        """Returns the slots in which entries wait until the oldest outstanding one is acknowledged, the longest held
+        first. `now_s`: monotonic seconds. A slot is held since the first call that found its oldest outstanding entry.
+        An entry that was given back and delivered again counts as the same entry."""
         before, self._oldest = self._oldest, {}
         for position, numbers in islice(self._held.items(), OLDEST_ENTRIES_MAX):
             for number in numbers:
@@ -384,7 +388,8 @@ class KeySlotTable:
         return HeldSlot(number, slot.holder, oldest, since_s, slot.outstanding - 1 + len(slot.waiting))
 
     def slots_in_handover(self) -> list[SlotInHandover]:
-        """Returns the slots that have a new owner, but still have outstanding entries at the old owner."""
+        """Returns the slots that have a new owner, but still have outstanding entries at the old owner, sorted by
+        number."""
         return [
             SlotInHandover(number, slot.outstanding, slot.blocked)
             for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining

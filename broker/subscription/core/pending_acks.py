@@ -12,15 +12,14 @@ in a subscription). From the moment that `add_pending_acks` returns until `settl
 | another message of such a batch | that message counts | likewise | the messages that are not pending |
 
 Rules
-- `judge_transactional_acks` comes before anything is changed: a refused request leaves no trace (invariant 81).
-`add_pending_acks` takes
-  its result.
-- A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
-  already (`find_repeated_acks`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused
-  if it covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
+- `judge_transactional_acks` is called before anything is changed: a refused request changes nothing (invariant 81).
+  `add_pending_acks` takes its result.
+- A message is pending in one transaction at most (invariant 77). A client that never repeats a request gets an error if
+  the message is pending in the same transaction already (`find_repeated_acks`): it was delivered and processed twice. A
+  cumulative acknowledgement is refused if it covers a message that is pending in another transaction; messages that it
+  covers and that are acknowledged already stay so.
 - `settle_transactional_acks` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending
-in it, an
-  abort frees it.
+  in the transaction, an abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_messages_of_batch`, `ack_cumulative`) leaves out what is
   pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it,
   and a commit that comes later has nothing to acknowledge.
@@ -68,8 +67,8 @@ class TransactionalAckRefused(NamedTuple):
 
 
 class SettledAcks(NamedTuple):
-    """The acknowledgements that were pending in a transaction until it ended. `shown`: batches of which the transaction
-    had acknowledged only some messages, and which consumers could still receive with their other messages."""
+    """The acknowledgements that were pending in a transaction until it ended. `shown`: the positions of batches of
+    which the transaction had acknowledged only some messages, while consumers could still receive the others."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -79,11 +78,12 @@ class SettledAcks(NamedTuple):
 def judge_transactional_acks(
     cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
 ) -> TxnAcks | TransactionalAckRefused:
-    """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending yet, or the
-    refusal of all of them. Changes nothing.
+    """Checks the acknowledgements `wanted` in a transaction. Returns those of them that are not pending in it yet, or
+    the refusal of all of them. Changes nothing.
 
-    `named`: the entry that a cumulative acknowledgement names. If all of this entry is acknowledged, `wanted.up_to` is
-    the same position; else it is the position before, and `wanted.parts` has the acknowledged messages of the entry.
+    `named`: the entry that a cumulative acknowledgement names; NOWHERE: it is not cumulative. If all of this entry is
+    acknowledged, `wanted.up_to` is the same position. Else `wanted.up_to` is the position before, and `wanted.parts`
+    has the acknowledged messages of the entry.
     """
     pending = cursor.pending
     own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
@@ -251,7 +251,8 @@ def settle_transactional_acks(cursor: Cursor, txn: TxnId, *, committed: bool) ->
 # ------------------------------------------------------------------------------------------ what an abort frees
 def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
     """Returns the position of the first entry that must be delivered again, because the transaction that made the
-    acknowledgements `acks` was aborted; None if there is no such entry."""
+    acknowledgements `acks` was aborted; None if there is no such entry. Called after the abort was applied to the
+    cursor."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
     if acks.up_to != NOWHERE and (first := cursor.next_deliverable_position(cursor.mark)) <= acks.up_to:
@@ -260,8 +261,9 @@ def find_first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | No
 
 
 def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
-    """Yields the positions of the entries that can be delivered again because their transaction was aborted. `tail`: of
-    a large cumulative acknowledgement, yields only the last COUNTED_MAX entries."""
+    """Yields the positions of the entries that can be delivered again because their transaction was aborted, without
+    the batches in `settled.shown`. `tail`: of a large cumulative acknowledgement, yields only the last COUNTED_MAX
+    entries."""
     acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):
         each = (Position(ledger_id, entry_id) for entry_id in entries)

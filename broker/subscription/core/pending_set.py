@@ -1,9 +1,10 @@
-"""The pending acknowledgements of a cursor, by transaction and of all of them together. The rules: pending_acks.py.
+"""The pending acknowledgements of a cursor, by transaction and of all transactions together. The rules are in
+pending_acks.py.
 
-A position is one test away: a bitmap per ledger and a dictionary of batches hold the union. `memory_bytes` is kept with
-each change, and so are the chunks that have something of a transaction (`keys_of`): every write of the cursor has all
-that is pending, so what does not change is not computed again. `rows` are the stored bytes of transactions, as
-broker/subscription/cursor_format.py made them last.
+Whether a position is pending is one test: a bitmap per ledger and a dictionary of batches contain the union.
+`memory_bytes` is updated at each change, and so are the chunks that contain something of a transaction (`keys_of`):
+every write of the cursor contains all that is pending, so what does not change is not computed again. `rows` are the
+stored bytes of transactions, as broker/subscription/cursor_format.py encoded them last.
 Guarding tests: tests/broker/subscription/core/test_pending_acks.py.
 """
 
@@ -30,7 +31,8 @@ TXN_BYTES = 700
 
 
 class PendingAcks:
-    """The pending acknowledgements of one cursor: those of each open transaction, and the union of all of them."""
+    """The pending acknowledgements of one cursor: those of each open transaction (`of`), and the union of all of them
+    (`whole`, `parts`, `up_to`)."""
 
     __slots__ = ("_bytes", "_measured", "_part_bytes", "keys_of", "of", "parts", "rows", "up_to", "whole")
 
@@ -149,8 +151,8 @@ class PendingAcks:
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
     def find_transactions(self, position: Position) -> list[TxnId]:
-        """Returns the open transactions that have acknowledged the entry or a message of it, and those that have
-        acknowledged anything cumulatively."""
+        """Returns the open transactions that have acknowledged the entry or a message of it, and those that have a
+        cumulative acknowledgement, whether it covers the entry or not."""
         return [
             txn for txn, acks in self.of.items()
             if acks.up_to != NOWHERE or acks.has_entry(position) or acks.message_bits_at(position)
@@ -158,12 +160,13 @@ class PendingAcks:
 
     @property
     def entry_count(self) -> int:
-        """Returns the number of entries that are pending, as a whole or in part. A cumulative acknowledgement counts as
-        one entry."""
+        """The number of entries that are pending, as a whole or in part. A cumulative acknowledgement counts as one
+        entry."""
         return sum(len(each) for each in self.whole.values()) + len(self.parts) + (self.up_to != NOWHERE)
 
     @property
     def memory_bytes(self) -> int:
+        """An upper bound of the bytes of memory that the pending acknowledgements take."""
         return self._bytes + self._part_bytes
 
     def chunk_keys(self) -> list[CursorChunkKey]:
@@ -174,7 +177,8 @@ class PendingAcks:
         self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]
     ) -> PendingAcks | None:
         """Returns the pending acknowledgements that still apply after a restart: those whose entries are in the log and
-        are not acknowledged. Returns None if there are none."""
+        are not acknowledged. `mark`: the mark of the cursor. Returns None if there are none. This object must not be
+        used afterwards."""
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():

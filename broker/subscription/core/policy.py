@@ -1,14 +1,14 @@
 """The interface of the dispatcher and its policies: entries, consumers, and the reasons why no consumer gets anything.
 
-A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
-waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
-    pick → outstanding, or it waits     on_entries_released: done, or held back
+A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and stores the
+waiting entries. The dispatcher (broker/subscription/core/dispatch.py) notifies it of what happens to each entry:
+    choose_member → outstanding, or it waits     on_entries_released: done, or held back
     on_entry_returned: it waits (again)
-    discard, discard_entries_of_ledger, discard_up_to: it waits no more
-`Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
+    discard, discard_entries_of_ledger, discard_up_to: it no longer waits
+`Blocked` has the reasons why no consumer gets the next message; `topics stats` shows them.
 
-The filters that keep an entry that was read from the policy, in this order; and the runs of chunks of a message
-(`MessageChunk`, `MessageChunkRun`). A new reason is a new filter.
+Also in this file: the runs of chunks of a message (`MessageChunk`, `MessageChunkRun`), and the filters that keep an
+entry that was read from the policy, in this order. A new reason is a new filter.
 
 | filter | catches |
 |---|---|
@@ -17,8 +17,8 @@ The filters that keep an entry that was read from the policy, in this order; and
 | `_held_back` | what waits for its back-off, or for the dead letters |
 | `_delayed` | what is known to have a later delivery time |
 
-What has a later delivery time that is not known yet `assign` holds itself, after all of these. The dispatcher asks for
-the filters once for each `assign`: those that can catch anything in it.
+After these filters, `Dispatcher.assign_entries` itself holds back entries with a later delivery time that was not known
+yet. The dispatcher makes the filters once for each call of `assign_entries`: those that can catch any of its entries.
 Guarding test: tests/broker/subscription/core/test_dispatch_walk.py.
 
 Also in this file, below its heading: the limits of each key of a fair Shared subscription (key_limits).
@@ -50,44 +50,49 @@ the subscription by itself."""
 
 
 class DispatcherEntry(Protocol):
-    """A stored entry, as the dispatcher and the policies see it."""
+    """A stored entry, as the dispatcher and the policies see it. `StoredEntry` (broker/log/cache.py) implements it."""
 
     @property
-    def position(self) -> Position: ...
-    @property
-    def count(self) -> int:
-        """Returns the number of messages in the entry."""
+    def position(self) -> Position:
+        """The position of the entry in the log."""
         ...
 
     @property
-    def size(self) -> int: ...
+    def count(self) -> int:
+        """The number of messages in the entry."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The bytes of the entry."""
+        ...
+
     @property
     def deliver_at_ms(self) -> int:
-        """Returns the delivery time of the entry (ms since the epoch): no consumer may get the entry before. 0: the
-        entry may be delivered at once."""
+        """The delivery time of the entry (ms since the epoch), before which no consumer may get it. 0: the entry may be
+        delivered at once."""
         ...
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the slots to which the keys of the entry's messages are hashed (proto/names.py `compute_key_slot`);
-        the slot of the first message is first. For Key_Shared subscriptions."""
+        """The slots to which the keys of the entry's messages are hashed (proto/names.py `compute_key_slot`); the slot
+        of the first message is first. Empty if no message has a key. Used if the policy is `by_keys`."""
         ...
 
     @property
     def chunk_of(self) -> str:
-        """Returns the uuid of the large message to which this chunk belongs; empty if the entry is not a chunk. For
-        Shared subscriptions."""
+        """The uuid of the large message to which this chunk belongs; empty if the entry is not a chunk."""
         ...
 
     @property
     def has_more_chunks(self) -> bool:
-        """Returns True if the entry is a chunk of a large message, but not its last chunk."""
+        """True if the entry is a chunk of a large message, but not its last chunk."""
         ...
 
 
 class WaitingEntries(Protocol):
-    """The entries that wait for delivery with a policy. `entries`: their number; it is an attribute because it is read
-    for each entry that is delivered."""
+    """The entries that wait for delivery with a policy. The policy implements it, and the dispatcher reads `entries`,
+    their number. It is an attribute because it is read for each entry that is delivered."""
 
     @property
     def entries(self) -> int: ...
@@ -101,8 +106,8 @@ class PolicyOptions:
 
     @property
     def is_order_guaranteed(self) -> bool:
-        """Returns True if the consumer gets messages in the order that its subscription type guarantees by default;
-        False if the consumer allows delivery out of order."""
+        """True if the consumer gets messages in the order that its subscription type guarantees by default; False if it
+        allows delivery out of order."""
         return True
 
     def check(self) -> None:
@@ -116,8 +121,8 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """The arguments from which a subscription type creates its policy: the topic, the options of the first consumer,
-    and settings of the broker."""
+    """The arguments from which a subscription type creates its policy: the full name of the topic and its partition,
+    the options of the first consumer (`asked`), the settings of the broker, and the limits of keys."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
@@ -163,14 +168,14 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def may_receive(self) -> bool:
-        """Returns True if the consumer can get an entry now: it has permits, and is neither paused nor blocked. (The
-        policies check this for each entry, so they repeat the expression instead of calling this property.)"""
+        """True if the consumer can get an entry now: it has permits, and is neither paused nor blocked. (The policies
+        check this for each entry, so they repeat the expression instead of calling this property.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
     def add_hidden_messages(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """Stores that the consumer does not get the messages `bits` of a batch of `size` messages. If the consumer
-        acknowledges the whole entry later, these messages are not acknowledged by that. Also removes what is stored of
-        entries up to `mark`, if much is stored."""
+        """Stores that the consumer does not get the messages `bits` (bit i: message i) of a batch of `size` messages.
+        If the consumer acknowledges the whole entry later, these messages are not acknowledged by that. If
+        HIDDEN_BATCHES_MAX batches are stored, removes those up to `mark` first."""
         if len(self.unshown) >= HIDDEN_BATCHES_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = HiddenMessages(bits, size)
@@ -187,8 +192,8 @@ class Member(msgspec.Struct, eq=False):
 
 
 class SlotInHandover(NamedTuple):
-    """A slot of keys that has a new owner, but whose waiting entries are not delivered yet, because entries are
-    outstanding at the old owner."""
+    """A slot of keys that has a new owner, while entries are outstanding at the old owner. The entries that wait in the
+    slot are delivered when these are done. `blocked_attempts`: how many entries came meanwhile and wait."""
 
     slot: int
     outstanding_entries: int
@@ -196,7 +201,8 @@ class SlotInHandover(NamedTuple):
 
 
 class HeldSlot(NamedTuple):
-    """A slot of keys whose oldest outstanding entry keeps others of the slot waiting."""
+    """A slot of keys in which other entries wait until its oldest outstanding entry is acknowledged. `holder`: the
+    consumer at which that entry is outstanding."""
 
     slot: int
     holder: Member
@@ -206,7 +212,8 @@ class HeldSlot(NamedTuple):
 
 
 class SlotDistribution(NamedTuple):
-    """How a Key_Shared subscription distributes the slots of keys over its consumers. Part of the statistics."""
+    """How a Key_Shared subscription distributes the slots of keys over its consumers; part of its statistics. `mode`:
+    AUTO_SPLIT or STICKY; `drained_total`: how many handovers of a slot have ended."""
 
     mode: str
     out_of_order: bool
@@ -216,14 +223,16 @@ class SlotDistribution(NamedTuple):
 
 
 class PolicyStatistics(NamedTuple):
-    """The statistics that only one subscription type has: the active consumer, or the distribution of keys."""
+    """The statistics that only one subscription type has. `active`: the active consumer of Failover; `keys`: the
+    distribution of keys of Key_Shared. None for other types."""
 
     active: Member | None = None
     keys: SlotDistribution | None = None
 
 
 class ActiveConsumerChanged(NamedTuple):
-    """Tells that a consumer has become the active consumer of its subscription, or is no longer the active one."""
+    """The event that a consumer has become the active consumer of its subscription (`active`), or is no longer the
+    active one."""
 
     member: Member
     active: bool
@@ -231,7 +240,7 @@ class ActiveConsumerChanged(NamedTuple):
 
 class DispatchPolicy(Protocol):
     """The rules of a subscription type. A policy decides which consumer may join, and which consumer gets an entry.
-    Each subscription has a policy; subscription_types.py registers the policies by type.
+    Each subscription has a policy, which its dispatcher calls; subscription_types.py registers the policies by type.
 
     A policy also stores which entries wait: those that were given back, and those for which `choose_member` returned
     None.
@@ -272,8 +281,8 @@ class DispatchPolicy(Protocol):
     def choose_member(self, entry: DispatcherEntry, waited: bool) -> Member | Blocked | None:
         """Chooses the consumer that gets the entry, and returns it; the entry then counts as outstanding at this
         consumer. Returns None if the policy stores the entry as waiting, so that the caller may continue with the next
-        entry. Otherwise returns the reason why no entry may be assigned now. `waited`: True if the entry was waiting
-        with the policy already."""
+        entry. Otherwise returns the reason why no entry may be assigned now, and stores nothing. `waited`: the entry
+        was waiting with the policy before."""
         ...
 
     def on_entries_released(self, positions: Sequence[Position]) -> None:
@@ -301,7 +310,7 @@ class DispatchPolicy(Protocol):
         ...
 
     def is_entry_waiting(self, entry: DispatcherEntry) -> bool:
-        """Returns whether the entry waits in the policy for a consumer."""
+        """Returns True if the entry waits in the policy for a consumer."""
         ...
 
     def next_ready_entries(self, count: int) -> Sequence[Position]:
@@ -312,8 +321,15 @@ class DispatchPolicy(Protocol):
         """Called when an entry is acknowledged, or is no longer in the log: removes it from the waiting entries."""
         ...
 
-    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None: ...
-    def discard_up_to(self, mark: Position) -> None: ...
+    def discard_entries_of_ledger(self, ledger_id: int, entries: BitMap) -> None:
+        """Called when many entries of one ledger are acknowledged: removes them from the waiting entries."""
+        ...
+
+    def discard_up_to(self, mark: Position) -> None:
+        """Called when all entries up to and including `mark` are acknowledged: removes them from the waiting
+        entries."""
+        ...
+
     def rebalance_slots(self, count: int) -> bool:
         """Checks up to `count` of the slots whose owner may have changed, because a consumer joined or left. Returns
         False if more slots must be checked; the next entry must not be assigned before that is done."""
@@ -325,37 +341,41 @@ class DispatchPolicy(Protocol):
 
     @property
     def candidates(self) -> Collection[Member]:
-        """Returns the consumers to which the policy may give entries: the active consumer, or all consumers."""
+        """The consumers to which the policy may give entries: the active consumer, or all consumers."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Returns True if the policy cannot store more waiting entries. Then no new entries are read."""
+        """True if the policy cannot store more waiting entries. Then no new entries are read."""
         ...
 
     @property
-    def waiting(self) -> WaitingEntries: ...
+    def waiting(self) -> WaitingEntries:
+        """The entries that wait with the policy."""
+        ...
+
     @property
     def waiting_entries_to_read(self) -> int:
-        """Returns how many waiting entries must be read before it is known which consumer gets them."""
+        """How many waiting entries must be read before it is known which consumer gets them."""
         ...
 
     @property
     def is_looking_ahead(self) -> bool:
-        """Returns True if new entries are to be read, and to wait with the policy, before one that waits goes out."""
+        """True if new entries must be read and stored as waiting before a waiting entry is delivered."""
         ...
 
     @property
     def paced(self) -> bool:
-        """Returns True if time alone may make waiting entries deliverable: `advance_clock` is called."""
+        """True if waiting entries may become deliverable by the passing of time alone. The pump then calls
+        `advance_clock`."""
         ...
 
     def advance_clock(self, now: float) -> None:
-        """Called before entries are chosen, with the time (monotonic seconds), if the policy is `paced`."""
+        """Sets the time to `now` (monotonic seconds). Called before entries are chosen, if the policy is `paced`."""
         ...
 
     def next_release_s(self) -> float:
-        """Returns the seconds until time alone makes waiting entries deliverable; 0: none waits for that."""
+        """Returns the seconds until waiting entries become deliverable by the passing of time alone; 0 if none will."""
         ...
 
     def on_entries_passed_over(self, count: int) -> None:
@@ -364,18 +384,24 @@ class DispatchPolicy(Protocol):
         ...
 
     def take_active_changes(self) -> Sequence[ActiveConsumerChanged]:
-        """Returns who has become the active consumer, and who no longer is, since the last call. The caller notifies
-        these consumers."""
+        """Returns which consumers have become the active one since the last call, and which no longer are. The caller
+        must notify these consumers."""
         ...
 
     def find_held_slots(self, now_s: float) -> Sequence[HeldSlot]:
-        """Looks which slots of keys are held, and returns those in which other entries wait for the oldest outstanding
-        one, the longest held first. `now_s`: the time of the look, of a clock that never runs back. The more often it
-        is called, the more exact is `HeldSlot.since_s`."""
+        """Returns the slots of keys in which entries wait until the oldest outstanding one is acknowledged, the longest
+        held first. `now_s`: monotonic seconds. The more often the method is called, the more exact is
+        `HeldSlot.since_s`."""
         ...
 
-    def statistics(self) -> PolicyStatistics: ...
-    def check(self, outstanding: set[Position]) -> None: ...
+    def statistics(self) -> PolicyStatistics:
+        """Returns the statistics that only this subscription type has."""
+        ...
+
+    def check(self, outstanding: set[Position]) -> None:
+        """Raises AssertionError if an invariant of the policy is broken. `outstanding`: the outstanding entries of all
+        consumers."""
+        ...
 
 
 class EntrySkipReason(enum.Enum):
@@ -499,8 +525,8 @@ def find_chunk_runs(found: Iterable[MessageChunk]) -> list[MessageChunkRun]:
 
 
 def find_chunk_run_at(found: Iterable[MessageChunk], position: Position) -> tuple[MessageChunkRun, bool]:
-    """Returns the run of chunks that contains the entry at `position`, and True if it is the last run. `found`: all
-    chunks with the same message uuid, in log order."""
+    """Returns (the run of chunks that contains the entry at `position`, whether it is the last run). `found`: all
+    chunks with the same message uuid, in log order; one of them must be at `position`."""
     runs = find_chunk_runs(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)
     return runs[at], at == len(runs) - 1
@@ -525,8 +551,8 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
 
 def parse_key_limits(properties: Mapping[str, str]) -> KeyLimits | None:
-    """Returns the limits that the properties of a subscription ask for; None: the subscription is not fair by key. A
-    value that does not parse is no limit: `check_fair_properties` refuses it before it is stored."""
+    """Returns the limits of keys in the properties of a subscription; None if the subscription is not fair by key. A
+    value that does not parse counts as no limit; `check_fair_properties` refuses it before it is stored."""
     if properties.get(FAIR_BY_KEY) != "true":
         return None
     rate = 0.0

@@ -1,5 +1,5 @@
-"""The conformance test of a policy: a random walk of the dispatcher with the policy, beside a model that knows what may
-happen. For everybody who writes one (docs/design/extending.md):
+"""The conformance test of a policy: a random walk of the dispatcher with the policy, compared with a model of what may
+happen. For authors of policies (docs/design/extending.md):
 
     import random
     from magnetar.broker.subscription.core.policy_walk import walk_policy
@@ -7,11 +7,11 @@ happen. For everybody who writes one (docs/design/extending.md):
     for seed in range(50):
         walk_policy(MyPolicy, random.Random(seed))        # AssertionError: the promise that is broken, in a sentence
 
-Consumers join, crash, read, pause, acknowledge and give back, in any order. In each step the model checks what holds of
-every type: an entry goes to a consumer of the subscription that has permits and reads; it has one holder; nothing comes
-again after it was acknowledged; a policy in log order delivers in that order, to one consumer at a time; the policy's
-own `check` holds. At the end all consumers read and acknowledge, and everything must have been delivered. The rules of
-one type (who exactly is next) are that type's own test.
+Consumers join, crash, read, pause, acknowledge and give back, in any order. In each step the model checks what holds
+for every type. An entry goes to a consumer of the subscription that has permits and reads. An entry is outstanding at
+one consumer at most. No entry is delivered again after it was acknowledged. A policy in log order delivers in that
+order, to one consumer at a time. The policy's own `check` holds. At the end all consumers read and acknowledge, and
+everything must have been delivered. The rules of one type (which consumer is next) need a test of their own.
 Guarding test: tests/broker/subscription/core/test_policy_walk.py.
 """
 
@@ -37,7 +37,7 @@ ROUNDS_MAX = 10_000
 
 
 class RandomNumbers(Protocol):
-    """Where the walk takes its decisions from: a `random.Random` with a seed."""
+    """The source of the random decisions of a walk. A `random.Random` with a seed implements it; the walk calls it."""
 
     def random(self) -> float: ...
     def choice(self, seq: Sequence[T], /) -> T: ...
@@ -45,7 +45,7 @@ class RandomNumbers(Protocol):
 
 
 class WalkEntry(msgspec.Struct, frozen=True):
-    """An entry of the walk's log: an Entry, as the dispatcher and the policy see it."""
+    """An entry of the walk's log. It implements `DispatcherEntry`."""
 
     position: Position
     count: int
@@ -70,8 +70,9 @@ class _Account:
 def walk_policy(
     policy: type[DispatchPolicy], rng: RandomNumbers, steps: int = 400, options: SubscriptionOptions | None = None
 ) -> int:
-    """Walks `steps` random steps, and then lets everything be delivered. Returns the number of deliveries. Raises
-    AssertionError when a promise is broken. `policy` is made of `options`."""
+    """Tests a policy by `steps` random steps, after which everything must be delivered. Returns the number of
+    deliveries. Raises AssertionError when a promise is broken. `policy`: the class of the policy; `options`: the
+    argument with which it is made."""
     walk = _Walk(policy, rng, options or SubscriptionOptions("persistent://public/default/walk"))
     walk.run(steps)
     return walk.deliveries

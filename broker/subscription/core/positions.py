@@ -1,9 +1,9 @@
-"""A set of positions in log order: a short list, or one roaring bitmap per ledger. And the writes of a cursor to its
-ledger (`CursorWritePlanner`).
+"""A set of positions in log order (`PositionSet`): a short list, or one roaring bitmap per ledger. And the writes of a
+cursor to its ledger (`CursorWritePlanner`).
 
-It contains what waits to be handed out. A few positions are in a sorted list, because adding to a list and taking from
-its front costs a tenth of what a bitmap costs; from FEW_MAX on they are bitmaps: a million positions of a contiguous
-stretch take 130 KB. `size_bytes` is an estimate of its memory that costs nothing to keep.
+A PositionSet contains the entries that wait to be delivered. A few positions are in a sorted list, because adding to a
+list and taking from its front costs a tenth of what a bitmap costs. From FEW_MAX on they are in bitmaps: a million
+contiguous positions take 130 KB. `size_bytes` is an estimate of its memory that is cheap to maintain.
 Guarding test: tests/broker/subscription/core/test_positions.py.
 """
 
@@ -37,7 +37,7 @@ ENTRY_BYTES = 2
 
 class PositionSet:
     """A set of positions of entries, in ascending order. `entries`: the number of positions; it is an attribute because
-    it is read for each entry that is delivered."""
+    it is read for each entry that is delivered. `size_bytes`: an estimate of the memory that the set takes."""
 
     __slots__ = ("_few", "_maps", "entries", "size_bytes")
 
@@ -186,6 +186,8 @@ class PositionSet:
         self._measure()
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken: the count and the size are right, and the positions are in
+        order."""
         assert self.entries == len(self._few) + sum(map(len, self._maps.values())), "the count is not what is held"
         assert all(self._maps.values()), "an empty bitmap is kept"
         assert not (self._few and self._maps), "positions are kept in two ways at once"
@@ -229,8 +231,9 @@ class LedgerEndReason(enum.Enum):
 
 
 class CursorLedgerBounds(msgspec.Struct, frozen=True):
-    """The limits of a cursor ledger: its largest number of entries, its largest size in bytes, and the smallest share
-    of its bytes that must still be valid. When a limit is exceeded, the next write goes to a new ledger."""
+    """The limits of a cursor ledger, at which the next write goes to a new ledger. `entries`: a number of entries.
+    `size_bytes`: a number of bytes, or twice the valid bytes if that is more. `live_share`: the share of its bytes that
+    must be valid, from LIVE_BYTES_MIN bytes on."""
 
     entries: int
     size_bytes: int
@@ -239,7 +242,7 @@ class CursorLedgerBounds(msgspec.Struct, frozen=True):
 
 class CursorWrite(NamedTuple):
     """One write of a cursor's state to its ledger: the entries to append, and the chunks (parts of the state) that they
-    contain."""
+    contain. `version`, `mark`: the version and the mark of the cursor that the write contains."""
 
     entries: list[bytes]
     rows: dict[CursorChunkKey, CursorChunkPlace]  # of all valid chunks, when it is confirmed
@@ -249,7 +252,7 @@ class CursorWrite(NamedTuple):
 
 
 class CursorWritePlanner:
-    """Plans the writes of a cursor to one cursor ledger, and knows which chunks in the ledger are valid."""
+    """Plans the writes of a cursor to one cursor ledger, and keeps a table of the valid chunks in the ledger."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
@@ -260,9 +263,9 @@ class CursorWritePlanner:
         self._live_bytes = 0
 
     def plan_write(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """Returns the next write, with the chunks that have changed. The first write to a ledger contains the whole
-        state. The caller must make the write, and then call `on_write_confirmed` or `on_write_failed`. `sequence`: the
-        number of the write."""
+        """Returns the next write, with the chunks that have changed, and clears `Cursor.changed_chunks`. The first
+        write to a ledger contains the whole state. The caller must make the write, and then call `on_write_confirmed`
+        or `on_write_failed`. `sequence`: the number of the write."""
         valid = list(chunk_keys_of_cursor(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()

@@ -1,13 +1,13 @@
-"""Entries that were given back and are not to be delivered yet, or never: the back-off ladder, and dead letters.
+"""Entries that were given back and must not be delivered yet, or never again: the back-off ladder, and dead letters.
     policy.is_dead_letter(times)                 # must it go to the dead-letter topic?
     policy.backoff_ms(times)                     # for how long it waits before it is delivered again
     held.add(position, until_ms)                 # until_ms None: it becomes a dead letter
     held.take_due(now_ms)                        # these may be delivered again
-A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
-a restart continues from them (`restore_backoffs`). What is held is neither outstanding nor waiting for redelivery: the
-dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
+A message is delivered 1 + max_redeliver_count times. The cursor has the count and the time and stores them, so that a
+restart continues from them (`restore_backoffs`). An entry that is held back is neither outstanding nor waiting for
+redelivery: the dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
 
-Also in this file, below its heading: a dead letter's bytes (dead_letter).
+Also in this file, below its heading: the encoding of a dead letter (dead_letter).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ SUFFIX = "-DLQ"
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
     """What happens to entries that consumers give back: how long each waits until it is delivered again (its back-off),
-    and when it is moved to the dead-letter topic."""
+    and when it is moved to the dead-letter topic. `topic`: the name of that topic; "": its default name. `backoff_s`:
+    the seconds of the first, second, … wait. The policy is false if it moves no entries."""
 
     max_redeliver_count: int  # 0: none
     topic: str
@@ -77,15 +78,15 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return times > self.max_redeliver_count
 
     def backoff_ms(self, times: int) -> int:
-        """Returns for how many ms an entry waits before its next delivery, after it was given back `times` times. After
-        the last step of the policy's list of back-offs, that step is repeated."""
+        """Returns for how many ms an entry waits before its next delivery, after it was given back `times` times (from
+        1 on); 0 without a list of back-offs. After the last step of that list, this step is repeated."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
     def resolve_for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
         """Returns the policy that the subscription uses. If the topic is itself a dead-letter topic, this is a policy
-        that moves no entries, because they would circulate for ever."""
+        without back-offs that moves no entries, because they would circulate for ever."""
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
@@ -118,7 +119,8 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 class BackoffQueue:
     """The entries of a subscription that are held back: they wait for the end of a back-off, or to be published to the
-    dead-letter topic."""
+    dead-letter topic. `until`: for each of them the end of its back-off (ms since the epoch); None for a dead
+    letter."""
 
     __slots__ = ("_due", "until")
 
@@ -139,7 +141,7 @@ class BackoffQueue:
         self, counts: Mapping[Position, RedeliveryCount], policy: DeadLetterPolicy, now_ms: int
     ) -> list[Position]:
         """Fills the queue after a restart from the stored redelivery counts. Returns the entries that must be published
-        to the dead-letter topic.
+        to the dead-letter topic. `now_ms`: ms since the epoch.
 
         An entry waits at most as long as the back-off of `policy`, counted from `now_ms`: its `until_ms` was set by the
         clock of another broker, which may be hours ahead.
@@ -170,7 +172,8 @@ class BackoffQueue:
             self._due.discard((until_ms, position))
 
     def take_due(self, now_ms: int) -> list[Position]:
-        """Removes and returns the entries whose back-off has ended at `now_ms`."""
+        """Removes the entries whose back-off has ended at `now_ms` (ms since the epoch), and returns them, the earliest
+        first."""
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:
             position = self._due.pop(0)[1]
@@ -186,11 +189,11 @@ class BackoffQueue:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns the time (ms since the epoch) at which the next back-off ends; None if no entry waits for a
-        back-off."""
+        """The time (ms since the epoch) at which the next back-off ends; None if no entry waits for a back-off."""
         return int(self._due[0][0]) if self._due else None
 
     def clear(self) -> None:
+        """Removes all entries from the queue."""
         self.until.clear()
         self._due.clear()
 
@@ -200,8 +203,9 @@ class BackoffQueue:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Raises InvalidRequest if the properties of a subscription are larger than PROPERTIES_BYTES_MAX, or if the
-    dead-letter policy or the filter in them is invalid."""
+    """Raises InvalidRequest if the properties of a subscription have more than PROPERTIES_BYTES_MAX bytes, or if the
+    dead-letter policy or the filter in them is invalid. Raises InvalidName if the name of the dead-letter topic is
+    invalid."""
     size = sum(len(text.encode("utf-8", "surrogatepass")) for pair in properties.items() for text in pair)
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} bytes are more than {PROPERTIES_BYTES_MAX}")
@@ -243,8 +247,9 @@ the copy, sets a `schema_version` of that topic.)"""
 
 
 class DeadLetterOrigin(NamedTuple):
-    """The origin of a dead letter: the topic, the subscription and the position of the entry, its redelivery count, the
-    largest allowed count, and why it was given back last (None: not known)."""
+    """The origin of a dead letter: the topic, the subscription and the position of the entry. `redeliveries`: its
+    redelivery count; `max_redeliver_count`: the largest allowed count; `failure`: why it was given back last (None: not
+    known)."""
 
     topic: TopicName
     subscription: str
@@ -255,21 +260,21 @@ class DeadLetterOrigin(NamedTuple):
 
     @property
     def producer_name(self) -> str:
-        """Returns the producer name under which the dead letters of this entry are published. Each source entry has
-        another name, so that deduplication recognises a repeated dead letter."""
+        """The producer name under which the dead letters of this entry are published. Each source entry has another
+        name, so that deduplication recognises a repeated dead letter."""
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
     @property
     def reason(self) -> str:
-        """Returns a text that tells users why the entry is a dead letter."""
+        """A text that tells users why the entry is a dead letter."""
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
 def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Makes the dead letters of an entry, and returns them in order, as client-parts: one for each message whose batch
-    index is not in `done` (the acknowledged messages). If the messages cannot be separated, because the entry is
-    encrypted, damaged, or a chunk, returns one dead letter."""
+    index is not in `done` (the acknowledged messages). `now_ms`: their publish time, in ms since the epoch. If the
+    messages cannot be separated, because the entry is encrypted, damaged, or a chunk, returns one dead letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
@@ -295,7 +300,8 @@ def make_dead_letters(source: DeadLetterOrigin, entry: Buffer, done: frozenset[i
 
 def make_chunk_dead_letter(source: DeadLetterOrigin, entry: Buffer, now_ms: int) -> bytes:
     """Returns the dead letter for one chunk of a large message, as a client-part. `source.position` must be the
-    position of the message's last chunk. Raises CorruptEntry if the entry is damaged."""
+    position of the message's last chunk. `now_ms`: the publish time, in ms since the epoch. Raises CorruptEntry if the
+    entry is damaged."""
     body = split_broker_part(entry)[2]
     header = parse_header(body)
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")
@@ -310,9 +316,10 @@ def _as_it_is(source: DeadLetterOrigin, header: EntryHeader, payload: bytes, now
 
 
 def copy_message_metadata(header: EntryHeader, fields: MessageFields, *, as_it_is: bool = False) -> MessageMetadata:
-    """Returns the metadata of the copied message. It keeps the schema version of its own topic, which
-    `InternalProducer.publish_copies` (broker/node/internal_producer.py) later replaces. `as_it_is`: the payload is
-    copied unchanged (it is encrypted), so it stays compressed."""
+    """Returns the metadata for a copy of a message in another topic. It keeps the schema version of its own topic,
+    which `InternalProducer.publish_copies` (broker/node/internal_producer.py) later replaces. `header`: that of the
+    entry; `fields`: the metadata of the message. `as_it_is`: the payload is copied unchanged (it is encrypted, or a
+    chunk), so it stays compressed."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)

@@ -23,8 +23,8 @@ from .policy import DispatchPolicy, KeyLimits, SubscriptionOptions
 
 
 class SubscriptionTypeRow(msgspec.Struct, frozen=True):
-    """A subscription type, such as Shared, as it is registered: its name, its number in the protocol, and its
-    policy."""
+    """A subscription type, such as Shared, as it is registered: its number in the protocol, its name in capitals, and
+    the class of its policy."""
 
     number: int
     name: str
@@ -38,8 +38,8 @@ class SubscriptionTypeRow(msgspec.Struct, frozen=True):
         return (fair or self.policy)(options)
 
     def adapt_policy(self, policy: DispatchPolicy, limits: KeyLimits | None) -> bool:
-        """Makes the policy of connected consumers use the limits of keys `limits`. Returns False if that needs another
-        policy: then the consumers have to connect again."""
+        """Changes the limits of keys of `policy`, a policy with connected consumers, to `limits`. Returns False if that
+        needs another policy: then the consumers must connect again."""
         if self.fair is None:
             return True
         if not isinstance(policy, self.fair):
@@ -50,7 +50,7 @@ class SubscriptionTypeRow(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Returns the name of the type as users write it, such as "Key_Shared"."""
+        """The name of the type as users write it, such as "Key_Shared"."""
         return subscription_types.pulsar_type_name(self.name)
 
 
@@ -84,8 +84,8 @@ _MEMBERS = tuple(name for name in (*vars(DispatchPolicy), *DispatchPolicy.__anno
 
 def load_installed_types(names: Sequence[str], find: Callable[[str], Sequence[object]]) -> None:
     """Registers the subscription types that installed packages provide under these names. `find(name)` returns the
-    objects of the entry points of that name. Raises InvalidConfiguration if a name has none, or several, or if its
-    object is no type that may be registered; then none is registered."""
+    objects of the entry points of that name. Raises InvalidConfiguration if a name does not have exactly one entry
+    point, or if its object is no type that may be registered; then none is registered."""
     found: dict[int, SubscriptionTypeRow] = {}
     for name in names:
         objects = find(name)
