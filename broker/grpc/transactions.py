@@ -328,11 +328,14 @@ class TransactionService:
         return wire.SettleReply(items=[done for each in settled for done in each])
 
     async def _settle(self, topic: str, items: Sequence[tuple[int, wire.Settlement]]) -> list[wire.Done]:
-        settlements = [
-            Settlement(parse_txn_id(it.txn), it.committed, it.entries, Position(it.last.ledger_id, it.last.entry_id))
-            for _, it in items
-        ]
+        errors: Sequence[MagnetarError | None]
         try:
+            settlements = [
+                Settlement(
+                    parse_txn_id(it.txn), it.committed, it.entries, Position(it.last.ledger_id, it.last.entry_id)
+                )
+                for _, it in items
+            ]  # fmt: skip
             errors = await self._broker.topic_transaction_settler.settle_at_own_topic(
                 TopicName.parse(topic), settlements
             )

@@ -155,13 +155,17 @@ class PulsarConnection:
     # ------------------------------------------------------------------ the stream
     async def serve(self) -> None:
         """Reads and carries out the commands of the client until it closes the connection. Raises the error with which
-        the broker ends the connection; TimeoutError if the client does not authenticate within `first_frame_s` seconds.
-        The caller must then call `close`."""
-        async with asyncio.timeout(self.broker.config.first_frame_s):
-            while self.version == 0:
-                if not await self._read():
-                    raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
-                await self._handle_frames()
+        the broker ends the connection; ConnectionLost if the client does not authenticate within `first_frame_s`
+        seconds. The caller must then call `close`."""
+        allowed_s = self.broker.config.first_frame_s
+        try:
+            async with asyncio.timeout(allowed_s):
+                while self.version == 0:
+                    if not await self._read():
+                        raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
+                    await self._handle_frames()
+        except TimeoutError as error:
+            raise ConnectionLost(f"{self.caller.peer} did not authenticate within {allowed_s:g} s") from error
         try:
             while await self._unless_ended(self._read):
                 await self._handle_frames()

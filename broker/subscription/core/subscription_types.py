@@ -103,7 +103,7 @@ def load_installed_types(names: Sequence[str], find: Callable[[str], Sequence[ob
 
 def _check_installed_type(name: str, given: object) -> SubscriptionTypeRow:
     if not isinstance(given, SubscriptionTypeRow):
-        raise InvalidConfiguration(f"subscription_policies: {name!r} is no SubscriptionType, but {given!r:.100}")
+        raise InvalidConfiguration(f"subscription_policies: {name!r} is no SubscriptionTypeRow, but {given!r:.100}")
     if given.number not in INSTALLED_NUMBERS:
         raise InvalidConfiguration(
             f"subscription_policies: {name!r} has the number {given.number}, which is not in 64 … 127"

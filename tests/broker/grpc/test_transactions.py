@@ -12,7 +12,15 @@ from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TransactionAborted, Unavailable, from_wire
+from magnetar.proto.errors import (
+    InvalidRequest,
+    MagnetarError,
+    NotFound,
+    NotOwner,
+    TransactionAborted,
+    Unavailable,
+    from_wire,
+)
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import Channel, find_rpc
@@ -121,6 +129,18 @@ async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Cl
     settled.failing = 0
     assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
     assert await coordinators.join_transaction(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
+
+
+async def test_settlements_of_a_topic_that_are_none_are_refused_and_those_of_another_are_done(client: Client) -> None:
+    other = TOPIC + "-other"
+    for topic in (TOPIC, other):
+        await client.make_topic(topic)
+    good = wire.Settlement(topic=TOPIC, txn=_wire(await client.begin()), committed=False)
+    wrong = wire.Settlement(topic=other, txn=wire.TransactionId(most=(1 << 64) - 1), committed=False)
+    reply = await client.call("Settle", wire.SettleRequest(items=[good, wrong]))
+    done = {each.request_id: each for each in reply.items}
+    assert not done[0].HasField("error")
+    assert isinstance(from_wire(done[1].error), InvalidRequest)
 
 
 async def test_a_topic_that_is_gone_has_nothing_to_settle(client: Client, settled: Settled) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -503,11 +504,14 @@ async def test_a_client_that_sends_a_large_frame_slowly_is_not_silent(world: Wor
     assert (await raw.next("send_receipt")).sequence_id == 7
 
 
-async def test_a_connection_without_a_first_command_is_cut(world: World, endpoint: Endpoint, /) -> None:
+async def test_a_connection_without_a_first_command_is_cut(
+    world: World, endpoint: Endpoint, /, caplog: pytest.LogCaptureFixture
+) -> None:
     raw = Raw(await world.network.connect_bytes(endpoint))
     began = world.clock.monotonic()
     await raw.ended()
     assert world.clock.monotonic() - began < 15
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == [], "no fault of the broker"
 
 
 class TokenGuard:

@@ -85,7 +85,7 @@ async def test_nothing_is_loaded_unless_the_setting_says_so(tmp_path: Path) -> N
     ("names", "why"),
     [
         ("absent", "0 installed packages have an entry point 'absent'"), ("broken", "'broken' cannot be imported"),
-        ("nothing", "'nothing' is no SubscriptionType, but 7"),
+        ("nothing", "'nothing' is no SubscriptionTypeRow, but 7"),
         ("by-turns,by-turns", "has the number 77 of another one"),
     ],
 )
