@@ -90,7 +90,8 @@ def _with(text: str, name: str, values: dict[str, str]) -> str:
 
 
 def _write(text: str, meant: dict[str, Any]) -> None:
-    """Writes the file with mode 600. Raises Failure if the text, when parsed, does not give the profiles `meant`."""
+    """Writes the file with mode 600. Raises CommandFailure if the text, when parsed, does not give the profiles
+    `meant`."""
     try:
         found = parse_profiles(text.encode())
     except Exception:

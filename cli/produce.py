@@ -394,8 +394,9 @@ def _shown(
 
 
 def format_message(template: str, message: Message, *, raw: bool = False) -> str:
-    """Returns `template` with its fields replaced by the values of the message. Braces in a value are not replaced
-    again. `raw`: control characters of a value are kept on a terminal, too."""
+    """Returns `template` with its fields replaced by the values of the message, and its escapes (`\\n`, `\\t`) replaced
+    by the characters that they mean. Braces in a value are not replaced again. `raw`: control characters of a value are
+    not escaped on a terminal."""
     from datetime import UTC, datetime
 
     from .common.output import make_printed_message, make_terminal_text
@@ -416,7 +417,7 @@ def format_message(template: str, message: Message, *, raw: bool = False) -> str
 
 
 def _give(program: str, message: Message) -> None:
-    """Gives a message to a command of the shell. Raises Failure if that does not end with 0."""
+    """Gives a message to a command of the shell. Raises CommandFailure if that does not end with 0."""
     import subprocess
 
     code = subprocess.run(program, shell=True, input=message.data(), check=False).returncode

@@ -56,14 +56,14 @@ def find(
     session: CommandSession, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
     until: str | None, count: int, before: int | None, everything: bool, dry_run: bool, raw: bool,
 ) -> None:  # fmt: skip
-    """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
-    several partitions by the time of their publication), each after its id, time, key and properties. It takes none
-    of them, and needs no subscription.
+    """Show the messages of a topic that have a key, a property or a text, or for which a filter holds, the newest first
+    (those of several partitions by the time of their publication). Each is shown after its id, time, key and
+    properties. No subscription is needed or changed.
 
     Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
-    how far it got. What the key indexes of a topic (policy key-index) say cannot fit, by key, property or filter, is
-    passed over unread and does not count. Exit codes: 0 it found some; 4 it looked at everything and found none; 6 it
-    found none and did not look at everything.
+    how far it got. Messages of which the key indexes of a topic (policy key-index) say that they cannot fit, by key,
+    property or filter, are passed over unread and do not count. Exit codes: 0 it found some; 4 it looked at everything
+    and found none; 6 it found none and did not look at everything.
 
     \b
     Examples:
@@ -317,10 +317,10 @@ class _LetterGroup:
 )
 def letters(session: CommandSession, topic: str, group_by: str, where: str) -> None:
     """Count the letters of a dead-letter topic by the class of their last error: how many, since when, until when, and
-    the id and text of the newest. Letters whose consumer told no error are one group. It takes none of them. The column
-    "wentBack" counts those of them that 'topics redrive' has sent back already.
+    the id and text of the newest. Letters without an error are one group. The letters stay in the topic. The column
+    "wentBack" counts the letters that 'topics redrive' has sent back already.
 
-    The column "where" is the filter that takes just this group: for 'topics find' and 'topics redrive'.
+    The column "where" is the filter for the letters of this group: for 'topics find' and 'topics redrive'.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, CommandSessi
 
 def make_operation_commands(group: str) -> dict[str, LazyCommand]:
     """Returns the commands of the group `group` that are made from rows of the table proto/operations.py, by the last
-    word of their names."""
+    word of their names; empty if there is none."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
         each.words.removeprefix(f"{group} "): LazyCommand(".admin.rows", each.words, each.line)

@@ -116,7 +116,8 @@ def bookie(
 
 
 class BookieOptions(NamedTuple):
-    """The command-line options of a process that runs a bookie."""
+    """The command-line options of a process that runs a bookie. `tree`: the address of the metadata; `wait_s`: for how
+    many seconds to wait for it; `session_s`: the time-out of the session, in seconds."""
 
     folder: Path
     listen: Endpoint
@@ -136,6 +137,8 @@ class BookieOptions(NamedTuple):
 
     @property
     def settings(self) -> BookieConfig:
+        """Returns the settings of the bookie: those of the file and the environment, overridden by the options. Raises
+        InvalidConfiguration if a setting is invalid."""
         from ...bookie.server import BookieConfig
         from ...runtime.config import load_config
 
@@ -145,7 +148,9 @@ class BookieOptions(NamedTuple):
 
 
 async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) -> None:
-    """Runs a bookie in this process, until the call is cancelled."""
+    """Runs a bookie in this process, until the call is cancelled. `voice` reports when it is ready. Raises Unavailable
+    if the metadata does not answer in time, Busy if the port or the folder is in use, InvalidConfiguration if the
+    settings are invalid."""
     from ...bookie.server import Bookie
     from ...metadata.log_level import start_following_log_level
     from ...runtime.process import ProcessParts
