@@ -295,13 +295,13 @@ def consume(
 ) -> None:
     """Receive messages of a subscription, print and acknowledge them.
 
-    Without -s it reads the topic from --position on, and leaves nothing: no subscription that would keep the
+    Without -s the command reads the topic from --position on. It creates no subscription then, which would retain the
     messages that come later.
 
-    With -n it waits for that many, with --follow it never ends, else it ends after --idle seconds without a message.
+    With -n the command ends after that many messages, with --follow never, else after --idle seconds without a message.
 
-    --pipe writes the payload to the standard input of the command, and acknowledges it when the command ends with 0; at
-    any other end it stops, and the message comes again.
+    --pipe writes the payload of each message to the standard input of a shell command, and acknowledges the message
+    when that ends with 0. At any other end the command stops, and the message comes again.
 
     \b
     Examples:

@@ -373,6 +373,7 @@ class ReconnectingStore(MetadataStore):
     # -------------------------------------------------------------------------------------------- the session
     @property
     def session_id(self) -> str:
+        """Returns the id of the session that is used now, or of the last one."""
         return self._session.session_id
 
     async def wait_session_lost(self) -> None:

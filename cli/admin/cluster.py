@@ -268,7 +268,7 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
 )
 def top(session: CommandSession, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
     """Show the topics of all brokers with most traffic, the largest backlog or the oldest message, again and again
-    until Ctrl-C. A topic's backlog is the sum over its subscriptions; the column `slowest` names the subscription with
+    until Ctrl-C. A topic's backlog is the sum over its durable subscriptions; the column `slowest` names the one with
     the largest backlog.
 
     \b

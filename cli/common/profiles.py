@@ -14,10 +14,10 @@ profile of that file: one thing, which programs name by `profile`, and `magnetar
     security = "operator/security.toml"     # for the commands that ask bookies or the metadata
     metadata = "metadata-1:7640"
 
-An option of the command beats its environment variable, and both beat the profile. A context that is named by an
-option beats the variables of its values too: who says where to does not go elsewhere. The folder is
-`XDG_CONFIG_HOME`, where that is set. The file has mode 600, as files of secrets do: who writes to it sends tokens
-where it likes.
+An option of the command beats its environment variable, and both beat the profile. A context that is named by an option
+also beats the environment variables of its values, so that the command goes to no other server than the named one. The
+folder is `XDG_CONFIG_HOME`, where that is set. The file has mode 600, as files of secrets do: whatever can write to it
+can have tokens sent to another server.
 """
 
 from __future__ import annotations

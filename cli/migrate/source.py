@@ -529,6 +529,7 @@ class TopicToCopy(NamedTuple):
 
     @property
     def parts(self) -> list[TopicName]:
+        """Returns the names of the topic's partitions; the topic's own name if it is not partitioned."""
         return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
 
 

@@ -383,9 +383,9 @@ async def start_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
     """Calls `start`, which starts the server and returns at its end. If the metadata service is lost before
-    `is_ready()` is true, waits `pause_s` seconds and calls `start` again, because the service may restart, or the
-    session may end while a bookie replays its journal. Raises the error when WAIT_S seconds have passed, and at once a
-    permanent error (a wrong directory, a taken port, no server at that address)."""
+    `is_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the session may
+    end while a bookie replays its journal. Raises the error when WAIT_S seconds have passed, and at once a permanent
+    error (a wrong directory, a taken port, no server at that address)."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
     deadline = clock.monotonic() + WAIT_S

@@ -180,8 +180,9 @@ def standalone(
     """Run a whole cluster in one command: metadata, bookies and broker. Prints one line, `ready magnetar://HOST:PORT
     …`, when it serves.
 
-    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are free
-    Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
+    Without --data everything is stored in ./magnetar-data. Without --port the server listens for gRPC on 7650, and,
+    where these ports are free, for Pulsar's protocol on 6650 (with TLS 6651) and for REST on 8080 (8443). The line
+    names the addresses in use.
 
     \b
     Examples:

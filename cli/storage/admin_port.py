@@ -40,9 +40,9 @@ class BookiePeer:
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
         """Sends the request `verb` to the bookie and returns its answer. If the bookie answers with an error, raises it
-        as an exception of the same class. Raises Busy if the bookie has too many requests, CommandFailure if it refuses
-        the request, as an older version does, NotFound if it is not registered any more, and TimedOut or
-        ConnectionLost."""
+        as an exception of the same class. Raises Busy if the bookie has too many requests, and CommandFailure if it
+        refuses the request, as an older version does. Raises NotFound if it is not registered any more, TimedOut or
+        ConnectionLost if it does not answer."""
         from ...ledger.peer_format import Status, decode_answer, encode_admin_request
         from ...proto import errors
 

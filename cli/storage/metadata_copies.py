@@ -103,8 +103,8 @@ def restore(
     asked which ledgers they saw: new ids begin above those, and bookies keep the ledgers that the copy does not contain
     until `magnetar bookies gc --now --force`.
 
-    With --security the command needs the certificates of the service and of an operator. It answers at the service's
-    address while it asks, for the members' keys alone, because bookies know an operator by them.
+    With --security the command needs the certificates of the service and of an operator. While it asks the bookies, it
+    serves the keys of members at the service's address, because bookies recognise an operator by its key there.
 
     Example: magnetar metadata restore monday.backup --data /var/lib/magnetar/metadata
     """
