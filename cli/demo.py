@@ -588,7 +588,8 @@ class FlightDelays(msgspec.Struct):
     arr_delay: int = 0
 
     def add(self, flight: Flight) -> None:
-        """Adds one flight: to `flights` in any case, to the other counts and sums if it was not cancelled."""
+        """Adds one flight: to `flights` in any case, to the figures of departure and of arrival if the flight has that
+        delay."""
         self.flights += 1
         if flight.dep_delay is not None:
             self.departed += 1

@@ -164,8 +164,8 @@ def draining_broker(broker_: str) -> str:
 
 
 def started_broker(broker_: str) -> str:
-    """Returns the path of the record that outlives the session of a broker: without it a broker that died could not be
-    told from one that closed."""
+    """Returns the path of the record which says that a broker has started and has not closed. It outlives the broker's
+    session, so it shows whether a broker that is not registered died or closed."""
     return f"{STARTED}/{encode_segment(broker_)}"
 
 

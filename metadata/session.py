@@ -243,7 +243,7 @@ class MetadataResponsiveness:
 
     @property
     def silent_s(self) -> float:
-        """Returns for how many seconds the metadata has not answered this process."""
+        """Returns the seconds since the metadata last answered a call of this process."""
         return max(0.0, self._clock.monotonic() - self._answered_s)
 
 

@@ -416,7 +416,8 @@ class SqliteStore:
         return self._sessions.renew_session(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Makes the session expire after its timeout, because its user is gone and has not ended it."""
+        """Makes the session expire after its timeout, because its user is gone and has not ended it. Does nothing if it
+        has ended."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
@@ -503,7 +504,7 @@ def _outcome(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class LocalSession(MetadataStore):
-    """The session of a user in the same process as the metadata store."""
+    """The session of a user in the same process as the metadata store. Made by `SqliteStore.new_session`."""
 
     def __init__(self, store: SqliteStore, session: str) -> None:
         self._store = store
@@ -571,14 +572,15 @@ class LocalSession(MetadataStore):
 #     read_backup_contents(path)                         what bookies can be asked to compare with the copy
 #     restore_backup(backup, target, least_id, token)    the copy replaces the file; the service must be stopped
 #
-# A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, in one
-# transaction 1. the counter of ledger ids begins above `least_id`, the highest id that bookies (or the replaced file)
-# saw, so that no
-#    id is allocated twice;
-# 2. all sessions and ephemerals are deleted: processes that run register again; 3. an incarnation begins that is marked
-# `restored`: bookies accept the tree although it is older than the one they saw,
-#    and keep the ledgers that it does not contain (bookie/maintenance/seen.py).
-# A crash before the rename leaves the old file, and beside it a partial one that the next restore replaces.
+# A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, before it is
+# renamed:
+#  1. the counter of ledger ids begins above `least_id`, the highest id that bookies (or the replaced file) saw, so that
+#     no id is allocated twice;
+#  2. all sessions and ephemerals are deleted: processes that run register again;
+#  3. an incarnation begins that is marked `restored`: bookies accept the tree although it is older than the one they
+#     saw, and keep the ledgers that it does not contain (bookie/maintenance/seen.py).
+# A crash before the old file is renamed leaves it, and beside it a partial one that the next restore replaces. A crash
+# after that, before the new file is renamed, leaves no file: restore again before the service starts.
 # Guarded by tests/cli/storage/test_metadata_copies.py.
 
 class BackupContents(NamedTuple):

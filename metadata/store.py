@@ -155,7 +155,8 @@ class MetadataStore(Protocol):
         ...
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns the size and the free space of the disk with the metadata; None if that is not known."""
+        """Returns the size and the free space of the disk with the metadata, and when the service's certificate
+        expires; None if the store does not know the disk."""
         return None
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
@@ -514,10 +515,11 @@ async def adopt_cluster_format(store: MetadataStore) -> None:
 
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
-    (format before, format afterwards, names of the older processes). `dry_run`: writes nothing.
+    (format before, format afterwards, names of the older processes). If there are older processes, or with `dry_run`,
+    writes nothing.
 
-    The cluster's record is written in the new format, so that an older bookie cannot start any more. A process that
-    registers at the same moment may be missed; it has read then that it is too old."""
+    The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
+    that registers at the same moment may be missed; it then takes records of the new format for damaged."""
     unsaid = "of a version that does not say it"
     older: list[str] = []
     for name in await store.children(paths.BROKERS):

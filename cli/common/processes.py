@@ -174,7 +174,7 @@ class Process:
             self.wait()
 
     def send_signal(self, number: int) -> None:
-        """Sends the signal with this number to the process."""
+        """Sends the signal with this number to the process. Does nothing if the process has ended."""
         if self._process is not None:
             self._process.send_signal(number)
 

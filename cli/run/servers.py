@@ -82,8 +82,8 @@ def get_members_section(settings: str | None) -> MembersSection | None:
 
 
 def accepts_only_members(settings: str | None) -> bool:
-    """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster. Raises
-    UsageError if `settings` has no section [members]."""
+    """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster; False
+    without `settings`. Raises UsageError if the settings have no section [members]."""
     if settings is not None and get_members_section(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None
@@ -296,8 +296,8 @@ def make_authenticating_world(world: World, settings: str | None) -> World:
 
 
 def is_listener_secured(settings: str | None) -> bool:
-    """Returns whether the settings secure the listener with TLS, so that other machines may reach it. Raises
-    InvalidConfiguration if the settings are invalid."""
+    """Returns whether the settings secure the listener with TLS, so that other machines may reach it; False without
+    settings. Raises InvalidConfiguration if the settings are invalid."""
     if settings is None:
         return False
     from ...security.settings import SecuritySettings
@@ -306,7 +306,8 @@ def is_listener_secured(settings: str | None) -> bool:
 
 
 def url_scheme(settings: str | None) -> str:
-    """Returns the scheme of the URL with which clients connect to the server."""
+    """Returns the scheme of the URL with which clients connect to the server: magnetar+ssl if the settings have TLS,
+    else magnetar."""
     return "magnetar+ssl" if is_listener_secured(settings) else "magnetar"
 
 

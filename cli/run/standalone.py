@@ -341,8 +341,8 @@ def assign_bookies_to_processes(bookies: int, processes: int) -> list[list[int]]
 
 
 class SharedMemoryLimit(NamedTuple):
-    """The memory of all processes of a standalone server, which get equal shares. If no setting limits the memory, all
-    processes together may use at most `most` bytes."""
+    """The memory of all `processes` processes of a standalone server, which get equal shares. If no setting limits the
+    memory, all of them together may use at most `most` bytes."""
 
     most: int
     processes: int

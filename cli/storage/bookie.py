@@ -182,8 +182,8 @@ async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) 
 
 def decide_process_count(folder: Path, wanted: int | None) -> int:
     """Returns how many processes to start: `wanted`; if that is None, one for each bookie with data in the folder, at
-    least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data, or if the folder
-    contains the data of a single bookie itself."""
+    least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data. Raises it also if
+    more than one is wanted and the folder itself is the directory of a single bookie."""
     from ...bookie.store.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 
