@@ -126,6 +126,7 @@ class MetadataStore(Protocol):
         """Returns the value and the version of the node at `path`; None if there is no node. Linearizable: the result
         includes every commit that was answered to any client before the call."""
         ...
+
     async def children(self, path: str) -> list[str]:
         """Returns the names of all direct children of a node (segments, not paths), sorted.
 
@@ -169,9 +170,11 @@ class MetadataStore(Protocol):
     def session_id(self) -> str:
         """Returns the id of the session, for logs and errors."""
         ...
+
     async def wait_session_lost(self) -> None:
         """Waits until the session has ended: it was lost or closed."""
         ...
+
     async def close(self) -> None:
         """Ends the session, and with it deletes its ephemeral nodes. If the service cannot be reached, they are deleted
         when the session expires there. Does nothing if the session has ended already."""
