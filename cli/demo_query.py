@@ -61,6 +61,9 @@ def aggregate_delays(flights: Any) -> Any:
 
 
 def run_query(url: str, source: str, sink: str, directory: str) -> None:
+    """Runs the query to its end, which is after the messages that the topic `source` had at the start, and reports each
+    micro-batch on stdout. `url`: the service URL; `directory`: the folder of the checkpoint and of Spark's files.
+    Raises Spark's exception if the query fails."""
     spark = start_spark_session(directory)
     flights = (
         spark.readStream.format("magnetar")

@@ -109,6 +109,7 @@ server sets its own later (runtime/process.py)."""
 
 
 def main() -> None:
+    """Runs the command line of this process and ends the process with its exit code."""
     gc.set_threshold(*GC_IMPORTS)
     sys.exit(run_command_line(root))
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class OutboxDatabase:
-    """The database that contains an outbox, with its SQLAlchemy engine and the tables of the outbox."""
+    """The database that contains an outbox, with its SQLAlchemy engine and the tables of the outbox. `url` is a URL of
+    SQLAlchemy, `table` the name of the table of rows. Raises CommandFailure if the URL is invalid, or if SQLAlchemy or
+    the driver is missing. Does not connect yet."""
 
     def __init__(self, url: str, table: str) -> None:
         try:
@@ -54,6 +56,8 @@ class OutboxDatabase:
         self.outbox: SQLAlchemyOutbox = SQLAlchemyOutbox(MetaData(), table)
 
     def open_admin(self, *, checked: bool = True) -> OutboxAdmin:
+        """Returns the object that reads and changes the rows of the outbox. `checked`: raises OutboxTableMissing or
+        OutboxColumnsMissing if the tables are not complete."""
         from ..client.outbox.relay import OutboxAdmin
 
         admin = OutboxAdmin(self.engine, self.outbox)
@@ -62,12 +66,13 @@ class OutboxDatabase:
         return admin
 
     def close(self) -> None:
+        """Closes the connections of the engine."""
         self.engine.dispose()
 
 
 def with_database_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds the options --database and --table, and passes the OutboxDatabase that they describe as
-    `database`."""
+    """Decorates a command: adds the options --database and --table, and passes the OutboxDatabase for them as
+    `database`; it is closed when the command ends."""
 
     @click.option(
         "-d", "--database", "database_url", envvar="MAGNETAR_OUTBOX_DATABASE", required=True, metavar="URL",

@@ -295,13 +295,13 @@ def consume(
 ) -> None:
     """Receive messages of a subscription, print and acknowledge them.
 
-    Without -s it reads the topic from --position on, and leaves nothing: no subscription that would keep the
+    Without -s the command reads the topic from --position on. It creates no subscription then, which would retain the
     messages that come later.
 
-    With -n it waits for that many, with --follow it never ends, else it ends after --idle seconds without a message.
+    With -n the command ends after that many messages, with --follow never, else after --idle seconds without a message.
 
-    --pipe writes the payload to the standard input of the command, and acknowledges it when the command ends with 0; at
-    any other end it stops, and the message comes again.
+    --pipe writes the payload of each message to the standard input of a shell command, and acknowledges the message
+    when that ends with 0. At any other end the command stops, and the message comes again.
 
     \b
     Examples:
@@ -394,8 +394,9 @@ def _shown(
 
 
 def format_message(template: str, message: Message, *, raw: bool = False) -> str:
-    """Returns `template` with its fields replaced by the values of the message. Braces in a value are not replaced
-    again. `raw`: control characters of a value are kept on a terminal, too."""
+    """Returns `template` with its fields replaced by the values of the message, and its escapes (`\\n`, `\\t`) replaced
+    by the characters that they mean. Braces in a value are not replaced again. `raw`: control characters of a value are
+    not escaped on a terminal."""
     from datetime import UTC, datetime
 
     from .common.output import make_printed_message, make_terminal_text
@@ -416,7 +417,7 @@ def format_message(template: str, message: Message, *, raw: bool = False) -> str
 
 
 def _give(program: str, message: Message) -> None:
-    """Gives a message to a command of the shell. Raises Failure if that does not end with 0."""
+    """Gives a message to a command of the shell. Raises CommandFailure if that does not end with 0."""
     import subprocess
 
     code = subprocess.run(program, shell=True, input=message.data(), check=False).returncode

@@ -19,15 +19,17 @@ from .store import MetadataStore, WatchReset, get_readable_record
 
 
 async def start_following_log_level(session_of: Callable[[], MetadataStore]) -> Supervisor:
-    """Begins to apply the setting in the background. `session_of` returns the metadata session that the process has
-    now: after a lost one, the next is followed."""
+    """Begins to apply the setting in the background, and returns the Supervisor of the task, which the caller must
+    close. `session_of` returns the metadata session that the process has now. It is called again after each loss of a
+    session."""
     background = Supervisor()
     background.start_supervised("log-level", lambda: follow_log_level(session_of()))
     return background
 
 
 async def follow_log_level(session: MetadataStore) -> None:
-    """Applies the level that is set now, and each later change of it, until the caller cancels it."""
+    """Applies the log level that the setting has now, and each later change, until the call is cancelled. Raises the
+    errors of the metadata session when the session or its watch breaks."""
     revision = await session.revision()
     applied = await _apply_log_level(session, None)
     async for change in session.watch(paths.BROKER_POLICIES, revision):

@@ -1,7 +1,7 @@
 """The members of a secured cluster: the keys of `/members`, kept by a watch.
 
-    members = await Members.start(world, open_session, "bookie", "host-1")    shows our key, and knows those of others
-    world = members.world(world)                                             its network has our keys, and asks theirs
+    members = await Members.start(world, open_session, "bookie", "host-1")    writes our key, and reads those of others
+    world = members.with_member_keys(world)                                  its network has our keys, and asks theirs
     await members.close()
 
 Each process makes a pair of keys at its start, and writes the public one to `/members/<role>/<key>`, an ephemeral of a
@@ -45,8 +45,8 @@ OpenSession = Callable[[], Awaitable[MetadataStore]]
 
 class Members:
     """The members of a secured cluster: writes the public key of this process to the metadata, and knows the keys of
-    the others. The peer server of this process asks `admit` which callers may connect
-    (`runtime.peer.keys.PeerGate`)."""
+    the other members. It is the PeerGate of this process's peer server, which asks `admit` whether a caller may
+    connect. Made by `start`."""
 
     def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
         self.keys = world.network.generate_keys()
@@ -65,8 +65,8 @@ class Members:
     @classmethod
     async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
         """Writes this process's key to the metadata, reads the keys of the other members, and returns the object, which
-        then follows changes. `role` and `name` are those of this process. Raises the errors of the first metadata
-        session."""
+        then follows changes in the background until `close`. `role` and `name` are those of this process. Raises the
+        errors of `open_session` and of the first requests to the metadata."""
         members = cls(world, open_session, role, name)
         try:
             await members._open_keyed()
@@ -78,26 +78,26 @@ class Members:
 
     def with_member_keys(self, world: World) -> World:
         """Returns a copy of `world` whose network proves this process's key to peers, and asks for theirs. If the
-        network has certificates, it keeps them."""
+        network has certificates, the copy uses them too."""
         network = world.network
         if not isinstance(network, MemberNetwork):
             network = MemberNetwork(network, OPEN, NOTHING)
         return replace(world, network=network.with_peer_keys(PeerServerKeys(self.keys, self)))
 
     async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
-        """Returns the record of class `cls` at `path`, read in this process's own session; None if there is no record.
-        Raises Unavailable if there is no session."""
+        """Returns the record of class `cls` at `path`, read in this process's own metadata session; None if there is no
+        record. Raises Unavailable if there is no session, DamagedRecord if the record cannot be decoded."""
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
     def list_keys(self, role: str) -> list[str]:
-        """Returns the public keys of the members with this role, as far as this process knows them."""
+        """Returns the public keys of the known members with this role, sorted."""
         return sorted(key for key, each in self._known.items() if each.name.startswith(f"{role}/"))
 
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
-        """Returns whether the public key belongs to a member. If the key is unknown, lists the members again first.
-        Raises Unavailable if the metadata does not answer that."""
+        """Returns whether the public key belongs to a member. If the key is not known, first lists the members again,
+        at most once in LOOK_EVERY_S seconds. Raises Unavailable if the metadata does not answer this listing."""
         if key not in self._known:
             try:
                 await self._list_again()
@@ -106,6 +106,8 @@ class Members:
         return key in self._known
 
     def find_principal(self, key: str) -> Principal | None:
+        """Returns the principal of the member with this public key. For LEAVE_S seconds after the member has left,
+        still returns its principal, so that its open connections go on. Returns None for any other key."""
         return self._known.get(key) or self._leaving(key)
 
     def _leaving(self, key: str) -> Principal | None:
@@ -222,7 +224,8 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Leaves the cluster: ends the metadata session, and with it deletes this process's key."""
+        """Leaves the cluster: stops following changes, and ends the metadata session, which deletes this process's
+        key."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

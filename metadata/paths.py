@@ -4,7 +4,7 @@
     /ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
     /ledgers/<id, 20 digits>                    LedgerRecord
     /deleted/<page, 20 digits>                  DeletedLedgersRecord: the ledgers that were deleted (ledger/client.py)
-    /incarnations                               IncarnationsRecord: read-only, of a tree in a file; in no listing
+    /incarnations                               IncarnationsRecord: read-only; not in a ZooKeeper, and in no listing
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
     /bookies/racks                              RacksRecord: racks of bookies, which override what they register
@@ -108,17 +108,18 @@ def ledger_id(segment_: str) -> int:
 
 
 def deleted_ledgers(page: int) -> str:
-    """Returns the path of a page of the ids of deleted ledgers."""
+    """Returns the path of the record that lists the deleted ledgers among the ids of one page. A page is a fixed number
+    of consecutive ids (ledger/client.py)."""
     return f"{DELETED}/{page:020d}"
 
 
 def cookie(bookie: str) -> str:
-    """Returns the path of the cookie record of a bookie."""
+    """Returns the path of the cookie record of a bookie. `bookie`: its uuid."""
     return f"{COOKIES}/{bookie}"
 
 
 def bookie(bookie_: str) -> str:
-    """Returns the path at which a running bookie is registered."""
+    """Returns the path at which a running bookie is registered. `bookie_`: its uuid."""
     return f"{BOOKIES}/{bookie_}"
 
 
@@ -163,23 +164,26 @@ def draining_broker(broker_: str) -> str:
 
 
 def started_broker(broker_: str) -> str:
-    """Returns the path of the record that outlives the session of a broker: without it a broker that died could not be
-    told from one that closed."""
+    """Returns the path of the record which says that a broker has started and has not closed. It outlives the broker's
+    session, so it shows whether a broker that is not registered died or closed."""
     return f"{STARTED}/{encode_segment(broker_)}"
 
 
 def member(role: str, key: str) -> str:
-    """Returns the path of the record of a member of the cluster, by its role and public key."""
+    """Returns the path of the record of a member of the cluster. `role`: "broker", "bookie" or "operator"; `key`: its
+    public key, 64 hexadecimal digits."""
     return f"{MEMBERS}/{role}/{key}"
 
 
 def bundle_owner(tenant_: str, namespace_: str, bundle: str) -> str:
-    """Returns the path of the owner record of a bundle of a namespace."""
+    """Returns the path of the owner record of a bundle of a namespace. `bundle`: its name, such as
+    0x00000000_0x40000000."""
     return f"{OWNERS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{bundle}"
 
 
 def parse_bundle_owner(path: str) -> tuple[str, str] | None:
-    """Returns (tenant/namespace, bundle) of the path of a bundle's owner record; None if it is of something else."""
+    """Returns (tenant/namespace, bundle) from the path of the owner record of a bundle; None if `path` is not such a
+    path."""
     root, _, tail = path.partition(f"{OWNERS}/")
     parts = tail.split("/")
     if root or len(parts) != 3 or "_" not in parts[2]:
@@ -193,7 +197,7 @@ def tenant(tenant_: str) -> str:
 
 
 def namespaces(tenant_: str) -> str:
-    """Returns the path below which the namespaces of a tenant are."""
+    """Returns the folder of the records of a tenant's namespaces."""
     return f"{NAMESPACES}/{encode_segment(tenant_)}"
 
 
@@ -218,7 +222,8 @@ def topics(tenant_: str, namespace_: str) -> str:
 
 
 def topic(tenant_: str, namespace_: str, topic_: str) -> str:
-    """Returns the path of the record of a topic or partition."""
+    """Returns the path of the record of a topic or partition. `topic_`: its name in the namespace; for a partition with
+    the suffix."""
     return f"{TOPICS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
@@ -238,50 +243,53 @@ def grants(tenant_: str, namespace_: str) -> str:
 
 
 def namespace_policies(tenant_: str, namespace_: str) -> str:
-    """Returns the path of the policies of a namespace."""
+    """Returns the path of the record of a namespace's policies. Below it are the records of its topics' policies."""
     return f"{POLICIES}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
-    """Returns the path of a topic's policies; `topic_` must be without the suffix of a partition."""
+    """Returns the path of the record of a topic's policies; `topic_` must be without the suffix of a partition."""
     return f"{namespace_policies(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schemas_of(tenant_: str, namespace_: str) -> str:
-    """Returns the path of the schemas of a namespace."""
+    """Returns the folder below which the schemas of a namespace's topics are stored."""
     return f"{SCHEMAS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
-    """Returns the path of the versions of a topic's schema; `topic_` must be without the suffix of a partition."""
+    """Returns the path of the list of a topic's schema versions. Below it is a record for each version. `topic_` must
+    be without the suffix of a partition."""
     return f"{schemas_of(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
-    """Returns the path of one version of a topic's schema."""
+    """Returns the path of the record of one version of a topic's schema; `topic_` must be without the suffix of a
+    partition."""
     return f"{schemas(tenant_, namespace_, topic_)}/{version}"
 
 
 def schedules_of(tenant_: str, namespace_: str) -> str:
-    """Returns the path of the schedules of a namespace."""
+    """Returns the folder of the schedule records of a namespace's topics."""
     return f"{SCHEDULES}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def schedules(tenant_: str, namespace_: str, topic_: str) -> str:
-    """Returns the path of a topic's schedules; `topic_` must be without the suffix of a partition."""
+    """Returns the path of the record of a topic's schedules; `topic_` must be without the suffix of a partition."""
     return f"{schedules_of(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schedule_progress_of_topic(tenant_: str, namespace_: str, topic_: str) -> str:
-    """Returns the path below which the progress of each schedule of a topic is."""
+    """Returns the folder of the progress records of a topic's schedules; `topic_` must be without the suffix of a
+    partition."""
     return f"{SCHEDULED}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
 def schedule_progress(tenant_: str, namespace_: str, topic_: str, name: str) -> str:
-    """Returns the path of the progress of one schedule of a topic."""
+    """Returns the path of the progress record of one schedule of a topic."""
     return f"{schedule_progress_of_topic(tenant_, namespace_, topic_)}/{encode_segment(name)}"
 
 
 def coordinator(number: int) -> str:
-    """Returns the path of a transaction coordinator."""
+    """Returns the path of the record of the transaction coordinator with this number."""
     return f"{COORDINATORS}/{number}"

@@ -41,7 +41,7 @@ CLUSTER_FORMAT = 2
 
 class Feature(enum.Enum):
     """Something that can be written to the metadata only if all processes of the cluster understand it. The value of a
-    member is the cluster format that includes the feature, and a description."""
+    member is a pair: the first cluster format that includes the feature, and a description."""
 
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
@@ -58,13 +58,15 @@ class _Written:
 
 
 def may_write_feature(feature: Feature) -> bool:
-    """Returns whether this process may use the feature in what it writes. Returns False before `magnetar cluster
-    finish-upgrade`, because older processes of the cluster do not understand the feature."""
+    """Returns whether this process may use the feature in what it writes: whether the format in which it writes
+    includes the feature. If not, older processes of the cluster may not understand it. `magnetar cluster
+    finish-upgrade` raises the format of the cluster; `set_written_format` says from when on a process uses it."""
     return _Written.format >= feature.value[0]
 
 
 def choose_written_format() -> int:
-    """Returns the cluster format in which this process writes its data."""
+    """Returns the cluster format in which this process writes its data: CLUSTER_FORMAT before `set_written_format` is
+    called."""
     return _Written.format
 
 
@@ -83,10 +85,10 @@ def set_written_format(found: int) -> None:
 
 
 class DamagedRecord(DataLost, ValueError):
-    """Raised when the bytes of a metadata node are not a record of the class that belongs to its path. (On the wire:
-    DataLost.)
+    """Raised when the bytes of a metadata node are not a record of the class that belongs to its path. On the wire this
+    error is a DataLost.
 
-    `str` of the error says what is wrong; its message, which callers get, also says what to do."""
+    `str` of the error says what is wrong. Its `message`, which callers get, also says what to do."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: what this record decides is not known; restore the metadata from a copy that has it")
@@ -135,8 +137,8 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a ledger (ledger protocol §1.1). `last_entry` and `length` (in payload bytes) are valid
-    only if the ledger is CLOSED."""
+    """The metadata record of a ledger (ledger protocol §1.1). `state` is OPEN, IN_RECOVERY or CLOSED. `last_entry` and
+    `length` (bytes of all payloads) are valid only if the ledger is CLOSED."""
 
     kind = 3
     ledger_id: int
@@ -159,8 +161,8 @@ class LedgerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the deleted ledgers among the ids of one page: those that their owners deleted
-    (ledger/client.py)."""
+    """The metadata record of the ledgers that were deleted among the ids of one page (ledger/client.py). It outlives
+    the records of these ledgers."""
 
     kind = 29
     page: int
@@ -168,8 +170,8 @@ class DeletedLedgersRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class CookieRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a bookie and its data directory. By it a start notices that the directory was rolled back
-    to an older state (bookie/store/identity.py)."""
+    """The metadata record of a bookie and its data directory. At each start the bookie compares the directory with this
+    record, and so detects that the directory was rolled back to an older state (bookie/store/identity.py)."""
 
     kind = 4
     bookie: str  # uuid
@@ -206,7 +208,8 @@ class RacksRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class BrokerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a running broker: its registration, by which clients and other brokers find it."""
+    """The metadata record of a running broker: its registration, by which clients and other brokers find it. Brokers
+    with the same `group` share the topics that clients look up at any of them."""
 
     kind = 6
     name: str
@@ -243,8 +246,8 @@ class StartedBrokerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class OwnerRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a bundle's owner: the broker that serves the bundle, or that was assigned to take it
-    over."""
+    """The metadata record of a bundle's owner: the broker that serves the bundle, or to which another broker has
+    assigned the bundle."""
 
     kind = 7
     broker: str
@@ -262,7 +265,10 @@ class TenantRecord(MetadataRecord, frozen=True, kw_only=True):
 
 class NamespaceRecord(MetadataRecord, frozen=True, kw_only=True):
     """The metadata record of a namespace: how its topics are created, and into how many bundles they are divided. The
-    policies of the namespace are in a PoliciesRecord."""
+    policies of the namespace are in a PoliciesRecord.
+
+    `default_partitions`: of a topic that is created at its first use; 0: not partitioned. `is_creation_set`: an
+    operator has set `auto_topic_creation` and `default_partitions`, perhaps to their defaults."""
 
     kind = 9
     bundles: int = 4
@@ -272,8 +278,8 @@ class NamespaceRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the policies and properties that a namespace or a topic sets itself (proto/policies.py);
-    or of those settings that an operator changed for all brokers."""
+    """The metadata record of the policies and properties that were set for a namespace or a topic itself
+    (proto/policies.py). The record at BROKER_POLICIES has the settings that an operator changed for all brokers."""
 
     kind = 60
     policies: Policies = Policies()
@@ -292,7 +298,8 @@ class GrantsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a topic's schema, as the list of all versions has it; its definition is in a SchemaRecord."""
+    """One version of a topic's schema, as an item of a SchemaListRecord. The definition of this version is in its
+    SchemaRecord."""
 
     version: int
     fingerprint: bytes  # of equal definitions: equal (broker/cluster/schema_core.py)
@@ -302,8 +309,8 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaListRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of the list of all versions of a topic's schema, in order. `next` is the number of the next
-    version; no number is used twice."""
+    """The metadata record of the list of all versions of a topic's schema, the oldest first. `next` is the number of
+    the next version; no number is used twice."""
 
     kind = 64
     next: int = 0
@@ -311,7 +318,8 @@ class SchemaListRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class SchemaRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of one version of a topic's schema, with its definition. It never changes."""
+    """The metadata record of one version of a topic's schema, with its definition (`data`). The record never
+    changes."""
 
     kind = 65
     type: int  # proto/schema.py `SchemaType`
@@ -321,8 +329,8 @@ class SchemaRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class PartitionedRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a partitioned topic. `created_ms` tells a topic from an earlier one of the same name; 0:
-    an older Magnetar made the topic."""
+    """The metadata record of a partitioned topic. `created_ms` differs from that of an earlier topic with the same
+    name; 0: an older Magnetar created the topic."""
 
     kind = 10
     partitions: int
@@ -330,7 +338,8 @@ class PartitionedRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger in the list of a topic's ledgers, with the indexes of its messages."""
+    """A ledger in the list of a topic's ledgers, with the indexes of its messages. `entries`, `size` (bytes) and
+    `end_index` are valid only once the ledger is closed."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -343,7 +352,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeduplicationStateLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a topic's deduplication state is stored: in the last snapshot in the ledger `ledger_id`. If that is -1, the
-    state is made anew from the topic's log after the mark."""
+    state is computed again from the topic's log after the mark."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -360,8 +369,8 @@ class TransactionOutcomesLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The compacted form of a topic's messages, up to and including the horizon: the ledger that contains it, and its
-    counts (broker/log/compaction.py)."""
+    """The compacted form of a topic's messages up to and including the horizon (broker/log/compaction.py): the ledger
+    that contains it, and the number and size of the remaining messages."""
 
     ledger_id: int
     horizon_ledger: int
@@ -374,7 +383,7 @@ class CompactedLedgerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyIndexLocation(msgspec.Struct, frozen=True, array_like=True):
-    """Where the key index of a sealed ledger is stored (broker/log/key_indexes.py): a ledger of its own."""
+    """Where the key index of a closed ledger is stored: in a ledger of its own (broker/log/key_indexes.py)."""
 
     ledger_id: int
     index_ledger_id: int
@@ -438,8 +447,8 @@ class CursorRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DamagedEntriesRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a damage report: which entries of a ledger are damaged at this bookie. A repair replaces
-    its copies (bookie/maintenance/scrub.py)."""
+    """The metadata record of a damage report: which entries of a ledger are damaged at one bookie. A repair replaces
+    the bookie's copies of these entries (bookie/maintenance/scrub.py)."""
 
     kind = 13
     ledger_id: int
@@ -448,8 +457,8 @@ class DamagedEntriesRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class UnderReplicatedRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of a ledger's repair mark: the ledger lacks copies, or its recovery has not ended. Also has
-    the result of the last attempt to repair it (bookie/maintenance/repair_core.py)."""
+    """The metadata record of a ledger's repair mark: the ledger lacks copies, or its recovery has not ended. The record
+    also has the result of the last attempt to repair the ledger (bookie/maintenance/repair_core.py)."""
 
     kind = 20
     ledger_id: int
@@ -502,7 +511,7 @@ class RepairWorkerRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class DepartingRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of an operator's order to move all copies away from a bookie, whether the bookie is running
+    """The metadata record of an operator's order to move all copies away from a bookie, which may be running
     (decommission) or lost (recover)."""
 
     kind = 25
@@ -522,7 +531,8 @@ class MemberRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """A period during which one process of the metadata service had the metadata file open."""
+    """A period during which one process of the metadata service had the metadata file open. Each opening of the file
+    begins a new one."""
 
     number: int  # one more than that of the incarnation before
     token: str  # random
@@ -540,8 +550,8 @@ class TransactionsRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class CoordinatorRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The metadata record of one transaction coordinator: its epoch, its owner's claim, and the ledger with its state
-    (broker/transaction/log.py)."""
+    """The metadata record of one transaction coordinator: its epoch, the claim of its owner, and the ledger with its
+    state (broker/transaction/log.py)."""
 
     kind = 28
     epoch: int = 0  # grows with each claim; it is in the ids, so none is given twice
@@ -551,15 +561,17 @@ class CoordinatorRecord(MetadataRecord, frozen=True, kw_only=True):
 
 
 class IncarnationsRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The record of the incarnations of the metadata file, the latest one last. The metadata service makes it; no
-    client writes it."""
+    """The record of the incarnations of the metadata file, the latest one last. The metadata service computes it when
+    it opens the file; no client writes it."""
 
     kind = 26
     incarnations: tuple[Incarnation, ...] = ()
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py)."""
+    """A schedule of a topic: a message, and when it is published (broker/session/schedules_core.py). One of `cron`,
+    `every_ms` and `at_ms` is set. `missed`: which of the times that passed without a broker are made up for: "skip"
+    (none), "last" or "all"."""
 
     name: str
     id: str  # random: another schedule of this name has another one
@@ -578,16 +590,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulesRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The record of the schedules of a topic, or of all partitions of a topic."""
+    """The metadata record of the schedules of a topic, or of all partitions of a topic."""
 
     kind = 66
     schedules: tuple[Schedule, ...] = ()
 
 
 class ScheduleProgressRecord(MetadataRecord, frozen=True, kw_only=True):
-    """The record of how far a schedule has come. `firing`: the times for which messages may be in the log already,
-    because their publishing began. The log of `partition` ended then with the entry `last_ledger`:`last_entry`, and
-    `log_end` was the index of its next message."""
+    """The metadata record of the progress of a schedule. `firing`: the times for which messages may be in the log
+    already, because their publishing began. When it began, the last entry of the log of `partition` was
+    `last_ledger`:`last_entry`, and `log_end` was the index of its next message."""
 
     kind = 67
     id: str  # of the schedule
@@ -630,8 +642,8 @@ at this path only."""
 
 
 def encode_record(record: MetadataRecord, path: str, *, cluster_format: int | None = None) -> bytes:
-    """Encodes `record` for the node at `path` and returns its bytes. Uses the format `cluster_format`; without it, the
-    format in which this process writes."""
+    """Encodes `record` for the node at `path` and returns the bytes. `cluster_format`: the cluster format to use; None:
+    the format in which this process writes."""
     body = msgspec.json.encode(record)
     written = _Written.format if cluster_format is None else cluster_format
     if written < Feature.RECORD_OF_PATH.value[0]:
@@ -641,7 +653,8 @@ def encode_record(record: MetadataRecord, path: str, *, cluster_format: int | No
 
 def decode_record(data: bytes, cls: type[R], path: str) -> R:
     """Decodes the bytes of the node at `path` and returns the record, which must be of class `cls`. Raises
-    DamagedRecord, which names the path."""
+    DamagedRecord, which names the path, if the bytes are damaged, of a newer format, of another class, or the record of
+    another path."""
     if len(data) < _HEAD.size:
         raise DamagedRecord(f"{path}: {len(data)} bytes are too few for a record")
     magic, version, kind, crc = _HEAD.unpack_from(data)
@@ -668,7 +681,8 @@ def decode_record(data: bytes, cls: type[R], path: str) -> R:
 
 
 def decode_record_of_any_class(data: bytes, path: str) -> MetadataRecord:
-    """Decodes the bytes of the node at `path` and returns the record, of any class. Raises DamagedRecord."""
+    """Decodes the bytes of the node at `path` and returns the record, of whatever class it is. Raises DamagedRecord as
+    `decode_record` does, also for a class that this version does not know."""
     cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else MetadataRecord
     if cls is None:
         raise DamagedRecord(f"{path}: {data[3]} is no kind of a record")

@@ -8,7 +8,7 @@ is left for another connection. Fencing protects data in any case.
 Reads are repeated until their deadline. A commit is sent once. Before that it waits for a connection (without one it
 fails with Unavailable: definitely not done); afterwards its error is raised unchanged: BadVersion is definite,
 ConnectionLost and TimedOut are unknown. A server that answers Unavailable has not done it, and is asked again.
-A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one Reset.
+A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one WatchReset.
 
 Also in this file, each below its heading: the tree's values as messages of proto/wire.proto, for both ends of the
 metadata service (messages); the opening of a session, with a metadata service of either kind (connect).
@@ -106,8 +106,8 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def encode_watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
-    """Returns the reply that tells a client the changes `news` for one of its watches. After it the client knows that
-    the watch has received all changes up to `revision`."""
+    """Returns the reply that tells a client the changes `news` for one of its watches. By the reply the client knows
+    that the watch has received all changes up to and including `revision`."""
     if isinstance(news, WatchReset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:
@@ -121,7 +121,7 @@ def _event(change: NodeChanged) -> wire.TreeEvent:
 
 
 def parse_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
-    """Returns the changes that a message of a watch carries; one WatchReset if the watch starts over."""
+    """Returns the changes in a message of a watch; a single WatchReset if the watch has missed changes."""
     if message.reset:
         return [WatchReset(message.revision)]
     return [NodeChanged(event.path, event.version, event.revision) for event in message.events]
@@ -176,8 +176,8 @@ class RemoteStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable if that does not succeed within the session's timeout, or the error
-        that makes retrying useless."""
+        """Opens the session, and begins to keep it alive in the background. Raises Unavailable if that does not succeed
+        within the session's timeout, or at once the error that makes retrying useless."""
         self._start_keeper()
         await self._settled.wait()
         if self._state is SessionState.LOST:
@@ -306,7 +306,8 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the service if it can be reached; otherwise the session expires there."""
+        """Ends the session at the service if it can be reached; otherwise the session expires there. Also closes the
+        connection. May be called again."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return
@@ -334,7 +335,8 @@ class RemoteStore(SessionStore):
         return int(reply.revision)
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns what the service measures; None if it has no file, or is of an older release."""
+        """Returns what the service measures; None if its tree is in memory alone, or if the service is of an older
+        release."""
         try:
             found = await self._ask(DISK, wire.Empty())
         except MagnetarError as error:

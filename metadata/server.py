@@ -72,8 +72,8 @@ class MetadataServer:
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
         """Starts a metadata service at `endpoint` and returns it. `path` is the SQLite file. `memory_bytes` bounds the
-        memory that clients may use (`CallerMemory`). `service` handles the requests instead of MetadataService. Raises
-        Busy if the port or the file is in use, and the errors of SqliteStore.open."""
+        memory that clients may use (`CallerMemory`). `service`: the class that handles the requests; None:
+        MetadataService. Raises Busy if the port or the file is in use, and the other errors of `SqliteStore.open`."""
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
@@ -86,6 +86,7 @@ class MetadataServer:
 
     @property
     def endpoint(self) -> Endpoint:
+        """Returns the address at which clients connect, with the port that is really used."""
         return self._serving.endpoint
 
     @property
@@ -98,21 +99,24 @@ class MetadataServer:
 
     @property
     def last_backup_ms(self) -> int:
-        """The wall-clock time of the last backup in ms since the epoch; 0 if there was none."""
+        """Returns when the last backup was made, in ms since the epoch; 0 if there was none."""
         return self._store.last_backup_ms
 
     async def measure_disk(self) -> MetadataDisk | None:
+        """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk`
+        does."""
         return await self._store.measure_disk()
 
     async def close(self) -> None:
-        """Ends the connections of clients, then closes the store. The sessions of clients do not end: they go on after
-        the next start."""
+        """Ends the connections of clients, then closes the store. The sessions of clients do not end: they continue
+        after the next start."""
         await self._serving.close()
         await self._store.close()
 
 
 class MetadataService:
-    """Answers the requests of the gRPC service `Metadata` of proto/wire.proto."""
+    """Answers the requests of the gRPC service `Metadata` of proto/wire.proto. Each public method is the request of its
+    name. The errors of SqliteStore are answered to the client."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -134,23 +138,32 @@ class MetadataService:
         return wire.Names(names=await self._store.children(request.path))
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
+        """Commits the operations under the session that the request names. Raises Unauthorized if the caller's role may
+        not write one of the nodes (`may_role_write`)."""
         operations = parse_operations(request)
         _check_rights(context.principal, operations)
         done = await self._store.commit(operations, request.session)
         return wire.CommitReply(versions=done.versions, revision=done.revision)
 
     async def backup(self, request: wire.BackupRequest, context: CallContext) -> wire.BackupReply:
+        """Writes a copy of the metadata into the service's own folder. Raises Unauthorized if the caller is on another
+        machine."""
         if not is_local(context.peer.rpartition(":")[0].strip("[]")):
             raise Unauthorized("a backup is made for the metadata service's own machine only: run the command there")
         path, revision, size = await self._store.back_up(request.name)
         return wire.BackupReply(path=path, revision=revision, bytes=size)
 
     async def disk(self, request: wire.Empty, context: CallContext) -> wire.MetadataDisk:
+        """Returns the size and the free space of the metadata's disk (0: the tree is in memory alone), and when the
+        service's first certificate expires."""
         total, free, _ = await self._store.measure_disk() or MetadataDisk(0, 0)
         ends_ms = CERTIFICATES.find_first_end_ms()
         return wire.MetadataDisk(total_bytes=total, free_bytes=free, certificate_ends_ms=ends_ms)
 
     async def session(self, stream: SessionStream, context: CallContext) -> None:
+        """Serves the stream of one session: opens or resumes the session, renews it with each request, and sends the
+        changes of its watches. Returns when the stream ends. The end of the stream does not end the session, unless the
+        client has sent `close`."""
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""A session with a metadata service, as its holder sees it: what remote.py and zookeeper.py have in common.
+"""A session with a metadata service, as its client sees it: what remote.py and zookeeper.py have in common.
 
     connecting ──connected──▶ connected ──broken──▶ connecting …     the same session
          └───── no sign of life for the timeout, or the service ends it ─────▶ lost   (SessionExpired, for ever)
@@ -8,10 +8,10 @@
 - A read is repeated until it is answered or that time has passed; a commit never is (metadata/store.py).
 - A loss is final and reported once: `wait_session_lost` returns and every watch ends. Closing a session ends it in the
   same way, without an error.
-- *The holder gives up first.* Its deadline counts from the *sending* of the last answered sign of life; the service
-  counts from the arrival. The holder's timeout is also shorter by MARGIN_SHARE. An alarm watches the deadline, and
-  every call checks it; other replies of the service (a busy watch) do not move it. So the holder of an ephemeral knows
-  that it may be deleted before the service gives it to another process.
+- *The client gives up first.* Its deadline counts from the *sending* of the last answered sign of life; the service
+  counts from the arrival. The client's timeout is also shorter by MARGIN_SHARE. An alarm watches the deadline, and
+  every call checks it; other replies of the service (a busy watch) do not move it. So the owner of an ephemeral node
+  knows that the node may be deleted before another process can create it.
 - A fault in the task that keeps the session ends the session: no call waits for a connection that no task makes.
 
 The subclass keeps the session: it sets `_state` and `_settled`, and calls `_end_session`. Guarded by
@@ -58,7 +58,8 @@ T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """The state of a metadata session, as far as its client knows. LOST: it has expired, or was closed."""
+    """The state of a metadata session, as far as its client knows. LOST: the session has expired or was closed; no
+    other state follows."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -66,8 +67,8 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    """The base class of a client's session with a metadata service. Decides when the session is lost, and makes calls
-    wait while there is no connection."""
+    """The base class of a client's session with a metadata service: RemoteStore and ZookeeperStore make the connection.
+    This class decides when the session is lost, and makes calls wait while there is no connection."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
@@ -128,7 +129,7 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its beginning
     async def start_or_close(self) -> Self:
-        """Opens the session and returns this store. If that fails, closes the store and raises the error."""
+        """Opens the session and returns this store. If that fails, closes the store and raises the error of `start`."""
         try:
             await self.start()
         except BaseException:
@@ -138,7 +139,8 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable if that does not succeed within the session's timeout."""
+        """Opens the session, and begins to keep it alive in the background. Called once. Raises Unavailable if that
+        does not succeed within the session's timeout."""
 
     def _start_keeper(self) -> None:
         self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
@@ -199,7 +201,7 @@ class SessionStore(MetadataStore):
 # -------------------------------------------------------------------------------------------------- reconnecting
 # Consecutive sessions as one `MetadataStore`: for a process that goes on serving when its session is lost.
 #
-#     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──stop_reconnecting()──▶ ended (SessionExpired)
+#     serving ──suspend()──▶ suspended ──set_session(…)──▶ serving … ──stop_reconnecting()──▶ ended (SessionExpired)
 #
 # The owner of the sessions calls `suspend` when one is lost, and `set_session` with the next one. The ephemerals of the
 # lost session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.
@@ -224,6 +226,7 @@ class MetadataResponsiveness:
         self.sessions_ended = 0  # lost, not closed
 
     def on_answer(self) -> None:
+        """Called when the metadata has answered a call of this process. A refusal is an answer, too."""
         self._answered_s = self._clock.monotonic()
 
     def on_failure(self, error: MagnetarError) -> None:
@@ -235,17 +238,19 @@ class MetadataResponsiveness:
             self.on_answer()
 
     def now_s(self) -> float:
+        """Returns the present time of the monotonic clock, in seconds."""
         return self._clock.monotonic()
 
     @property
     def silent_s(self) -> float:
-        """Returns for how many seconds the metadata has not answered this process."""
+        """Returns the seconds since the metadata last answered a call of this process."""
         return max(0.0, self._clock.monotonic() - self._answered_s)
 
 
 class ReconnectingStore(MetadataStore):
     """A metadata store that outlives its sessions. It uses one session at a time. When that is lost, its owner must
-    give it another one (`set_session`); meanwhile calls wait."""
+    give it the next one (`set_session`). Meanwhile calls wait for at most CALL_TIMEOUT_S seconds; then they raise
+    Unavailable, and nothing was done."""
 
     def __init__(self, session: MetadataStore, use: MetadataResponsiveness) -> None:
         self._session: MetadataStore = session
@@ -256,14 +261,15 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
-        """Called when the session is lost: makes all calls wait until `set_session` is called."""
+        """Called by the owner when the session is lost: makes all calls wait until `set_session` is called. May be
+        called again for the same session."""
         if self._lost is not self._session:
             self.use.sessions_ended += 1
         self._lost = self._session
         self._changed.clear()
 
     def set_session(self, session: MetadataStore) -> None:
-        """Sets the session to use from now on. Calls that wait for a session go on with it."""
+        """Sets the session to use from now on. Calls that wait for a session continue with it."""
         self._session = session
         self._changed.set()
 
@@ -275,6 +281,7 @@ class ReconnectingStore(MetadataStore):
 
     @property
     def is_suspended(self) -> bool:
+        """Returns whether there is no session to use now: the last one is lost, or there will be no further one."""
         return self._session is self._lost or self._ended
 
     # -------------------------------------------------------------------------------------------- calls
@@ -333,6 +340,8 @@ class ReconnectingStore(MetadataStore):
         return await self._read(lambda session: session.measure_disk())
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        """Commits, as `MetadataStore.commit` does. Raises ConnectionLost if the session is lost during the call: then
+        it is unknown whether the operations were done."""
         session = self._session
         if session is self._lost or self._ended:
             session = await self._living()
@@ -351,6 +360,8 @@ class ReconnectingStore(MetadataStore):
         return found
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
+        """Yields changes, as `MetadataStore.watch` does. Raises ConnectionLost when the session is lost: the caller
+        must list the nodes again and begin another watch."""
         session = await self._living()
         try:
             async for change in session.watch(prefix, after_revision):
@@ -362,6 +373,7 @@ class ReconnectingStore(MetadataStore):
     # -------------------------------------------------------------------------------------------- the session
     @property
     def session_id(self) -> str:
+        """Returns the id of the session that is used now, or of the last one."""
         return self._session.session_id
 
     async def wait_session_lost(self) -> None:
@@ -369,14 +381,15 @@ class ReconnectingStore(MetadataStore):
         await self._session.wait_session_lost()
 
     async def close(self) -> None:
+        """Does what `stop_reconnecting` does. Does not close the session, which belongs to the owner."""
         self.stop_reconnecting()
 
 
 # -------------------------------------------------------------------------------------------------------------- address
 # The address of the metadata: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
 #
-#     address = parse("zk://zk1:2181,zk2:2181/magnetar")       ValueError says what is wrong with it
-#     store = await connect(world, address, timeout_s)          metadata/remote.py: a store with an open session
+#     address = parse_address("zk://zk1:2181,zk2:2181/magnetar")   ValueError says what is wrong with it
+#     store = await connect_address(world, address, timeout_s)     metadata/remote.py: a store with an open session
 #
 # `?jute_maxbuffer=BYTES` is the limit that the ZooKeeper servers were started with (ZooKeeper's default is 1 MiB - 1).
 
@@ -389,8 +402,8 @@ sends a larger one."""
 
 
 class ZookeeperAccess(NamedTuple):
-    """The TLS files and the credentials with which a process connects to ZooKeeper. If ZooKeeper can authenticate the
-    process, only this identity may access the nodes that the process creates."""
+    """The TLS files and the credentials with which a process connects to ZooKeeper. If the process shows an identity,
+    the nodes that it creates are accessible to this identity only."""
 
     ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
     certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one
@@ -404,7 +417,8 @@ class ZookeeperAccess(NamedTuple):
 
 
 class ZookeeperAddress(NamedTuple):
-    """The servers of a ZooKeeper ensemble, and the path of the znode below which the metadata tree is stored."""
+    """The servers of a ZooKeeper ensemble, and the path (`root`) of the znode below which the metadata tree is stored.
+    `jute_maxbuffer`: the largest request, in bytes, that the servers accept."""
 
     servers: tuple[Endpoint, ...]
     root: str = ROOT
@@ -413,6 +427,7 @@ class ZookeeperAddress(NamedTuple):
 
     @property
     def hosts(self) -> str:
+        """Returns the addresses of the servers, separated by commas, as the library kazoo expects them."""
         return ",".join(map(str, self.servers))
 
     def __str__(self) -> str:
@@ -423,8 +438,8 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse_address(text: str) -> Address:
-    """Parses a metadata address, as operators write it, and returns it. Raises ValueError; its text describes the
-    mistake."""
+    """Parses a metadata address, as operators write it. Returns an Endpoint for HOST:PORT, and a ZookeeperAddress for a
+    text that begins with zk://. Raises ValueError, whose text describes the mistake."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)
     where, _, query = text[len(SCHEME) :].partition("?")

@@ -5,9 +5,9 @@ The store is the driver between callers on the event loop and `MetadataTree` (me
 - *Group commit*: jobs that arrive while the worker writes are its next batch: one transaction, one fsync, many answers.
   At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
 - *Reads* use the same worker, so each sees every commit that was acknowledged before it was asked. All reads that wait
-  are one call of the worker: a change of threads costs more than a read. What was read lately is known
-  (tree_core.py) until a commit changes it: the worker returns its results in its order, so a read is known
-  before the commits that it did not see.
+  are one call of the worker: a change of threads costs more than a read. Nodes that were read lately are cached
+  (tree_core.py `NodeCache`) until a commit changes them. The worker returns its results in its order, so a read is
+  cached before the commits that it did not see.
 - *A session ends* in this order: its further commits are refused; then a job that deletes its ephemerals is queued
   after all accepted commits, and repeated until the disk has room. So no ephemeral outlives its session.
 - *Start*: lock, check of the file (tree.py), deletion of the ephemerals whose sessions ended with the former process.
@@ -113,7 +113,7 @@ class _Watch:
 
 class SqliteStore:
     """Stores the metadata tree in one SQLite file, for the sessions of many clients. Made by `open`. A user in the same
-    process opens a session with `new_session`."""
+    process opens a session with `new_session`. After `close` every call raises Unavailable or SessionExpired."""
 
     def __init__(self, world: World, tree: MetadataTree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
@@ -144,8 +144,9 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, world: World, path: str) -> Self:
-        """Opens the metadata file at `path` and returns the store. Deletes the ephemeral nodes of local sessions that
-        ended with the former process. Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
+        """Opens the metadata file at `path` (MEMORY: none, the tree is in memory alone) and returns the store. Deletes
+        the ephemeral nodes of local sessions that ended with the former process. Raises Busy, DataLost,
+        InvalidConfiguration or Unavailable."""
         if path != MEMORY:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
@@ -160,8 +161,8 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for the queued jobs, then closes the file. Ends the sessions of this process; their ephemeral nodes are
-        deleted, at the latest when the file is opened again."""
+        """Waits for the queued jobs and reads, then closes the file. Ends the sessions of this process; their ephemeral
+        nodes are deleted, at the latest when the file is opened again. May be called again."""
         if self.closed:
             return
         self.closed = True
@@ -184,7 +185,8 @@ class SqliteStore:
         }  # fmt: skip
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns the size and the free space of the disk with the metadata file; None if it is in memory alone."""
+        """Returns the size and the free space of the disk with the metadata file; None if the tree is in memory alone,
+        or the store is closed."""
         if self._tree.path == MEMORY or self.closed:
             return None
         folder = str(PurePath(self._tree.path).parent)
@@ -192,6 +194,8 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> StoredNode | None:
+        """Returns the node at `path`; None if there is none. The result includes every commit that was answered before
+        the call. Raises InvalidName, or Unavailable if the store is closed."""
         if path in self._known.nodes:
             self._known_reads += 1
             if not self._known_reads % KNOWN_AT_ONCE:
@@ -208,7 +212,8 @@ class SqliteStore:
         """Writes a copy of the metadata beside the metadata file. `name` is the name of the copy; "": its revision
         makes the name. Returns (path of the copy, its revision, its size in bytes). Commits wait meanwhile.
 
-        Raises InvalidRequest, AlreadyExists, or Unavailable if the disk is full."""
+        Raises InvalidRequest if `name` is not a valid name or the tree is in memory alone, AlreadyExists if the file
+        exists, or Unavailable if the disk is full."""
         if self._tree.path == MEMORY:
             raise InvalidRequest("this metadata is in memory alone")
         name = name or f"metadata-{self.history.revision}.backup"
@@ -223,6 +228,8 @@ class SqliteStore:
         return path, revision, size
 
     async def children(self, path: str) -> list[str]:
+        """Returns the names of the direct children of a node, sorted, as `MetadataStore.children` does. Raises
+        InvalidName, or Unavailable if the store is closed."""
         check_prefix(path)
         return await self._ask(partial(self._tree.children, path))
 
@@ -276,7 +283,8 @@ class SqliteStore:
         """Commits all operations or none; they are durable when this returns. `session` owns the ephemeral nodes that
         they write; "": none may be ephemeral. Returns the new versions and the new revision.
 
-        Raises BadVersion, SessionExpired, Unavailable, or an error that is the caller's fault (tree_core.py)."""
+        Raises BadVersion, SessionExpired, BackPressure if WAITING_MAX jobs wait, Unavailable if the disk is full, or an
+        error that is the caller's fault (`check_operations`). A failed write or sync ends the process."""
         check_operations(operations)
         if session:
             if session not in self._sessions.open_ones:
@@ -355,8 +363,8 @@ class SqliteStore:
     # -------------------------------------------------------------------------------------------- watching
     async def wait_change(self, after_revision: int, session: str, prefix: str = "/") -> int:
         """Waits until a node at or below `prefix` has changed after the revision `after_revision`. Returns a revision
-        up to which there was no such change; `history` has those after it. Raises SessionExpired if the session or the
-        store ends first."""
+        up to which there was no such change; `history` has the changes after it. Returns at once if there is a change
+        already, or if `history` needs a WatchReset. Raises SessionExpired if the session or the store ends first."""
         watch = _Watch(prefix, after_revision)
         while not self.history.changes_since(prefix, watch.seen):
             watch.seen = self.history.revision
@@ -385,8 +393,8 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- sessions
     def new_session(self, timeout_s: float = 10.0) -> LocalSession:
-        """Opens a session for a user in this process and returns it. The session lasts until `close`; after
-        `LocalSession.abandon`, for `timeout_s` seconds more."""
+        """Opens a session for a user in this process and returns it. The session lasts until its `close`; after
+        `LocalSession.abandon`, for `timeout_s` seconds more. Raises Unavailable if the store is closed."""
         if self.closed:
             raise Unavailable(_CLOSED)
         session = f"local-{self._world.rng.randbytes(12).hex()}"
@@ -395,7 +403,8 @@ class SqliteStore:
 
     async def open_session(self, timeout_s: float) -> str:
         """Opens a durable session, which survives a restart of this process, and returns its id. The session expires
-        unless `renew_session` is called at least every `timeout_s` seconds."""
+        unless `renew_session` is called at least every `timeout_s` seconds. Raises BackPressure or Unavailable as
+        `commit` does."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())
@@ -403,17 +412,18 @@ class SqliteStore:
 
     def renew_session(self, session: str) -> float:
         """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
-        Raises SessionExpired."""
+        Raises SessionExpired if the session has ended."""
         return self._sessions.renew_session(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Makes the session expire after its timeout, because its user is gone and has not ended it."""
+        """Makes the session expire after its timeout, because its user is gone and has not ended it. Does nothing if it
+        has ended."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
         """Ends a session; its ephemeral nodes are deleted when this returns. Does nothing if the session has ended
-        already."""
+        already. Raises Unavailable if the disk is full: then the nodes are deleted later, in the background."""
         if self._sessions.close(session) and not self.closed:
             await self._on_session_ended(session)
 
@@ -494,7 +504,7 @@ def _outcome(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class LocalSession(MetadataStore):
-    """The session of a user in the same process as the metadata store."""
+    """The session of a user in the same process as the metadata store. Made by `SqliteStore.new_session`."""
 
     def __init__(self, store: SqliteStore, session: str) -> None:
         self._store = store
@@ -559,21 +569,23 @@ class LocalSession(MetadataStore):
 # --------------------------------------------------------------------------------------------------------------- backup
 # Copies of the metadata tree's file: what a copy contains, and how a copy replaces a file that is lost or older.
 #
-#     inspect(path)                               what bookies can be asked to compare with the copy
-#     restore(backup, target, least_id, token)    the copy replaces the file; the service must be stopped
+#     read_backup_contents(path)                         what bookies can be asked to compare with the copy
+#     restore_backup(backup, target, least_id, token)    the copy replaces the file; the service must be stopped
 #
-# A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, in one
-# transaction 1. the counter of ledger ids begins above `least_id`, the highest id that bookies (or the replaced file)
-# saw, so that no
-#    id is allocated twice;
-# 2. all sessions and ephemerals are deleted: processes that run register again; 3. an incarnation begins that is marked
-# `restored`: bookies accept the tree although it is older than the one they saw,
-#    and keep the ledgers that it does not contain (bookie/maintenance/seen.py).
-# A crash before the rename leaves the old file, and beside it a partial one that the next restore replaces.
+# A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, before it is
+# renamed:
+#  1. the counter of ledger ids begins above `least_id`, the highest id that bookies (or the replaced file) saw, so that
+#     no id is allocated twice;
+#  2. all sessions and ephemerals are deleted: processes that run register again;
+#  3. an incarnation begins that is marked `restored`: bookies accept the tree although it is older than the one they
+#     saw, and keep the ledgers that it does not contain (bookie/maintenance/seen.py).
+# A crash before the old file is renamed leaves it, and beside it a partial one that the next restore replaces. A crash
+# after that, before the new file is renamed, leaves no file: restore again before the service starts.
 # Guarded by tests/cli/storage/test_metadata_copies.py.
 
 class BackupContents(NamedTuple):
-    """What a backup of the metadata contains, as far as bookies can compare it with their own data."""
+    """What a backup of the metadata contains, as far as bookies can compare it with their own data. `topics` is empty
+    if the backup was not compared with another copy."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -584,9 +596,9 @@ class BackupContents(NamedTuple):
 
 def read_backup_contents(path: str, known: frozenset[int] | None = None) -> BackupContents:
     """Reads the backup at `path` and returns its contents. Neither changes nor locks the file: reads a copy, which it
-    makes beside the file and deletes at the end. `known`: the ledgers of another copy, with which it is compared; None:
-    no comparison. Raises NotFound if there is no file; DataLost, InvalidConfiguration or Busy if the copy cannot be
-    opened."""
+    makes beside the file and deletes at the end. `known`: the ledgers of another copy, with which the backup is
+    compared; None: no comparison. Raises NotFound if there is no file; DataLost, InvalidConfiguration or Busy if the
+    copy cannot be opened."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -634,9 +646,12 @@ def _next_id(tree: MetadataTree) -> int:
 
 
 def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
-    """Replaces the metadata file `target` by a copy of the file `backup`. Makes sure that the ids up to `least_id` are
-    not allocated again, and begins an incarnation named `token`. Returns the name to which the old file was renamed; ""
-    if there was none. Raises Busy if the metadata service is running."""
+    """Replaces the metadata file `target` by a copy of the file `backup`. Makes sure that the ids up to and including
+    `least_id` are not allocated again, and begins an incarnation named `token`. Returns the name to which the old file
+    was renamed; "" if there was none.
+
+    Raises Busy if the metadata service is running, and the errors of MetadataTree if `backup` cannot be opened; then
+    the old file is unchanged."""
     check_service_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)

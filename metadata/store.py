@@ -6,7 +6,7 @@ of their own. The whole tree has a `revision` that grows with every commit.
 Parents need not exist: a path is a key, `children` lists the next path segments below it.
 
 - `commit` is a transaction: all operations or none, in order, linearizable. BadVersion (NodeExists, NoNode) is
-  definite; ConnectionLost and TimedOut are *unknown*: read again and decide by content (`metadata/store.py` does).
+  definite; ConnectionLost and TimedOut are *unknown*: read again and decide by content (`update_nodes` does).
 - Every put decides anew whether its node is ephemeral; the last put counts. An ephemeral lives as long as the session
   of the store that put it. A lost session is reported once, by `wait_session_lost`; after that every call raises
   SessionExpired, and the caller makes a new store.
@@ -63,8 +63,8 @@ class VersionedValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutNode(msgspec.Struct, frozen=True):
-    """Operation of a commit: write a node. The commit fails if the node does not have the expected version.
-    `ephemeral`: the node is deleted when the session ends."""
+    """Operation of a commit: write a node. `expected`: the version that the node must have, ABSENT or ANY; the commit
+    fails if the node does not have it. `ephemeral`: the node is deleted when the session ends."""
 
     path: str
     value: bytes
@@ -73,14 +73,16 @@ class PutNode(msgspec.Struct, frozen=True):
 
 
 class DeleteNode(msgspec.Struct, frozen=True):
-    """Operation of a commit: delete a node. The commit fails if the node does not have the expected version."""
+    """Operation of a commit: delete a node. `expected`: the version that the node must have, or ANY; the commit fails
+    if the node does not have it."""
 
     path: str
     expected: int = ANY  # ANY: fine when absent
 
 
 class CheckNodeVersion(msgspec.Struct, frozen=True):
-    """Operation of a commit: change nothing, but let the commit fail if the node does not have the expected version."""
+    """Operation of a commit: change nothing, but let the commit fail if the node does not have the expected version.
+    `expected`: a version, or ABSENT."""
 
     path: str
     expected: int
@@ -98,15 +100,15 @@ class NodeChanged(msgspec.Struct, frozen=True):
 
 
 class WatchReset(msgspec.Struct, frozen=True):
-    """Says that a watch has missed changes up to `revision`. Its reader must list the nodes again, and watch from this
-    revision on."""
+    """An item of a watch which says that changes up to `revision` may be missing. The reader must list the nodes again;
+    the watch continues after this revision."""
 
     revision: int
 
 
 class MetadataDisk(NamedTuple):
-    """The disk with the metadata, and when the first of the certificates ends that the service shows to others, in ms
-    since the epoch; 0: it has none, or does not say."""
+    """The disk on which the metadata is stored, as the metadata service reports it. `certificate_ends_ms`: when the
+    first of the service's certificates expires, in ms since the epoch; 0: it has none, or does not say."""
 
     total_bytes: int
     free_bytes: int
@@ -114,9 +116,17 @@ class MetadataDisk(NamedTuple):
 
 
 class MetadataStore(Protocol):
-    """A client's session with the metadata tree. The module's docstring says what its callers may rely on."""
+    """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
+    by LocalSession, RemoteStore and ZookeeperStore, and by ReconnectingStore, which uses one of them after the other.
 
-    async def get(self, path: str) -> VersionedValue | None: ...
+    A read raises Unavailable or TimedOut if it gets no answer in time, and InvalidName for an invalid path. Every call
+    raises SessionExpired when the session has ended."""
+
+    async def get(self, path: str) -> VersionedValue | None:
+        """Returns the value and the version of the node at `path`; None if there is no node. Linearizable: the result
+        includes every commit that was answered to any client before the call."""
+        ...
+
     async def children(self, path: str) -> list[str]:
         """Returns the names of all direct children of a node (segments, not paths), sorted.
 
@@ -126,8 +136,11 @@ class MetadataStore(Protocol):
         ...
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        """Commits all operations or none. Returns the new version of each operation's node (-1: deleted). Raises
-        BadVersion, and changes nothing, if a node does not have the expected version."""
+        """Commits all operations or none, in order. Returns the new version of each operation's node (ABSENT: there is
+        no node).
+
+        Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost and
+        TimedOut mean that it is unknown whether the operations were done; after Unavailable they were not done."""
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
@@ -138,21 +151,33 @@ class MetadataStore(Protocol):
         """Deletes one node, in a commit of its own. Raises the errors of `commit`."""
         await self.commit([DeleteNode(path, expected)])
 
-    async def revision(self) -> int: ...
+    async def revision(self) -> int:
+        """Returns the revision of the tree: the number of its latest commit."""
+        ...
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns the size and the free space of the disk with the metadata; None if that is not known."""
+        """Returns the size and the free space of the disk with the metadata, and when the service's certificate
+        expires; None if the store does not know the disk."""
         return None
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
-        """Yields all changes of the node `prefix`, and of all nodes below it, after the revision `after_revision`."""
+        """Yields all changes of the node `prefix` and of all nodes below it after the revision `after_revision`, in
+        order, until the caller stops. Yields a WatchReset in place of changes that are not known any more. Raises
+        SessionExpired when the session ends."""
         ...
 
     @property
-    def session_id(self) -> str: ...
-    async def wait_session_lost(self) -> None: ...
+    def session_id(self) -> str:
+        """Returns the id of the session, for logs and errors."""
+        ...
+
+    async def wait_session_lost(self) -> None:
+        """Waits until the session has ended: it was lost or closed."""
+        ...
+
     async def close(self) -> None:
-        """Ends the session at once; its ephemeral nodes are deleted."""
+        """Ends the session, and with it deletes its ephemeral nodes. If the service cannot be reached, they are deleted
+        when the session expires there. Does nothing if the session has ended already."""
         ...
 
 
@@ -184,7 +209,8 @@ PATHS_MAX = 1000
 
 
 class UnreadableRecords:
-    """Records which metadata records this process could not read, by path. Logs each of them once, and counts them."""
+    """Records which metadata records this process could not read, by path. Logs each path once, and counts every
+    attempt (`skipped`). Keeps at most PATHS_MAX paths."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # path → why
@@ -198,7 +224,7 @@ class UnreadableRecords:
             self.paths[path] = str(error)
 
     def remove(self, path: str) -> None:
-        """Drops the path, because its record was deleted or can be read again."""
+        """Removes the path, because its record was deleted or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:
@@ -209,8 +235,8 @@ UNREADABLE = UnreadableRecords()
 
 
 async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns (record at `path`, its version). Returns None if there is no record, or if it cannot be read here; that
-    is logged and counted (`UNREADABLE`)."""
+    """Returns (record at `path`, its version). Returns None if there is no record, or if this process cannot decode it.
+    A record that cannot be decoded is logged and counted (`UNREADABLE`)."""
     node = await store.get(path)
     if node is None:
         UNREADABLE.remove(path)
@@ -225,8 +251,8 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
 
 
 def ledger_id_of(path: str) -> int | None:
-    """Returns the ledger id at the end of a node's path. If there is none, logs and counts that (`UNREADABLE`) and
-    returns None."""
+    """Returns the ledger id that is the last segment of a node's path. If that is no ledger id, logs and counts the
+    path (`UNREADABLE`) and returns None."""
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
@@ -235,8 +261,8 @@ def ledger_id_of(path: str) -> int | None:
 
 
 def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
-    """Returns the ledger ids in `names`, the names of the nodes below `folder`. Names that are no ledger ids are
-    skipped, logged and counted."""
+    """Returns the ledger ids in `names`, the names of the nodes below `folder`. Leaves out names that are no ledger
+    ids; they are logged and counted (`UNREADABLE`)."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
 
 
@@ -274,7 +300,7 @@ TROUBLE_PAUSE_S_MAX = 1.0
 
 class NodeUpdate(NamedTuple):
     """A change of the node at `path` for `update_nodes`: `transform` returns the new value. `absent`: the node probably
-    does not exist, so the first attempt does not read it."""
+    does not exist, so the first attempt does not read it. If it exists nevertheless, the second attempt reads it."""
 
     path: str
     transform: Transform
@@ -295,8 +321,9 @@ async def update_nodes(
     store: MetadataStore, changes: Sequence[NodeUpdate], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> list[VersionedValue | None]:  # fmt: skip
-    """Changes several nodes, all or none: reads them, calls the `transform` of each, and commits the new values;
-    repeats that after conflicts and failures. Returns the nodes as they are afterwards (None: there is none).
+    """Changes several nodes, all or none: reads them, calls the `transform` of each, and commits the new values.
+    Repeats that after conflicts and failures, for at most `attempts_max` attempts and `deadline_s` seconds. Returns the
+    nodes as they are afterwards (None: there is none).
 
     Raises the errors of a transform, and at once SessionExpired and errors that are the caller's fault. When attempts
     or time run out, raises the last error (BadVersion, Unavailable, TimedOut); or OutcomeUnknown if an earlier attempt
@@ -384,14 +411,16 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
 # ------------------------------------------------------------------------------------------ many nodes
 async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
     """Commits the operations in order, in as many commits as necessary, for callers that may have more of them than one
-    commit allows (metadata/tree_core.py `OPERATIONS_MAX`). After a crash only the first commits may be done."""
+    commit allows (metadata/tree_core.py `OPERATIONS_MAX`). Raises the errors of `MetadataStore.commit`. After an error
+    or a crash only the first commits are done."""
     for at in range(0, len(operations), PART_OPERATIONS):
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> None:
-    """Creates these nodes, in parts; a node that exists already stays as it is. Each Put must expect `ABSENT`. May be
-    repeated."""
+    """Creates these nodes, in several commits if there are many. A node that exists already stays as it is. The
+    `expected` of each PutNode must be ABSENT. Raises the errors of `MetadataStore.commit` except NodeExists; may be
+    called again with the same nodes."""
     for at in range(0, len(puts), PART_OPERATIONS):
         part = puts[at : at + PART_OPERATIONS]
         try:
@@ -404,13 +433,14 @@ async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> Non
 
 # ------------------------------------------------------------------------------------------ typed records
 async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns (record at `path`, its version); None if there is no record. Raises DamagedRecord."""
+    """Returns (record at `path`, its version); None if there is no record. Raises DamagedRecord if the record cannot be
+    decoded."""
     found = await store.get(path)
     return None if found is None else (decode_record(found.value, cls, path), found.version)
 
 
 def make_put_operation(path: str, record: MetadataRecord, expected: int = ANY) -> PutNode:
-    """Returns the operation of a commit that writes `record` at `path`."""
+    """Returns the operation of a commit that writes `record` at `path` if the node's version is `expected`."""
     return PutNode(path, encode_record(record, path), expected)
 
 
@@ -427,8 +457,8 @@ async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
     """Changes a record, as `update_node` changes a node: `change` gets the current record (None: there is none) and
-    returns the new one (None: no change). Returns (record, version) as they are afterwards; None if there is no
-    record."""
+    returns the new one (None: no change). Returns (record, version) as they are afterwards; None if there is no record.
+    Raises the errors of `update_nodes` and of `change`, and DamagedRecord if the record cannot be decoded."""
 
     def transform(current: VersionedValue | None) -> bytes | None:
         record = change(None if current is None else decode_record(current.value, cls, path))
@@ -439,8 +469,9 @@ async def update_record(
 
 
 async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """Allocates `count` consecutive ids that no other caller gets, and returns them. If the outcome of an attempt is
-    unknown, its ids are wasted: no id is allocated twice.
+    """Allocates `count` consecutive ids (at least 1) that no other caller gets, and returns them. `path`: the path of
+    their counter. If the outcome of an attempt is unknown, its ids are wasted: no id is allocated twice. Raises the
+    errors of `update_record`.
 
     Ids begin at 1, so that a 0 on the wire is an unset field."""
     assert count >= 1
@@ -480,16 +511,18 @@ async def read_cluster_format(store: MetadataStore) -> int:
 
 async def adopt_cluster_format(store: MetadataStore) -> None:
     """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
-    calls this in each new session, before it writes."""
+    calls this in each new session, before it writes. Raises NewerFormat if the cluster has a later format than this
+    Magnetar knows."""
     set_written_format(await read_cluster_format(store))
 
 
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
-    (format before, format afterwards, names of the older processes). `dry_run`: writes nothing.
+    (format before, format afterwards, names of the older processes). If there are older processes, or with `dry_run`,
+    writes nothing.
 
-    The cluster's record is written in the new format, so that an older bookie cannot start any more. A process that
-    registers at the same moment may be missed; it has read then that it is too old."""
+    The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
+    that registers at the same moment may be missed; it then takes records of the new format for damaged."""
     unsaid = "of a version that does not say it"
     older: list[str] = []
     for name in await store.children(paths.BROKERS):

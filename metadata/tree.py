@@ -2,9 +2,9 @@
 
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
-    state(revision, summed, total)                  one row; total: the sum of all nodes' rows at `revision`
-                                                    (`compute_row_checksum`)
-                                                    `summed`: another one when a version without sums wrote last
+    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`compute_row_checksum`)
+                                                    at the revision `summed`, which is another one than `revision` if a
+                                                    version without sums wrote last
     incarnation(number, token, revision, restored)  each opening of the file, the last few
 
 The last table tells whether a file is an older copy of another one. A process that remembers an incarnation and one of
@@ -135,11 +135,12 @@ class MetadataTree:
     thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
-        """Opens the metadata file, creates it if it is missing, and checks it. `token` is the name of this incarnation;
-        "": a tool opens the file, which begins no incarnation and writes no AnsweredRevisionFile.
+        """Opens the metadata file, creates it if it is missing, and checks it. `token` is the name of the incarnation
+        that begins. A tool gives "": then no incarnation begins, and no AnsweredRevisionFile is used.
 
         `keeps_ephemerals`: keeps the ephemeral nodes of sessions that ended with the former process, which are deleted
-        otherwise. Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
+        otherwise. Raises Busy if another process has the file open, DataLost if it is damaged or has lost changes,
+        InvalidConfiguration if it is another kind of file, or Unavailable."""
         self.path = path
         self._token = token
         self._keeps_ephemerals = keeps_ephemerals
@@ -197,7 +198,7 @@ class MetadataTree:
 
     def mark_restored(self, token: str) -> None:
         """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an incarnation
-        that says so."""
+        that says so. Raises Unavailable or MetadataDiskFailed."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -279,6 +280,7 @@ class MetadataTree:
 
     # -------------------------------------------------------------------------------------------- reading
     def get(self, path: str) -> StoredNode | None:
+        """Returns the node at `path`; None if there is none. Raises MetadataDiskFailed if the file cannot be read."""
         with _disk(self.path):
             row = self._sql.execute(_GET, (path,)).fetchone()
         return None if row is None else StoredNode(row[0], row[1], row[2] is not None)
@@ -294,7 +296,7 @@ class MetadataTree:
         return found
 
     def children(self, path: str) -> list[str]:
-        """Returns the names of the direct children of `path`, sorted."""
+        """Returns the names (segments, not paths) of the direct children of `path`, sorted."""
         folder = path.rstrip("/")  # "" for the root
         first, low, high = len(folder) + 2, folder + "/", folder + "0"  # SQL counts from 1; '0' follows '/'
         query = """SELECT DISTINCT substr(path, ?1, instr(substr(path, ?1) || '/', '/') - 1) AS segment
@@ -322,7 +324,7 @@ class MetadataTree:
 
     def last_backup_ms(self) -> int:
         """Returns when `back_up` made the last copy of this file, in milliseconds since the epoch; 0: never. The time
-        is that of a file beside this one, because the copies may be moved elsewhere."""
+        is that of an empty file beside the metadata file, because the copies may be moved elsewhere."""
         try:
             return os.stat(self.path + BACKED_UP).st_mtime_ns // 1_000_000
         except OSError:
@@ -330,7 +332,7 @@ class MetadataTree:
 
     def back_up(self, path: str) -> tuple[int, int]:
         """Writes a complete, synced copy of the metadata to `path`. Returns (revision, size in bytes) of the copy.
-        Raises AlreadyExists if `path` exists.
+        Raises AlreadyExists if `path` exists, Unavailable if the disk is full.
 
         The copy is one step of SQLite's backup. No write happens meanwhile, because this thread does all writes."""
         if os.path.exists(path):
@@ -354,8 +356,8 @@ class MetadataTree:
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
-        """Does the jobs in order, in one durable transaction. Returns the outcome of each job. Raises Unavailable (then
-        nothing was done) or MetadataDiskFailed."""
+        """Does the jobs in order, in one durable transaction. Returns the outcome of each job: its result, or the
+        BadVersion with which a commit was refused. Raises Unavailable (then nothing was done) or MetadataDiskFailed."""
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
@@ -440,10 +442,10 @@ class AnsweredRevisionFile:
 
     Rule. To SQLite each of these is a valid file of an earlier moment: a file whose write-ahead log lost its end, an
     empty or a missing file, an older copy in the place of a newer one. So the revision is written after every durable
-    transaction, before its changes are answered, and a start on a file with an earlier revision is refused. The
-    revision is not synced, and costs no time: it is never later than that of the metadata file, and after a power loss
-    it may be some seconds older, which proves less and nothing false. A damaged file proves nothing. A restore renames
-    it together with its metadata file (sqlite.py)."""
+    transaction, before its changes are answered. A start on a metadata file with an earlier revision is refused. The
+    stored revision is not synced, which saves time. It is never later than that of the metadata file. After a power
+    loss it may be some seconds older: then a start may miss that the last changes are lost, but refuses no sound file.
+    A damaged file is ignored. A restore renames this file together with its metadata file (sqlite.py)."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
@@ -458,6 +460,7 @@ class AnsweredRevisionFile:
         return int(revision) if magic == NOTE_MAGIC and total == zlib.crc32(data[: _NOTE.size]) else -1
 
     def write(self, revision: int) -> None:
+        """Stores `revision` in place of the former one. Does not sync the file."""
         head = _NOTE.pack(NOTE_MAGIC, revision)
         os.pwrite(self._file, head + _NOTE_SUM.pack(zlib.crc32(head)), 0)
 

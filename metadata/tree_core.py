@@ -1,4 +1,4 @@
-"""The rules for a path, a watch prefix and a commit. Both stores check this before they send or write anything.
+"""The rules for a path, a watch prefix and a commit. Every store checks them before it sends or writes anything.
 
 A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
 PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
@@ -67,7 +67,8 @@ def is_at_or_below(prefix: str, path: str) -> bool:
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Raises InvalidName, InvalidRequest or MessageTooLarge if these operations may not be committed together."""
+    """Checks operations that are to be committed together. Raises InvalidRequest if their number or an expected version
+    is invalid, InvalidName for an invalid path, MessageTooLarge if a value or all of them are too large."""
     if not 1 <= len(operations) <= OPERATIONS_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
     size = 0
@@ -125,8 +126,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_role_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """Returns whether a member of the cluster with this role ("broker", "bookie" or "operator") may write the node at
-    `path`. `lasting`: the node is not ephemeral."""
+    """Returns whether a member of the cluster with this role ("broker", "bookie" or "operator") may write or delete the
+    node at `path`; False for any other role. `lasting`: the operation writes a node that is not ephemeral."""
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:
@@ -147,7 +148,7 @@ def _is_in(path: str, folder: str) -> bool:
 # Commits of one batch, decided one after the other before any of them is written.
 #
 #     batch = CommitGroup(versions, revision)      of the nodes that the commits name; one without a version is absent
-#     outcome = batch.add(commit)                  Done, or BadVersion: the others are not affected by it
+#     outcome = batch.add(commit)                  TreeJobResult, or BadVersion: the others are not affected by it
 #     batch.nodes                                  what is to be written: the last state of each node; None: deleted
 #
 # Each commit finds the nodes as those before it left them, and each operation as those before it in its commit. A
@@ -156,16 +157,16 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class CommitJob(msgspec.Struct, frozen=True):
-    """Job for the tree: commit these operations, all or none. The ephemeral nodes that they write belong to
-    `session`."""
+    """Job for the tree: commit these operations, all or none. The ephemeral nodes that they write belong to `session`;
+    "": they write none."""
 
     operations: Sequence[Operation]
     session: str
 
 
 class TreeJobResult(msgspec.Struct, frozen=True):
-    """The result of a job for the tree: the new version of each operation's node, the changes, and the revision of the
-    tree afterwards. Each Commit makes a new revision."""
+    """The result of a job for the tree: the new version of each operation's node (none for a job about a session), the
+    changes, and the revision of the tree afterwards. Each CommitJob makes a new revision."""
 
     versions: list[int]
     revision: int
@@ -177,8 +178,9 @@ Row = tuple[str, bytes, int, int, str | None]
 
 
 class CommitGroup:
-    """A batch of commits that are written together. `nodes` are the nodes to write, `revision` is the revision of the
-    tree after the commits that were added."""
+    """A batch of commits that are written together. Made from the versions of the nodes that the commits name (a
+    missing path: no node) and the revision before. `nodes` are the nodes to write (None: to delete), `revision` is the
+    revision of the tree after the commits that were added."""
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
@@ -235,7 +237,7 @@ def list_commit_paths(commits: Sequence[CommitJob]) -> Iterator[str]:
 # The history keeps every change of the revisions above `floor`, in order, up to `revision`. A watch is one number here,
 # the revision that it has seen; `changes_since` returns the changes after it. So a slow watcher costs nothing and grows
 # no queue. A watcher gets `WatchReset` when changes after its revision have left the history, or when its revision is
-# in the future (an older tree replaced this one): it lists again, and continues after the revision that Reset names.
+# in the future (an older tree replaced this one): it lists again, and continues after the revision of the WatchReset.
 # The changes of one revision are returned together or not at all. Guarded by test_history.py.
 
 
@@ -245,7 +247,8 @@ list of the nodes."""
 
 
 class ChangeHistory:
-    """The latest changes of the metadata tree, from which watches read. Keeps at most `changes_max` changes."""
+    """The latest changes of the metadata tree, from which watches read. Keeps at most `changes_max` changes. It has all
+    changes after the revision `floor`, up to `revision`."""
 
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
         """Makes a history without changes that begins at `revision`. A watch from an earlier revision gets a
@@ -260,7 +263,8 @@ class ChangeHistory:
         return len(self._changes)
 
     def append(self, revision: int, changes: Sequence[NodeChanged]) -> None:
-        """Adds the next revision of the tree, with all its changes; there may be none."""
+        """Adds the next revision of the tree, with all its changes; there may be none. Drops the oldest revisions if
+        there are more than `changes_max` changes."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
         self._changes.extend(changes)
@@ -271,7 +275,8 @@ class ChangeHistory:
 
     def changes_since(self, prefix: str, after_revision: int) -> list[NodeChanged] | WatchReset:
         """Returns the changes of the nodes at or below `prefix` after the revision `after_revision`, in order. Returns
-        a WatchReset if the history does not have all of them any more."""
+        a WatchReset if the history does not have all of them any more, or if `after_revision` is later than the tree's
+        revision."""
         if not self.floor <= after_revision <= self.revision:
             return WatchReset(self.revision)
         news: list[NodeChanged] = []
@@ -309,7 +314,7 @@ NODE_BYTES = 300
 
 
 class CachedNode(Protocol):
-    """The interface of a node that a NodeCache can store."""
+    """The interface of a node that a NodeCache can store. StoredNode of metadata/tree.py has it."""
 
     @property
     def value(self) -> bytes: ...
@@ -320,7 +325,7 @@ N = TypeVar("N", bound=CachedNode)
 
 class NodeCache(Generic[N]):
     """A cache of the metadata nodes that were read last, by path, of at most `bytes_max` bytes. Also caches that a node
-    does not exist, as the value None."""
+    does not exist, as the value None. The node that was not read for the longest time is dropped first."""
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
@@ -335,7 +340,8 @@ class NodeCache(Generic[N]):
         return node
 
     def add(self, path: str, node: N | None) -> None:
-        """Caches the node at `path` (None: the tree has no such node). It must be the present state of the tree."""
+        """Caches the node at `path` (None: the tree has no such node), which must be its present state. Removes the
+        path instead if the value is larger than KNOWN_VALUE_BYTES_MAX."""
         if path in self.nodes:
             self.discard(path)
         if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
@@ -418,14 +424,15 @@ class MetadataSessions:
 
     def renew_session(self, session: str, now: float) -> float:
         """Extends the session, because its client has shown that it is alive. Returns the session's timeout in seconds.
-        Raises SessionExpired."""
+        Raises SessionExpired if the session is not open."""
         found = self.get(session)
         if found.deadline is not None:
             found.deadline = now + found.timeout_s
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Makes the session expire one timeout after `now`, because its user is gone and has not ended it."""
+        """Makes the session expire one timeout after `now`, because its user is gone and has not ended it. Does nothing
+        if the session is not open."""
         if session in self.open_ones:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s
@@ -442,6 +449,7 @@ class MetadataSessions:
         return self.open_ones.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
+        """Returns the earliest deadline of the sessions, in seconds of the clock; None if no session has a deadline."""
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:

@@ -92,6 +92,7 @@ class FolderContent(NamedTuple):
 
     @classmethod
     def from_names(cls, names: Sequence[str]) -> FolderContent:
+        """Returns the content of a folder znode from `names`, the names of its children."""
         values = sorted(_unescape(name[len(VALUE) :]) for name in names if name.startswith(VALUE))
         return cls(values, sorted(_unescape(name) for name in names if not name.startswith(VALUE)))
 
@@ -152,8 +153,10 @@ def plan_zookeeper_commit(
     operations: Sequence[Operation], found: Mapping[str, NodeVersionAndOwner | None], session: int
 ) -> ZookeeperCommitPlan:
     """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
-    paths of the operations (None: no node). `session`: the session that owns ephemeral nodes. Raises BadVersion if a
-    node does not have the expected version."""
+    paths of the operations (None: no node). `session`: the session that owns ephemeral nodes.
+
+    Raises BadVersion if a node does not have the expected version, InvalidRequest if a node above RETYPED_VERSION_MAX
+    would become ephemeral, lasting or another session's."""
     nodes = dict(found)
     steps: list[Step] = []
     absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence
@@ -207,8 +210,9 @@ MULTI_BYTES = 64
 
 
 def request_size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """Returns a lower bound of the transaction's size on the wire, in bytes. `root_bytes` is the length of the path of
-    the tree's root znode."""
+    """Returns the estimated size of the transaction on the wire, in bytes. It is not less than the real size if the
+    znodes get the open access list. A list of credentials is longer, and its additional bytes are not counted.
+    `root_bytes`: the length of the path of the tree's root znode."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value_znode_path(step.path).encode())

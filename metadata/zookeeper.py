@@ -1,4 +1,4 @@
-"""A `MetadataStore` on a ZooKeeper (3.9 or newer is right; 3.6 is the least), through kazoo.
+"""A `MetadataStore` on a ZooKeeper (at least 3.6; 3.9 or newer is recommended), through the library kazoo.
 
 The states of its session are those of metadata/session.py: SUSPENDED is connecting again, perhaps to another server.
 
@@ -13,9 +13,9 @@ The states of its session are those of metadata/session.py: SUSPENDED is connect
 - *LOST*: *the client gives up first* (metadata/session.py). A request every third of the timeout asks for a sign of
   life; a handshake is one, too. When the deadline has passed, or ZooKeeper reports it, all ephemerals are deleted, now
   or soon: every call raises SessionExpired, `wait_session_lost` returns, the connection is closed.
-- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: metadata/zookeeper.py shows the consequences.
+- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: the part `watch` of this file says what follows.
   Servers before 3.9 do not send an event's zxid; a change then has the last zxid that was received, which is not above
-  its own, and a watch that resumes after it receives Reset.
+  its own, and a watch that resumes after it receives a WatchReset.
 - *Size*: a commit that exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), because
   ZooKeeper would answer it by breaking the connection, again and again.
 Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
@@ -83,9 +83,9 @@ HANDSHAKE_S = 5.0
 
 
 async def test_tls_connection(address: ZookeeperAddress) -> None:
-    """Tries a TLS connection to the first ZooKeeper server that can be reached; does nothing if there is none. Raises
-    UntrustedServer if the server's certificate is not trusted, WrongProtocol if the server does not speak TLS at this
-    port, InvalidConfiguration if the TLS files cannot be used."""
+    """Tries a TLS connection to the first ZooKeeper server that can be reached, and closes it; does nothing if there is
+    none. Raises UntrustedServer if the server's certificate is not trusted, WrongProtocol if the server does not speak
+    TLS at this port, InvalidConfiguration if the TLS files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -110,16 +110,16 @@ async def test_tls_connection(address: ZookeeperAddress) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- watch
-# Watches on a ZooKeeper, which keeps no history: a watch gets all changes from a proved beginning, or Reset.
+# Watches on a ZooKeeper, which keeps no history: a watch gets all changes from a proved beginning, or a WatchReset.
 #
 # A watch *attaches*: it sets persistent recursive watches (on the folder of its prefix and on the prefix' own value),
 # then reads all versions below. The youngest change that this read finds (mzxid of values, pzxid of folders, of the
 # nearest folder above when a part of the prefix is missing) is the youngest of all. If it is not above the revision
 # that the reader has seen, and no event arrived meanwhile, no change was missed, and the watch continues. Otherwise the
-# reader gets one Reset. A broken connection ends ZooKeeper's watches; each watch attaches again. While attached, every
-# change is one event, and its version is counted from the version before. Answers and events have one order
+# reader gets one WatchReset. A broken connection ends ZooKeeper's watches; each watch attaches again. While attached,
+# every change is one event, and its version is counted from the version before. Answers and events have one order
 # (metadata/zookeeper_connection.py), so the read and an event never contradict each other. A watch keeps at most
-# WATCH_QUEUE_MAX changes that its reader has not taken; more become one Reset.
+# WATCH_QUEUE_MAX changes that its reader has not taken; more become one WatchReset.
 
 
 LOOKED_AT_ONCE = 200
@@ -128,7 +128,8 @@ ledgers)."""
 
 
 class TreeWatch:
-    """One watch of the metadata tree. `queue` has the changes that it has received and its reader has not taken yet."""
+    """One watch of the metadata tree. `queue` has the changes that the watch has received and its reader has not taken
+    yet; more than WATCH_QUEUE_MAX are replaced by one WatchReset. `news` is set when the reader must look again."""
 
     def __init__(self, prefix: str, seen: int) -> None:
         self.prefix = prefix
@@ -145,6 +146,8 @@ class TreeWatch:
         self.versions.clear()
 
     def on_event(self, path: str, kind: int, revision: int) -> None:
+        """Called when the node at `path` has changed. `kind`: a ZookeeperEventKind. Updates the node's version, and
+        queues the change if the watch is attached."""
         self.calm = False
         if kind == ZookeeperEventKind.DELETED:
             self.versions.pop(path, None)
@@ -158,14 +161,15 @@ class TreeWatch:
 
     def on_watch_attached(self, youngest: int, now: int) -> None:
         """Called when the watch is attached: it receives every change after the revision `now`. `youngest` is the
-        revision of the latest change below its prefix. If changes may have been missed, queues a WatchReset."""
+        revision of the latest change below its prefix. If changes after `seen` may have been missed, queues a
+        WatchReset."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._queue_change(WatchReset(now))
 
     def on_connection_ended(self, heard: int) -> None:
-        """Called when the connection has ended. `heard` is the revision up to which the watch has received all
-        changes."""
+        """Called when the connection has ended: wakes the reader, which attaches the watch again. `heard` is the
+        revision up to which the watch has received all changes."""
         if self.attached:
             self.attached, self.seen = False, heard
         self.news.set()
@@ -189,8 +193,8 @@ class SessionWatches:
         self._connection = 0
 
     def on_event(self, event: ZnodeEvent) -> None:
-        """Called for each watch event of ZooKeeper, in the order in which events and answers arrive: passes it to the
-        watches that it concerns."""
+        """Called for each watch event of ZooKeeper, in the order in which events and answers arrive: tells it to the
+        watches whose prefix it concerns."""
         if event.kind == ZookeeperEventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
         path = znodes.node_path_of_znode(event.path[len(self._root) :])
@@ -202,10 +206,14 @@ class SessionWatches:
                 watch.on_event(path, event.kind, revision)
 
     def on_connection_ended(self) -> None:
+        """Called when the connection or the session has ended: each watch is attached again, or finds that the session
+        is lost."""
         self._connection += 1
         self.wake(self._line().zxid)
 
     def wake(self, heard: int) -> None:
+        """Tells all watches that the connection has ended. `heard` is the revision up to which all changes were
+        received."""
         for watch in self._watches.values():
             watch.on_connection_ended(heard)
 
@@ -320,7 +328,7 @@ T = TypeVar("T")
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
     """Opens a session with ZooKeeper and returns the store. Tries for `timeout_s` seconds, then raises Unavailable.
-    Raises Unauthorized at once."""
+    Raises at once Unauthorized, and the errors of `test_tls_connection` if the address has TLS files."""
     if address.access.ca:
         await test_tls_connection(address)
     return await ZookeeperStore(world, address, timeout_s).start_or_close()
@@ -342,8 +350,8 @@ class ZookeeperStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Opens the session. Raises Unavailable if that does not succeed within the session's timeout, Unauthorized if
-        this process may not access the tree's root znode."""
+        """Opens the session, and creates the tree's root znode if it is missing. Raises Unavailable if that does not
+        succeed within the session's timeout, Unauthorized if this process may not access the root znode."""
         self._start_keeper()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
@@ -423,7 +431,8 @@ class ZookeeperStore(SessionStore):
         return f"{self._line.session:#x}"
 
     async def close(self) -> None:
-        """Ends the session at ZooKeeper if a server can be reached; otherwise the session expires there."""
+        """Ends the session at ZooKeeper if a server can be reached; otherwise the session expires there. Waits at most
+        CLOSE_TIMEOUT_S seconds. May be called again."""
         if self._closing:
             return
         self._closing = True

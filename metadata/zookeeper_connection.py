@@ -6,7 +6,7 @@ protocol. This module adds what kazoo lacks, or does through threads that would 
 - *One order.* Answers, watch events and changes of state go from kazoo's connection thread straight to the event loop,
   in the order of their arrival. So a client that reads and watches knows which of two was first.
   Kazoo's own callback threads are not started.
-- *Requests that kazoo lacks*: metadata/zookeeper_connection.py.
+- *Requests that kazoo lacks*: the part `requests` of this file.
 - *Access lists.* They are not inherited: each node that is made has one, of the process' own identity.
 - *No second session.* When ZooKeeper reports that the session has expired, kazoo would open another; here it stops.
 
@@ -60,12 +60,11 @@ from . import znodes_core as znodes
 from .session import ZookeeperAccess
 
 # ------------------------------------------------------------------------------------------------------ requests
-# Requests that kazoo lacks, in ZooKeeper's bytes; metadata/zookeeper_connection.py sends them.
-# Imports kazoo.
+# Requests that kazoo lacks, in ZooKeeper's bytes; ZooKeeperConnection sends them.
 #
 #     AddWatch, RemoveWatches   a persistent recursive watch (ZooKeeper 3.6), and its end
 #     CreateFolder              a container: ZooKeeper deletes it some time after its last child (3.5.1)
-#     Multi                     a transaction whose answer names the step that failed
+#     MultiRequest              a transaction whose answer names the step that failed
 #
 # Each has kazoo's form of a request: its number, its bytes, and how its answer is read.
 # Guarded by the conformance suite against a real server, tests/metadata/test_zookeeper.py.
@@ -167,7 +166,8 @@ WAITING_MAX = 10_000
 
 
 class ZookeeperConnectionState(enum.Enum):
-    """The state of the connection to ZooKeeper, as the library kazoo reports it."""
+    """The state of the connection to ZooKeeper, as the library kazoo reports it. SUSPENDED: there is no connection now,
+    and kazoo makes another one. LOST: the session has ended; no other state follows."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -175,7 +175,7 @@ class ZookeeperConnectionState(enum.Enum):
 
 
 class ZookeeperEventKind(enum.IntEnum):
-    """The kind of a watch event, with ZooKeeper's numbers."""
+    """The kind of a watch event, with ZooKeeper's numbers. CHILD: the list of a znode's children has changed."""
 
     CREATED = 1
     DELETED = 2
@@ -192,7 +192,8 @@ class ZnodeExists(Exception):
 
 
 class TransactionRefused(Exception):
-    """Raised when a step of a transaction failed. Nothing was done then."""
+    """Raised when a step of a transaction failed because a znode is not as the step expects. Nothing was done then.
+    `missing`: a znode does not exist, perhaps the folder of a znode that a step creates."""
 
     def __init__(self, *, missing: bool) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class TransactionRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ZnodeEvent:
-    """A watch event: ZooKeeper tells that a watched znode has changed."""
+    """A watch event: ZooKeeper tells that a watched znode has changed. `kind`: a ZookeeperEventKind."""
 
     kind: int
     path: str
@@ -209,7 +210,7 @@ class ZnodeEvent:
 
 
 class ZookeeperAnswer(NamedTuple):
-    """ZooKeeper's answer to a request, and its zxid (ZooKeeper's number of the transaction)."""
+    """ZooKeeper's answer to a request, and a zxid (ZooKeeper's number of a transaction)."""
 
     value: Any
     zxid: int  # of the server's tree when it answered
@@ -291,8 +292,9 @@ class _Reply:
 
 
 class ZooKeeperConnection:
-    """The connection of one ZooKeeper session, by the library kazoo. Calls `on_state` and `on_event` in the event loop,
-    in the order in which events and answers arrive."""
+    """The connection of one ZooKeeper session, by the library kazoo, which connects in the background as soon as the
+    object is made. Calls `on_state` and `on_event` in the event loop, in the order in which events and answers
+    arrive."""
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
@@ -348,6 +350,8 @@ class ZooKeeperConnection:
             self.call_on_loop(self._on_state, ZookeeperConnectionState.LOST)
 
     def call_on_loop(self, function: Callable[..., None], *args: object) -> None:
+        """Calls `function` with `args` in the event loop, soon. May be called in any thread. Does nothing if the loop
+        is closed."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(function, *args)
 
@@ -360,8 +364,9 @@ class ZooKeeperConnection:
     def request(
         self, request: Any, then: Callable[[ZookeeperAnswer], None] | None = None
     ) -> asyncio.Future[ZookeeperAnswer]:
-        """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError.
-        Also calls `then` with the answer, in the same order as answers and watch events arrive."""
+        """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError:
+        BackPressure if WAITING_MAX requests wait, ConnectionLost if the connection breaks before the answer. Also calls
+        `then` with the answer, in the order in which answers and watch events arrive."""
         future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -399,7 +404,8 @@ class ZooKeeperConnection:
     def exists(
         self, path: str, then: Callable[[ZookeeperAnswer], None] | None = None
     ) -> asyncio.Future[ZookeeperAnswer]:
-        """Reads the stat of a znode. The value of the answer is None if the znode does not exist."""
+        """Reads the stat of a znode. Returns a future of the answer, whose value is the stat; None if the znode does
+        not exist. `then` is called with the answer, as in `request`."""
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
@@ -407,12 +413,17 @@ class ZooKeeperConnection:
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
+        """Sends ZooKeeper's sync. A read that is sent after it on the same connection sees all that any server answered
+        before."""
         return self.request(Sync(path))
 
     def create(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
+        """Creates a lasting znode without a value. The future fails with ZnodeExists if the znode exists."""
         return self.request(CreateRequest(path, b"", self._acl, 0))
 
     def create_folder(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
+        """Creates a container znode, which ZooKeeper deletes when it stays empty. The future fails with ZnodeExists if
+        the znode exists."""
         return self.request(CreateFolder(path, self._acl))
 
     def read_acl(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
@@ -420,16 +431,20 @@ class ZooKeeperConnection:
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
-        """Begins to watch a znode and all znodes below it. Events arrive from the answer to this request on, until the
-        connection ends."""
+        """Begins to watch a znode and all znodes below it. `on_event` gets their events from the answer to this request
+        on, until the connection ends or `unwatch` is called."""
         return self.request(AddWatch(path))
 
     def unwatch(self, path: str) -> None:
+        """Ends this connection's watches on a znode. Does not wait for the answer."""
         self.request(RemoveWatches(path))
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
         """Sends a transaction of these steps and waits for its answer. Returns its zxid (ZooKeeper's number of the
-        transaction), or a later one. Raises TransactionRefused if a step failed; nothing was done then."""
+        transaction), or a later one. `root`: the path of the tree's root znode.
+
+        Raises TransactionRefused if a step failed, or Unauthorized; nothing was done then. Raises ConnectionLost if the
+        connection breaks before the answer: then the outcome is unknown."""
         answer = await self.request(MultiRequest(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
@@ -442,12 +457,13 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- ending
     def reconnect(self) -> None:
-        """Closes the present connection; kazoo then connects again."""
+        """Closes the present connection; kazoo then connects again, perhaps to another server. Does not wait for
+        that."""
         self._push(_CONNECTION_DROP)
 
     def disconnect(self, *, farewell: bool) -> None:
-        """Ends the connection for good; after that the state is LOST. `farewell`: also ends the session, if the server
-        can be reached; otherwise the session expires."""
+        """Ends the connection for good, in the background; after that the state is LOST. `farewell`: also ends the
+        session, if the server can be reached; otherwise the session expires."""
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 

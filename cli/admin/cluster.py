@@ -118,8 +118,8 @@ def status(session: CommandSession) -> None:
 
 
 def read_summary(session: CommandSession) -> ClusterSummary:
-    """Returns the summaries of all brokers. A broker of an older release does not answer for them: if it is the one
-    that is asked, returns what it lists, the names and addresses of brokers and the bookies."""
+    """Returns the summaries of all brokers. A broker of an older release does not support this request. If such a
+    broker is asked, the result has only the names and addresses of brokers, and the bookies, that it lists."""
     from ...proto.errors import WrongProtocol, is_unknown_operation
     from ...proto.statistics import BrokerSummary, ClusterSummary, NamespaceSums
 
@@ -141,6 +141,8 @@ UNKNOWN_OF_OLDER = ("up", "sinceMs", "busy", "topics", "in", "out", "backlog", "
 
 
 def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    """Returns the row of a broker in `magnetar status`. `found`: its summary as a dictionary. What a broker of an older
+    release does not report is None."""
     total = found["total"]
     row = {
         "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"] or None,
@@ -157,7 +159,7 @@ def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
 class BookiesReport(NamedTuple):
     """The state of the bookies as they report it. `repair`: the state of repair (missing copies of ledgers); None if no
     bookie reports it, or if the metadata, from which bookies read it, does not answer, or answers late. `why`: the
-    reason why no bookie answers. `refused`: whether that reason is that bookies do not know this caller."""
+    reason why no bookie answers; `refused`: that reason is that the bookies do not accept this caller."""
 
     bookies: list[dict[str, Any]]
     repair: dict[str, Any] | None = None
@@ -177,7 +179,8 @@ REPAIR_FIELDS = ("enabled", "auditor", "underReplicated", "reasons", "stuck", "s
 def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> BookiesReport:
     """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
     bookies, and those that only the metadata of ledgers names. If the metadata does not answer in time, no bookie is
-    asked. A bookie that does not answer the first request is not asked again."""
+    asked. A bookie that does not answer the first request is not asked again. Errors of bookies are part of the
+    result."""
     from ...proto.errors import MagnetarError, Unauthorized
     from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie
@@ -245,6 +248,7 @@ def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[di
 
 
 def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    """Returns the row of a topic in `magnetar top` and `status`. `found`: its summary as a dictionary."""
     oldest = found["oldest_ms"]
     return {
         "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],
@@ -264,7 +268,8 @@ def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
 )
 def top(session: CommandSession, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
     """Show the topics of all brokers with most traffic, the largest backlog or the oldest message, again and again
-    until Ctrl-C. A backlog is that of all subscriptions together; slowest is the subscription with the largest one.
+    until Ctrl-C. A topic's backlog is the sum over its durable subscriptions; the column `slowest` names the one with
+    the largest backlog.
 
     \b
     Examples:
@@ -514,7 +519,7 @@ SECURITY_COLUMNS = ("broker", "role", "kind", "method", "credential_id", "expire
     watched=True, name="security",
 )  # fmt: skip
 def show_security(session: CommandSession, named: str) -> None:
-    """The credentials with which clients are connected to the brokers, when they expire, and the callers to whom
+    """Show the credentials with which clients are connected to the brokers, when they expire, and the callers to whom
     brokers denied something. Each broker is asked at the address that look-ups answer. If one does not answer, the exit
     code is 1.
 
@@ -537,7 +542,8 @@ def show_security(session: CommandSession, named: str) -> None:
 def ask_who_is_connected(
     session: CommandSession, brokers: Sequence[BrokerInfo]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Asks each of the brokers who is connected. Returns the answers, and by name why others did not answer."""
+    """Asks each of the brokers who is connected. Returns the answers, and by broker name the reason why another one did
+    not answer within BROKER_ASK_S seconds. Raises Unauthenticated or Unauthorized if a broker refuses this caller."""
     from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized
 
     found, silent = list[dict[str, Any]](), dict[str, str]()

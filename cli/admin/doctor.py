@@ -101,7 +101,8 @@ class ClusterFacts:
 
 class DoctorCheck(NamedTuple):
     """One check of `magnetar doctor`. `code`: its name. `what`: what it checks. `find`: the function that returns the
-    alarms, or a text that says why the check is not possible."""
+    alarms, or a text that says why the check is not possible. `asks_metadata`: the check is not possible while the
+    metadata does not answer."""
 
     code: str
     what: str
@@ -275,7 +276,7 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
 
 class RiskySetting(NamedTuple):
     """A setting of a broker with values that are risky, and that an operator may have set by mistake. `is_risky` is
-    called with the value as text; `text` says what a risky value causes."""
+    called with the value as text; `text` says what a risky value causes, as the end of a sentence."""
 
     setting: str
     is_risky: Callable[[str], bool]
@@ -359,8 +360,9 @@ CHECKS = (
 # -------------------------------------------------------------------------------------------------------- facts
 def gather_facts(session: CommandSession, backup: str | None) -> ClusterFacts:
     """Asks the servers of the cluster for the facts that the checks need, and returns the facts. Leaves out the facts
-    of a server that does not answer. `backup`: the folder or file with copies of the metadata; None if it is not given.
-    """
+    of a server that does not answer; while the metadata does not answer, also those that need it. `backup`: the folder
+    or file with copies of the metadata; None if it is not given. Raises the error of the first request if no broker
+    answers."""
     from ...proto.versions import PRODUCT
 
     now_ms = SystemClock().wall_ms()
@@ -518,7 +520,8 @@ def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
 
 def measure_sync_time_s(directory: Path) -> float:
     """Measures how long it takes to write 4 KiB to a file in the directory and to sync the file. Repeats this SYNCS
-    times, and returns the second longest time, in seconds."""
+    times, and returns the second longest time, in seconds. Deletes the file at the end. Raises OSError if the directory
+    takes no file."""
     name = directory / f".magnetar-doctor-{os.getpid()}"
     clock, took = SystemClock(), list[float]()
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

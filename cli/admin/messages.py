@@ -56,14 +56,14 @@ def find(
     session: CommandSession, topic: str, key: str, property_: str, text: str, where: str, since: str | None,
     until: str | None, count: int, before: int | None, everything: bool, dry_run: bool, raw: bool,
 ) -> None:  # fmt: skip
-    """Show the messages of a topic that have a key, a property, a text or what a filter says, the newest first (of
-    several partitions by the time of their publication), each after its id, time, key and properties. It takes none
-    of them, and needs no subscription.
+    """Show the messages of a topic that have a key, a property or a text, or for which a filter holds, the newest
+    first. Each is shown after its id, time, key and properties. Messages of several partitions are in the order of
+    their publication times. No subscription is needed or changed.
 
-    Of each partition it looks at the newest 100,000 messages, 64 MiB, or for 10 s; its last line on standard error says
-    how far it got. What the key indexes of a topic (policy key-index) say cannot fit, by key, property or filter, is
-    passed over unread and does not count. Exit codes: 0 it found some; 4 it looked at everything and found none; 6 it
-    found none and did not look at everything.
+    Of each partition the command looks at the newest 100,000 messages, at 64 MiB, or for 10 s. Its last line on
+    standard error says how far it got. Messages of which the key indexes of a topic (policy key-index) say that they
+    cannot fit, by key, property or filter, are passed over unread and do not count. Exit codes: 0 some were found; 4
+    everything was looked at and none found; 6 none was found, and not everything was looked at.
 
     \b
     Examples:
@@ -168,11 +168,11 @@ def cancel_delayed(session: CommandSession, topic: str, message_id: str) -> None
 @session_command()
 def trace(session: CommandSession, topic: str, message_id: str) -> None:
     """Show what has become of a message: whether the topic has it, and for each subscription whether it is
-    acknowledged, delivered, delayed, held back, or waits. Its id is as other commands print it.
+    acknowledged, delivered, delayed, held back, or waits. MESSAGE_ID is an id as other commands print it.
 
-    Of a subscription that has acknowledged it, it also looks into the dead-letter topic and the retry topic (of each
-    partition at the newest 100,000 messages, as find does), and says which letter the message has become. Standard
-    error says what it has not looked at.
+    For a subscription that has acknowledged the message, the command also searches the dead-letter topic and the retry
+    topic, and says which letter the message has become. Of each partition it searches the newest 100,000 messages, as
+    find does. Standard error says what was not searched.
 
     Example: magnetar topics trace orders 17:3
     """
@@ -317,10 +317,10 @@ class _LetterGroup:
 )
 def letters(session: CommandSession, topic: str, group_by: str, where: str) -> None:
     """Count the letters of a dead-letter topic by the class of their last error: how many, since when, until when, and
-    the id and text of the newest. Letters whose consumer told no error are one group. It takes none of them. The column
-    "wentBack" counts those of them that 'topics redrive' has sent back already.
+    the id and text of the newest. Letters without an error are one group. The letters stay in the topic. The column
+    "wentBack" counts the letters that 'topics redrive' has sent back already.
 
-    The column "where" is the filter that takes just this group: for 'topics find' and 'topics redrive'.
+    The column "where" is the filter for the letters of this group: for 'topics find' and 'topics redrive'.
 
     \b
     Examples:
@@ -386,11 +386,12 @@ def redrive(
 ) -> None:  # fmt: skip
     """Send dead letters back to where they came from: the letters of a dead-letter topic, to the retry topic of their
     subscription if that reads it, or to the end of their topic. Of the topic's subscriptions only the one that gave a
-    letter up gets it, and readers and table views see it too; with --to-all, or --to, every subscription gets it. The
+    letter up gets it, and readers and table views see it too. With --to-all, or --to, every subscription gets it. The
     answer names those that do. Letters of a topic or a subscription that does not exist any more stay.
 
-    Each goes in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter topic:
-    whenever the command is killed, none goes twice and none is lost, and the next run goes on. One run at a time.
+    Each letter is sent in one transaction with its acknowledgement on the subscription "redrive" of the dead-letter
+    topic. If the command is killed, no letter is sent twice and none is lost, and the next run continues. One run at a
+    time.
 
     \b
     Examples:

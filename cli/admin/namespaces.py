@@ -379,8 +379,9 @@ BUNDLE_COLUMNS = ("bundle", "broker", "topics", "in", "out", "bytesIn", "bytesOu
 
 @session_command(watched=True)
 def bundles(session: CommandSession, namespace: str = "public/default") -> None:
-    """List the bundles of a namespace: the ranges of the hashes of topic names that brokers own. For a super user with
-    the owner of each, its loaded topics, and what flows there a second; - where it has no owner.
+    """List the bundles of a namespace: the ranges of the hashes of topic names that brokers own. A super user also sees
+    the owner of each bundle, the number of its loaded topics, and their rates per second; - for a bundle without an
+    owner.
 
     \b
     Examples:
@@ -540,8 +541,9 @@ CLUSTERS = option(
 
 @session_command(ROLES, CLUSTERS)
 def create_tenant(session: CommandSession, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
-    """Make a tenant.
+    """Create a tenant.
 
+    \b
     Examples:
       magnetar tenants create acme
       magnetar tenants create acme --admin-roles acme-admin

@@ -202,13 +202,14 @@ def make_policy_commands(level: str) -> dict[str, LazyCommand]:
 
 
 def collect_given_policies(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the policies that the user gave as options, by the names of the fields of the Policies message."""
+    """Returns the policies that the user gave as options, by the names of the fields of `Policies` (proto/policies.py).
+    Options that were not given have the value None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def with_options_for_policies(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds an option for each of the policies `fields` to a command. An option that the user
-    does not give has the value None."""
+    """Returns a decorator that adds an option for each policy of `fields` to a command. An option that the user does
+    not give has the value None."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for field in reversed(fields):
@@ -287,13 +288,16 @@ def _remove(level: str, verb: PolicyDefinition) -> click.Command:
 
 
 def read_policies(session: CommandSession, level: str, target: str, *, applied: bool = False) -> Policies:
+    """Returns the policies that are set at the namespace or topic `target`; with `applied` also those that it inherits.
+    `level`: NAMESPACES or TOPICS (proto/policies.py)."""
     admin = session.admin
     return (admin.namespace_policies if level == NAMESPACES else admin.topic_policies)(target, applied=applied)
 
 
 def change_policies(session: CommandSession, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Sets the policies `given` at the namespace or topic `target`. Returns all policies that are set there afterwards.
-    Raises UsageError if a value is invalid."""
+    """Sets the policies `given` (by the names of the fields of `Policies`) at the namespace or topic `target`; other
+    policies stay. `level`: NAMESPACES or TOPICS. Returns all policies that are set there afterwards. Raises UsageError
+    if a value has the wrong type; the broker refuses other invalid values."""
     import msgspec
 
     from ...proto.policies import Policies

@@ -1,9 +1,10 @@
 """The verbs that follow from rows of proto/operations.py: those whose row has a `cli`.
 
-The argument is the place; -s names the subscription; what the row takes are options. On a partitioned topic a verb is
-applied to each partition, at its owner. A verb that answers nothing says what is done; another one shows a list of
-names, or a row for each partition. LazyGroup makes one only when it is run (attributes of this module, by
-`__getattr__`: "topics trim").
+The argument of a verb is the place that its row names, such as a topic. -s names the subscription, and other values
+that the row takes are options. On a partitioned topic a verb is applied to each partition, at its owner. A verb without
+an answer prints what was done; any other one prints a list of names, or a row for each partition. LazyGroup gets the
+command of a verb only when it runs, as an attribute of this module (`__getattr__`) with the words of the verb: "topics
+trim".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, CommandSessi
 
 def make_operation_commands(group: str) -> dict[str, LazyCommand]:
     """Returns the commands of the group `group` that are made from rows of the table proto/operations.py, by the last
-    word of their names."""
+    word of their names; empty if there is none."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
         each.words.removeprefix(f"{group} "): LazyCommand(".admin.rows", each.words, each.line)

@@ -47,8 +47,8 @@ def create(
     session: CommandSession, topic: str, name: str, cron: str, every: str | None, moment: str | None, zone: str,
     message: str, key: str, properties: tuple[str, ...], missed: str,
 ) -> None:  # fmt: skip
-    """Create a schedule: the cluster publishes a message to a topic at set times, no time twice, whatever brokers
-    fail. A local time that the zone skips fires at the next valid instant, one that comes twice fires once.
+    """Create a schedule: the cluster publishes a message to a topic at set times, no time twice, even if brokers fail.
+    A local time that the zone skips fires at the next valid instant; one that comes twice fires once.
 
     \b
     Examples:

@@ -60,17 +60,20 @@ _WAITED = "waitsForTransaction"
 
 
 def ask_partition_stats(session: CommandSession, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
-    """Asks the owner of each partition for its statistics, and returns them. For a topic without partitions, returns
-    the statistics of the topic."""
+    """Asks the owner of each partition for its statistics, and returns them; of a topic without partitions, its own.
+    `precise`: backlogs are counted exactly, message by message."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
 def get_topic_stats(session: CommandSession, topic: str, *, precise: bool = False) -> dict[str, Any]:
-    """Returns the statistics of a topic as one record; numbers are summed over its partitions."""
+    """Returns the statistics of a topic as one record; numbers are summed over its partitions. `precise`: backlogs are
+    counted exactly, message by message."""
     return make_topic_record(session, topic, ask_partition_stats(session, topic, precise=precise))
 
 
 def make_topic_record(session: CommandSession, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
+    """Returns the statistics of a topic as one record, made from `found`, those of its partitions. Numbers are summed;
+    `msgBacklog` and `backlogSize` are those of the subscription with the largest ones."""
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name in _SUMMED.split():
         record[name] = sum(map(TOPIC[name], found))
@@ -91,7 +94,8 @@ def make_topic_record(session: CommandSession, topic: str, found: list[values.To
 
 
 def make_topic_row(topic: str, found: list[values.BriefTopicStats]) -> dict[str, Any]:
-    """Returns the COLUMNS of the record of a topic, as `make_topic_record` does."""
+    """Returns those fields of a topic's record (`make_topic_record`) that COLUMNS names, made from the brief statistics
+    of its partitions."""
     row: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else 0}
     for name in _OF_ROW:
         row[name] = sum(map(TOPIC[name], found))
@@ -103,8 +107,8 @@ def make_topic_row(topic: str, found: list[values.BriefTopicStats]) -> dict[str,
 
 
 def sum_topic_records(whose: str, records: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the sums over the records of several topics, as one record: of the fields `names`. `whose`: the text that
-    this record has as its `topic`."""
+    """Returns one record with the sums of the fields `names` over the records of several topics. `whose`: its text in
+    the field `topic`."""
     found: dict[str, Any] = {"topic": whose, "partitions": None, "topics": len(records)}
     for name in names:
         found[name] = sum(each[name] for each in records)
@@ -149,7 +153,8 @@ def _owner(session: CommandSession, txn: TxnId) -> tuple[str, str]:
 
 
 def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the row about the transactions of a topic for a table, made from the topic's record of statistics."""
+    """Returns the row about a topic's transactions for a table. `record`: the topic's statistics (`make_topic_record`),
+    which must have seen a transaction."""
     found = record["transactions"]
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
@@ -205,7 +210,7 @@ def merge_subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[st
 
 
 def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of the table of subscriptions. `found`: the result of the function `merge_subscriptions`."""
+    """Returns the rows of the table of subscriptions. `found`: the result of `merge_subscriptions`."""
     return [
         {
             **record,
@@ -237,8 +242,8 @@ def make_producer_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def make_consumer_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of the table of consumers. `found`: the result of the function `merge_subscriptions`.
-    `lastAcked` is None for a consumer that has acknowledged nothing since it connected."""
+    """Returns the rows of the table of consumers. `found`: the result of `merge_subscriptions`. `lastAcked` is None for
+    a consumer that has acknowledged nothing since it connected."""
     return [
         {
             "consumer": each["consumerName"],

@@ -217,7 +217,8 @@ def _count_backlog(session: CommandSession, topic: str, subscription: str = "") 
 
 
 class ResetPreview(NamedTuple):
-    """What a reset of a subscription would do in one partition. The two numbers are None if they are not known."""
+    """What a reset of a subscription would do in one partition. `again` and `passed_over` are None if they are not
+    known."""
 
     topic: str
     message_id: str  # delivered first; "earliest" and "latest" are the ends of the topic

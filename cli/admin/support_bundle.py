@@ -68,7 +68,8 @@ SECRET_TEXTS = (
 
 
 class BundledFile(NamedTuple):
-    """The description of one kind of file in the bundle: its name and its content."""
+    """The description of one kind of file in the bundle, as --dry-run and README.txt list it: its name (words in
+    capitals stand for names) and its content."""
 
     name: str
     what: str
@@ -127,14 +128,17 @@ class SupportBundle:
         self.missing: list[str] = []
 
     def add_text(self, name: str, text: str) -> None:
+        """Adds a file with this text, in which everything that looks like a secret is blanked."""
         self.files[name] = redact_text(text)
 
     def add_document(self, name: str, value: Any) -> None:
+        """Adds a file with this value as JSON. Values whose names say that they are secrets are blanked, and then the
+        text as in `add_text`."""
         self.add_text(name, json.dumps(redact_values(value), indent=1, default=str))
 
     def run_step(self, what: str, act: Callable[[], None]) -> None:
-        """Calls `act`, which adds the part `what` to the bundle. If `act` fails, adds the error to the list of missing
-        parts, and continues."""
+        """Calls `act`, which adds the part `what` to the bundle. If `act` fails with an error of a request or a file,
+        adds the error to the list of missing parts, and returns."""
         from ...proto.errors import MagnetarError
 
         try:
@@ -160,8 +164,9 @@ def _private(path: str, flags: int) -> int:
 def collect_bundle(
     session: CommandSession, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float
 ) -> SupportBundle:
-    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. A part that cannot be
-    collected is listed as missing; only if no broker can be reached, raises the error of the first request."""
+    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. `logs` and `configs`: files
+    to add; `apart_s`: seconds between the two pages of metrics, for which it waits. A part that cannot be collected is
+    listed as missing. Raises the error of the first request if no broker can be reached."""
     bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)

@@ -30,13 +30,13 @@ class CommandFailure(click.ClickException):
 
 
 def run_command_line(command: click.Command) -> int:
-    """Runs the command line of this process and returns its exit code."""
+    """Runs the command line of this process and returns its exit code. Errors are printed on stderr, not raised."""
     return run_reporting_errors(lambda: _outcome(command))
 
 
 def run_reporting_errors(work: Callable[[], int]) -> int:
-    """Calls `work` and returns the exit code that it returns. If `work` raises an error, prints the error and returns
-    the exit code for it."""
+    """Calls `work` and returns the exit code that it returns. If `work` raises an error, prints the error on stderr and
+    returns the exit code for it. Returns OK if the reader of a pipe has closed it, INTERRUPTED after Ctrl-C."""
     try:
         code = work()
         if sys.stdout is not None:
@@ -130,8 +130,8 @@ def _unexpected(error: Exception) -> int:
 
 def find_magnetar_error(error: BaseException) -> MagnetarError | None:
     """Returns the MagnetarError in the chain of causes of `error`; None if there is none. Of several, returns the
-    innermost that has a specific class, because exceptions of the SDK wrap those of the server. An OSError is converted
-    to a MagnetarError whose text names the path."""
+    innermost that has a specific class, because exceptions of the SDK wrap those of the server. If an OSError comes
+    first in the chain, returns a MagnetarError made from it, whose text names the path."""
     from ...proto.errors import Busy, MagnetarError
 
     found: MagnetarError | None = None
@@ -166,6 +166,7 @@ load the SDK."""
 
 
 def find_exit_code(error: MagnetarError) -> int:
+    """Returns the exit code of a command that failed with this error. FAILED if no other code fits."""
     from ...proto.errors import Busy, InvalidRequest, NotFound, WrongProtocol
 
     match error:
@@ -216,7 +217,8 @@ def describe_error(error: MagnetarError) -> str:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Returns whether the command line contains `-o json` or `-o jsonl`, even if the command line is invalid."""
+    """Returns whether the command line contains `-o json` or `-o jsonl`, even if the command line is invalid.
+    `arguments`: as in `sys.argv`, with the program first."""
     given = arguments[1:]
     if "--" in given:
         given = given[: given.index("--")]

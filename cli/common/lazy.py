@@ -21,8 +21,8 @@ _CLI = __package__.rpartition(".")[0]
 
 
 class LazyCommand(NamedTuple):
-    """A command whose module is imported only when the command runs: the module, its attribute with the command, and
-    one line of help."""
+    """A command whose module is imported only when the command runs: the module, the attribute of the module that is
+    the command, and one line of help."""
 
     module: str  # relative to cli: ".admin.topics"
     attribute: str
@@ -55,10 +55,9 @@ class LazyGroup(click.Group):
     """A command group that imports each command when it runs. `table`: the commands by name, in the order of the help
     page. `aliases`: maps other spellings to names of the table.
 
-    `policies`: the commands about policies (cli/admin/policies.py); the help page lists them in a section of their own,
+    `policies`: the commands about policies (cli/admin/policies.py). The help page lists them in a section of their own,
     with one line for set, get and remove of a policy. `with_rows`: also adds the commands that are made from rows of
-    proto/operations.py. `settings`: arguments of click.Group; with a `callback`, the group itself can run too.
-    """
+    proto/operations.py. `settings`: arguments of click.Group; with a `callback`, the group itself can run too."""
 
     def __init__(
         self, name: str, table: Mapping[str, LazyCommand], aliases: Mapping[str, str] | None = None, *, help: str,

@@ -11,11 +11,9 @@
 
 All have the same records, so that a script can use what a person sees.
 
-YAML of what commands answer: `-o yaml`.
-
-Written in block style, for the values that JSON has. A text is plain only if every reader of YAML 1.1 and 1.2 takes
-it as the same text; any other one is in double quotes with JSON's escapes, so `yes`, `1e3`, `: ` and line ends stay
-what they are. `tests/cli/test_yaml.py` reads it back.
+YAML (`-o yaml`) is written in block style, for the values that JSON has. A text is plain only if every reader of YAML
+1.1 and 1.2 takes it as the same text. Any other text is in double quotes with JSON's escapes, so `yes`, `1e3`, `: ` and
+line ends stay what they are. `tests/cli/test_yaml.py` reads the output back.
 
 Also in this file, below its heading: how messages are shown (messages).
 """
@@ -87,8 +85,8 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 
 
 def escape_controls(text: str) -> str:
-    """Returns the text with control characters (but for tabs and line ends) and marks of direction as `\\x1b`. Clients
-    choose names and properties, and a terminal would obey what is in them."""
+    """Returns the text with its control characters (except tabs and line ends) and marks of text direction replaced by
+    escapes such as `\\x1b`. Clients choose names and properties, and a terminal would obey such characters in them."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -115,8 +113,9 @@ class CommandOutput:
         return self.kind not in ("table", "wide")
 
     def print_rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of records. A table shows only `columns`, in this order; other formats contain all fields. If
-        there are no rows, a table is replaced by the text `empty`."""
+        """Prints a list of records. A table shows only `columns`, in this order; `wide` adds the other fields of the
+        first record, and all other formats contain all fields. The format `name` prints the first column only. Instead
+        of a table without rows, the text `empty` is printed."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.is_structured:
@@ -127,8 +126,8 @@ class CommandOutput:
             self._table(rows, columns)
 
     def print_row_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of records of any length, record by record as they arrive. The first rows of a table determine
-        the widths of its columns."""
+        """Prints a list of records of any length, record by record as they arrive. The first STREAM_FIRST_ROWS rows of
+        a table determine the widths of its columns. `columns` and `empty` are those of `print_rows`."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.kind == "json":
@@ -139,7 +138,8 @@ class CommandOutput:
             print_rows_as_table(iter(rows), columns, empty)
 
     def print_names(self, names: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of names: one name per line, or as a JSON or YAML list."""
+        """Prints a list of names: one name per line, or as a JSON or YAML list. Without names a table is replaced by
+        the text `empty`."""
         if self.is_structured:
             self.print_document(list(names))
         else:
@@ -181,7 +181,7 @@ class CommandOutput:
                 print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def print_streamed_value(self, value: Value) -> None:
-        """Prints one value of an endless list at once, as a line of JSON or as an item of a YAML list."""
+        """Prints one value of a list without an end at once, as a line of JSON or as an item of a YAML list."""
         match self.kind:
             case "name":
                 self.print_document(value)
@@ -289,7 +289,8 @@ ROWS_WRAPPED = 500
 
 
 def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Prints a table without limiting the length of its lines, for output to a pipe."""
+    """Prints a table in which no cell is shortened or wrapped, for output to a pipe and for very long tables. `rows`
+    must be complete, because the widest cell of a column sets its width."""
     cells = [[format_field(column, row.get(column)).replace("\n", " ") for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [all(isinstance(row.get(column), (int, float)) for row in rows) for column in columns]
@@ -308,6 +309,8 @@ def print_rows_as_json(rows: Iterable[Row]) -> None:
 
 
 def print_rows_as_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> None:
+    """Prints a table row by row as the rows arrive. The first STREAM_FIRST_ROWS rows determine the widths of the
+    columns; longer cells of later rows are not shortened. Without rows, prints the text `empty`."""
     first = list(islice(rows, STREAM_FIRST_ROWS))
     if not first:
         print(f"({empty})")
@@ -332,7 +335,8 @@ MOMENTS = frozenset((
 
 
 def format_field(name: str, value: Value) -> str:
-    """Returns the value of the field `name` as text for a cell of a table."""
+    """Returns the value of the field `name` as text for a cell of a table: for a field of MOMENTS a time in UTC ("-"
+    for 0), else as `format_cell`."""
     if name not in MOMENTS or not isinstance(value, int):
         return format_cell(value)
     from ...proto.pulsar_json import time_to_json
@@ -341,7 +345,8 @@ def format_field(name: str, value: Value) -> str:
 
 
 def format_cell(value: Value) -> str:
-    """Returns a value as text for a cell of a table."""
+    """Returns a value as text for a cell of a table: "-" for None and for an empty list or mapping. Control characters
+    of texts are escaped."""
     match value:
         case None:
             return "-"
@@ -362,17 +367,18 @@ def format_cell(value: Value) -> str:
 
 
 class Counter(Protocol):
-    """Sets the number of completed steps that a progress bar shows."""
+    """The function that `show_progress` gives to its `with` block. The block calls it to set how many steps are
+    completed."""
 
     def __call__(self, done: int) -> None:
-        """Sets the number of items that are done."""
+        """Sets the number of steps that are completed, counted from the beginning."""
         ...
 
 
 @contextmanager
 def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
-    """While the `with` block runs, shows a progress bar on stderr, if stderr is a terminal. Yields the Counter that
-    updates the bar. `total`: the number of steps; None if it is unknown."""
+    """While the `with` block runs, shows a progress bar on stderr, if `shown` and if stderr is a terminal. Yields the
+    Counter that updates the bar. `total`: the number of steps; None if it is unknown."""
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -382,7 +388,7 @@ def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterat
 
 
 def make_progress_bar() -> Progress:
-    """Returns a progress bar that is drawn on stderr."""
+    """Returns a progress bar that is drawn on stderr. It is drawn while a `with` block with it runs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -400,7 +406,8 @@ def make_progress_bar() -> Progress:
 
 @dataclass(frozen=True, slots=True)
 class PrintedMessage:
-    """A message as `magnetar consume` and `peek` print it. Messages of different clients are converted to this form."""
+    """A message as `magnetar consume`, `peek` and other commands print it. Messages of the SDK and messages that the
+    admin client reads are converted to this form."""
 
     topic: str
     message_id: str  # ledger:entry:partition:batch
@@ -425,7 +432,8 @@ def make_printed_message(message: Any) -> PrintedMessage:
 
 
 def format_message_id(message_id: MessageId) -> str:
-    """Returns the id as `ledger:entry:partition:batch index`, the form that commands print and accept."""
+    """Returns the id as `ledger:entry:partition:batch`, the form that commands print and accept. A partition or batch
+    index of -1 means that there is none."""
     parts = (message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
     return ":".join(map(str, parts))
 
@@ -442,16 +450,16 @@ RAW = click.option("--raw", is_flag=True, help="Control characters as they are, 
 
 
 def make_terminal_text(text: str, *, raw: bool = False) -> str:
-    """Returns what a producer chose as it is printed: on a terminal, which would obey them, without control characters
-    (`escape_controls`); to a pipe or a file, and if `raw`, as it is."""
+    """Returns a text that a producer chose, as it is printed. If stdout is a terminal, which would obey control
+    characters, they are escaped (`escape_controls`). Otherwise, and if `raw`, the text is unchanged."""
     return text if raw or not sys.stdout.isatty() else escape_controls(text)
 
 
 def print_consumed_message(
     message: PrintedMessage, out: CommandOutput, *, described: bool = False, raw: bool = False
 ) -> None:
-    """Prints a message. `described`: a text has its id, time, key and properties first, also without `-o wide`. `raw`:
-    control characters of the payload are printed as they are on a terminal, too."""
+    """Prints a message in the format of `out`. `described`: in a table too, the id, time, key and properties come
+    before the payload, as with `-o wide`. `raw`: control characters of the payload are not escaped on a terminal."""
     if out.is_structured:
         out.print_streamed_value(message.message_id if out.kind == "name" else make_message_record(message))
     else:
@@ -474,6 +482,8 @@ def _describe_message(message: PrintedMessage) -> str:
 
 
 def make_message_record(message: PrintedMessage) -> dict[str, object]:
+    """Returns the message as a record for JSON and YAML. The payload is in the field `payload` if it is UTF-8, else in
+    `payloadBase64`."""
     record: dict[str, object] = {
         "topic": message.topic,
         "messageId": message.message_id,

@@ -31,10 +31,10 @@ class ProcessNotReady(Exception):
 
 
 def find_free_port(*hosts: str, count: int = 1) -> int:
-    """Returns a random port that is free at all addresses in `hosts`. With `count`, the `count - 1` ports after it are
-    free too. Ports that the system chooses are not used, because the system could give such a port to another program
-    while its server is stopped. Raises OSError if no such port is found, for example because an address does not belong
-    to this machine."""
+    """Returns a random port of PORTS that is free at all addresses in `hosts`. With `count`, the `count - 1` ports
+    after it are free too. Ports that the system chooses are not used, because the system could give such a port to
+    another program while its server is stopped. Raises OSError if no such port is found, for example because an address
+    does not belong to this machine."""
     for port in random.SystemRandom().sample(PORTS, DRAWS):
         if all(_is_free(host, port + number) for host in hosts for number in range(count)):
             return port
@@ -75,9 +75,9 @@ def _with_ports(arguments: Sequence[str]) -> list[str]:
 
 
 class Process:
-    """A process that runs `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` returns the URL of the ready
-    line. A port 0 in `--listen` or `--port` is replaced by a free port, which stays the same when the process is
-    started again. `module`: the Python module that the process runs."""
+    """A process that runs `magnetar ARGUMENTS…` in `directory`, where its stderr is stored. It starts when the object
+    is made; `wait_ready` waits until it serves. A port 0 in `--listen` or `--port` is replaced by a free port, which
+    stays the same when the process is started again. `module`: the Python module that the process runs."""
 
     module = "magnetar.cli.main"
 
@@ -93,7 +93,8 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Starts the process. After the process has ended, it can be started again with the same arguments."""
+        """Starts the process and returns at once. After the process has ended, it can be started again with the same
+        arguments; the lines of its former stdout are dropped."""
         assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.lines = []
@@ -123,23 +124,23 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id. The process must have been started."""
+        """Returns the id of the process that was started last."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def stderr_path(self) -> Path:
-        """The path of the file that gets the process's stderr."""
+        """Returns the path of the file to which the process's stderr is appended."""
         return self.directory / f"{self.name}.stderr"
 
     @property
     def is_running(self) -> bool:
-        """True if the process was started and has not ended."""
+        """Returns whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
         """Waits for the ready line and returns its URL. Raises ProcessNotReady if the process ends first, or after
-        `timeout_s`."""
+        `timeout_s` seconds."""
         self._ready.wait(timeout_s)
         for line in self.lines:
             if line.startswith("ready "):
@@ -148,7 +149,7 @@ class Process:
 
     @property
     def address(self) -> str:
-        """Returns HOST:PORT from the URL of the ready line."""
+        """Returns HOST:PORT from the URL of the ready line, for which it waits as `wait_ready` does."""
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:
@@ -157,8 +158,8 @@ class Process:
         return "\n".join([*self.lines, errors])
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Waits until the process ends, at most `timeout_s`. Returns its exit code; a negative number is the signal
-        that killed the process."""
+        """Waits until the process ends and returns its exit code; a negative number is the signal that killed the
+        process. Raises subprocess.TimeoutExpired after `timeout_s` seconds."""
         assert self._process is not None
         assert self._reader is not None
         code = self._process.wait(timeout_s)
@@ -166,19 +167,20 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """Kills the process at once, as `kill -9` does, and waits until it has ended."""
+        """Kills the process at once, as `kill -9` does, and waits until it has ended. Does nothing if it has ended
+        already."""
         if self._process is not None:
             self._process.kill()
             self.wait()
 
     def send_signal(self, number: int) -> None:
-        """Sends the signal with this number to the process."""
+        """Sends the signal with this number to the process. Does nothing if the process has ended."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Sends SIGTERM to the process and waits for its end; kills the process if it does not end in time. Returns its
-        exit code."""
+        """Sends SIGTERM to the process and waits for its end; kills the process if it does not end within
+        STOP_TIMEOUT_S seconds. Returns its exit code. May be called when the process has ended."""
         assert self._process is not None
         if self.is_running:
             self._process.terminate()
@@ -190,13 +192,14 @@ class Process:
 
 
 class Processes:
-    """A group of processes. At the end of the `with` block, all of them are stopped."""
+    """A group of processes with one directory. At the end of the `with` block, all of them are stopped."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.started: list[Process] = []
 
     def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+        """Starts a process and returns it without waiting until it is ready. `arguments`: those of `magnetar`."""
         process = Process(name, arguments, self.directory, environment)
         self.started.append(process)
         return process
@@ -223,8 +226,9 @@ class Cluster(Processes):
         self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None,
         security: str = "",
     ) -> None:  # fmt: skip
-        """Starts a cluster. `security`: the settings file of all processes (`magnetar security init`); empty:
-        everything is in clear."""
+        """Starts a cluster and returns when all its processes are ready. `security`: the settings file of all processes
+        (`magnetar security init`); empty: everything is in clear. Raises ProcessNotReady, after stopping what was
+        started, if a process does not become ready."""
         super().__init__(directory)
         self._environment = {"MAGNETAR_SECURITY": security} if security else {}
         try:
@@ -250,6 +254,8 @@ class Cluster(Processes):
             broker.wait_ready()
 
     def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+        """Starts one more process and returns it, as `Processes.start` does. The process gets the security settings of
+        the cluster."""
         return super().start(name, *arguments, environment={**self._environment, **(environment or {})})
 
     @property

@@ -14,10 +14,10 @@ profile of that file: one thing, which programs name by `profile`, and `magnetar
     security = "operator/security.toml"     # for the commands that ask bookies or the metadata
     metadata = "metadata-1:7640"
 
-An option of the command beats its environment variable, and both beat the profile. A context that is named by an
-option beats the variables of its values too: who says where to does not go elsewhere. The folder is
-`XDG_CONFIG_HOME`, where that is set. The file has mode 600, as files of secrets do: who writes to it sends tokens
-where it likes.
+An option of the command beats its environment variable, and both beat the profile. A context that is named by an option
+also beats the environment variables of its values, so that the command goes to no other server than the named one. The
+folder is `XDG_CONFIG_HOME`, where that is set. The file has mode 600, as files of secrets do: whatever can write to it
+can have tokens sent to another server.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def profiles_path() -> Path:
 
 
 def load_profile(name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name` from the file of profiles; of the default profile if `name` is empty, or
-    no values if there is no file. Leaves out values that programs do not need (not in NAMES). Raises
-    InvalidConfiguration if the profile is missing or the file is invalid."""
+    """Returns those values of the profile `name` that programs need (NAMES), from the file of profiles. An empty `name`
+    means the default profile; without a file it has no values. Raises InvalidConfiguration if the profile is missing or
+    the file is invalid."""
     found = {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
     return {key: found[key] for key in found if key in NAMES}
 
 
 def load_context(name: str) -> tuple[str, Mapping[str, str]]:
-    """Returns the name and the values of the context `name`; of the current context if `name` is empty. If `name` is
-    empty and there is no file, returns an empty name and no values. Raises InvalidConfiguration if the context is
-    missing or the file is invalid."""
+    """Returns the name and the values of the context `name`. An empty `name` means the current context, or the default
+    one if none is current; without a file, returns an empty name and no values. Raises InvalidConfiguration if the
+    context is missing or the file is invalid."""
     if not name and not profiles_path().exists():
         return "", {}
     found = read_profiles()
@@ -74,13 +74,16 @@ def current_profile_name(found: Mapping[str, Any]) -> str:
 
 
 def read_profiles() -> dict[str, Any]:
-    """Reads and parses the file of profiles. Raises InvalidConfiguration if the file is missing or invalid."""
+    """Reads and parses the file of profiles. Raises InvalidConfiguration if the file is missing or invalid, or if other
+    users may read it."""
     from ...security.settings import read_private_file
 
     return parse_profiles(read_private_file(str(profiles_path())))
 
 
 def parse_profiles(data: bytes) -> dict[str, Any]:
+    """Parses the content of the file of profiles, and returns it by section name. Raises InvalidConfiguration if it is
+    not TOML in UTF-8."""
     import tomllib
 
     from ...proto.errors import InvalidConfiguration
@@ -92,7 +95,7 @@ def parse_profiles(data: bytes) -> dict[str, Any]:
 
 
 def list_profile_names(found: Mapping[str, Any]) -> list[str]:
-    """Returns the names of all profiles, in the order of the file."""
+    """Returns the names of all profiles, in the order of the file. `found`: the content of the file."""
     return [name for name in found if name not in (CURRENT, PREVIOUS)]
 
 
@@ -121,8 +124,9 @@ def make_missing_profile_error(found: Mapping[str, Any], name: str) -> InvalidCo
 
 
 def find_profile(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name` from `found`, the parsed file; of the default profile if `name` is
-    empty. Raises InvalidConfiguration if the profile is missing or invalid."""
+    """Returns the values of the profile `name` from `found`, the parsed file; an empty `name` means the default
+    profile, which may be missing. Paths of files are relative to the folder of the file, and are returned joined with
+    it. Raises InvalidConfiguration if the profile is missing or invalid."""
     from ...proto.errors import InvalidConfiguration
 
     file = profiles_path()

@@ -80,7 +80,8 @@ parameters before it."""
 # ---------------------------------------------------------------------------------------------------- near names
 def add_name_suggestion(session: CommandSession, error: Exception, given: Mapping[str, Any]) -> None:
     """If `error` says that an object was not found, adds a note to the error with the most similar name that exists.
-    `given`: the arguments of the command."""
+    `given`: the arguments of the command. Asks the server for at most SOON_S seconds for each request, and ignores
+    failures."""
     from .exits import find_magnetar_error
 
     found = find_magnetar_error(error)
@@ -169,7 +170,7 @@ class CommandSession:
 
     @property
     def admin(self) -> Admin:
-        """The administration client of the session, which is made at its first use."""
+        """Returns the admin client of the session, which is made when it is first used."""
         if self._admin is None:
             from ...client.admin import Admin
 
@@ -207,7 +208,8 @@ class CommandSession:
         )  # fmt: skip
 
     def with_timeout(self, timeout_s: float) -> CommandSession:
-        """Returns a copy of this session whose requests wait at most `timeout_s`. The caller must close the copy."""
+        """Returns a copy of this session whose requests wait at most `timeout_s` seconds, with an admin client of its
+        own. The caller must close the copy."""
         found = copy(self)
         found._admin, found.timeout_s = None, timeout_s
         return found
@@ -225,6 +227,7 @@ class CommandSession:
         return f"{self.url} (context {self.context})" if self.context else self.url
 
     def close(self) -> None:
+        """Ends the connection of the admin client, if that was made."""
         if self._admin is not None:
             self._admin.close()
 
@@ -304,8 +307,8 @@ PLACE = "magnetar.place"
 
 def confirm_deletion(what: str, yes: bool, count: Callable[[], str] = str) -> None:
     """Asks the user for confirmation before the command deletes data for good. If the user answers no, the command ends
-    with code 130. Without a terminal, raises UsageError (code 2). If `yes` is set, does not ask. `count`: is called
-    only before a user is asked; returns what the question adds about the amount of data, such as " (5 messages)"."""
+    with code 130. Without a terminal, raises UsageError (code 2). If `yes` is set, does not ask. `count` is called only
+    before a user is asked, and returns what the question adds about the amount of data, such as " (5 messages)"."""
     if yes:
         return
     has_terminal = sys.stdin.isatty()
@@ -319,8 +322,9 @@ def confirm_deletion(what: str, yes: bool, count: Callable[[], str] = str) -> No
 
 
 def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> CommandSession:
-    """Returns the Session that the options of `with_session` describe, and removes these options from `options`. Raises
-    InvalidConfiguration if the context is missing or invalid."""
+    """Returns the CommandSession for the options that `with_session` adds, and removes these options from `options`.
+    Raises InvalidConfiguration if the context is missing or invalid, UsageError if the credentials contradict each
+    other."""
     context = click.get_current_context()
     named = options.pop("profile")
     said = {name: options.pop(name) for name in NAMES}
@@ -335,7 +339,7 @@ def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) 
 
 
 def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[str, str]:
-    """Returns the arguments of a Session. If options give any credentials, those of the profile are not used."""
+    """Returns the arguments of a CommandSession. If options give any credentials, those of the profile are not used."""
     left = dict(profile)
     if said["token"] or said["tls_cert"] or said["tls_key"]:
         left = {name: left[name] for name in ("url", "tls_ca") if name in left}
@@ -347,9 +351,9 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
 
 
 def with_session(function: Callable[..., None], *watched: str) -> Callable[..., None]:
-    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes the Session that they
-    describe as the first argument. `watched`: the option with which the command repeats its answer; empty for a command
-    that changes something."""
+    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes the CommandSession for
+    them as the first argument; it is closed when the command ends. `watched`: the flags of the option with which the
+    command repeats its answer; empty for a command that changes something."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @OUTPUT
@@ -391,12 +395,11 @@ WATCHED = ("-w", "--watch")
 def session_command(
     *options: Callable[[Any], Any], name: str = "", watched: bool = False
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Decorates a function: makes a command of it that gets a Session as its first argument. The command has the name
-    of the function unless `name` is given.
+    """Decorates a function: makes a command of it that gets a CommandSession as its first argument. The command has the
+    name of the function unless `name` is given.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES. `watched`: the command only reads, and gets --watch.
-    """
+    option YES. `watched`: the command only reads, and gets --watch."""
 
     def make(function: Callable[..., None]) -> click.Command:
         parameters = _parameters(options)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class FiniteNumber(click.FloatRange):
-    """The type of an option whose value is a finite number in a range. (click would accept `nan` in each range, because
-    every comparison with it is false.)"""
+    """The type of an option whose value is a finite number in a range (inclusive). click would accept `nan` in each
+    range, because every comparison with it is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -27,8 +27,8 @@ class FiniteNumber(click.FloatRange):
 
 
 class Interval(click.FloatRange):
-    """The type of an option whose value is the time between two answers, in seconds: `2s`, `500ms`, `1m`; a bare number
-    means seconds."""
+    """The type of an option whose value is a time in seconds, of at least INTERVAL_S_MIN: `2s`, `500ms`, `1m`; a bare
+    number means seconds."""
 
     name = "time"
 
@@ -48,7 +48,8 @@ MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 def parse_duration(text: str | None, unit_s: int) -> int | None:
     """Returns a duration, such as `10m`, as a number of units of `unit_s` seconds, rounded up. A number without a unit
-    is already such a number. Returns -1 for "-1", None for None. Raises BadParameter if the text is not a duration."""
+    is already a number of these units. Returns -1 for "-1", None for None. Raises BadParameter if the text is not a
+    duration."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -60,8 +61,8 @@ def parse_duration(text: str | None, unit_s: int) -> int | None:
 
 
 def parse_mebibytes(text: str | None) -> int | None:
-    """Returns a size, such as `10G`, in MiB. A number without a unit is already in MiB. Returns -1 for "-1", None for
-    None. Raises BadParameter if the text is not a size."""
+    """Returns a size, such as `10G` (10 GiB), in MiB. A number without a unit is already in MiB. Returns -1 for "-1",
+    None for None. Raises BadParameter if the text is not a size."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -73,8 +74,9 @@ def parse_mebibytes(text: str | None) -> int | None:
 
 
 def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
-    """Parses texts `key=value` and returns the values by key. One text may contain several pairs, separated by commas;
-    a part without `=` belongs to the value before it."""
+    """Parses texts `key=value` and returns the values by key. One text may contain several pairs, separated by commas.
+    A part without `=` belongs to the value before it. Raises BadParameter if a text does not begin with a pair, or a
+    key is empty."""
     found: dict[str, str] = {}
     for text in pairs:
         last = ""
@@ -90,8 +92,9 @@ def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def parse_message_id(text: str) -> MessageId:
-    """Parses a message id of the form `LEDGER:ENTRY[:PARTITION[:BATCH]]`, as `magnetar consume` prints it, or
-    (LEDGER,ENTRY,PARTITION,BATCH), as the SDK does; or `earliest` or `latest`."""
+    """Parses a message id: `LEDGER:ENTRY[:PARTITION[:BATCH]]`, as `magnetar consume` prints it;
+    (LEDGER,ENTRY,PARTITION,BATCH), as the SDK prints it; `earliest` or `latest`. Raises UsageError for any other
+    text."""
     from ...client.model.message_id import MessageId
 
     text = re.sub(r"\A\((.*)\)\Z", r"\1", text).replace(",", ":")  # as the SDK prints it
@@ -102,7 +105,7 @@ def parse_message_id(text: str) -> MessageId:
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
     """Returns a time in ms since the epoch. `text`: `10m` (10 minutes before `now_ms`), an ISO time, or a number of ms
-    since the epoch."""
+    since the epoch. Raises UsageError for any other text."""
     from datetime import datetime
 
     text = text.strip()

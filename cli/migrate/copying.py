@@ -1,8 +1,8 @@
 """Copies topics, partition by partition: the driver between the source and the destination.
 
-    copying = TopicCopier(source, client, admin, wanted, clock)
-    await copying.prepare(topics)        creates tenants, namespaces, topics and schemas; checks the destination topics
-    await copying.run()                  until all present messages are copied; with `follow` until it is cancelled
+    copying = TopicCopier(source, client, admin, wanted, world)
+    await copying.prepare(topics, schemas=True)    creates tenants, namespaces, topics and schemas; checks the topics
+    await copying.run()                            until all present messages are copied; with `follow` until cancelled
 
 Each partition has a task: it opens an exclusive producer at the destination, reads where the copy continues, and copies
 entries. After an error that may pass (a lost connection, a broker that moves a topic) it retries for `patience_s`
@@ -80,8 +80,8 @@ PRODUCER = "magnetar-migrate"
 
 
 async def find_newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
-    """Returns the origin (the source's entry) of the newest entry between the indexes `first` and `end - 1` of the
-    destination topic. Returns None if there is no entry, or if the newest entry is not a copy."""
+    """Returns the origin (the source's entry) of the newest entry between the indexes `first` (inclusive) and `end`
+    (exclusive) of the destination topic. Returns None if there is no entry, or if the newest entry is not a copy."""
     if end <= first:
         return None
     found: Origin | None = None
@@ -91,9 +91,11 @@ async def find_newest_origin(client: Client, topic: TopicName, first: int, end: 
 
 
 async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
-    """Reads the destination topic from the index `first` up to `end`, and returns the origin (the source's entry) of
-    the last copied message; None if no message is a copy. `number`: the source topic as a number (`hash_topic`). Needed
-    for a topic to which other producers have written too, because its last entry may not be a copy."""
+    """Reads the destination topic from the index `first` (inclusive) to `end` (exclusive), and returns the origin (the
+    source's entry) of the last copied message; None if no message is a copy. `number`: the source topic as a number
+    (`hash_topic`).
+
+    Needed for a topic to which other producers have written too, because its last entry may not be a copy."""
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:
@@ -105,7 +107,8 @@ async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: 
 
 async def find_message_index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
     """Returns the index of the first message in the destination topic that was copied from a position after `mark` of
-    the source; `end` if there is none. Searches by bisection between `first` and `end`."""
+    the source; `end` if there is none. Searches by bisection between the indexes `first` (inclusive) and `end`
+    (exclusive)."""
     while first < end:
         middle = (first + end) // 2
         entry = None
@@ -131,9 +134,11 @@ RATE_OVER_S = 10.0
 
 
 class CopyProgress:
-    """The progress of the copy of one partition. `lag`: the number of messages that the source has and the destination
-    lacks, by the last answer of the source; None if it is not known yet. Pulsar reports entries instead of messages, so
-    for batches the lag is estimated from the size of the batches that were copied."""
+    """The progress of the copy of one partition. `entries`, `messages` and `bytes`: what this run has stored.
+
+    `lag`: the number of messages that the source has and the destination lacks, by the last answer of the source; None
+    if it is not known yet. Pulsar reports entries instead of messages, so for batches the lag is estimated from the
+    size of the batches that were copied."""
 
     def __init__(self, topic: TopicName) -> None:
         self.topic = topic
@@ -144,6 +149,8 @@ class CopyProgress:
         self.note = ""  # why nothing is copied at the moment
 
     def add(self, position: Position, messages: int, size: int) -> None:
+        """Counts an entry that the destination has stored: its position at the source, its number of messages, and its
+        size in bytes."""
         self.stored = position
         self.entries += 1
         self.messages += messages
@@ -159,7 +166,7 @@ class CopyProgress:
 
 
 class CopyTotals:
-    """The progress of several partitions together."""
+    """The progress of several partitions together, computed from their CopyProgress objects at each call."""
 
     def __init__(self, tallies: Iterable[CopyProgress]) -> None:
         self._tallies = list(tallies)
@@ -181,15 +188,17 @@ class CopyTotals:
 
     @property
     def complete(self) -> bool:
+        """Returns whether the copies of all partitions have ended."""
         return all(each.complete for each in self._tallies)
 
     @property
     def describe_lag(self) -> str:
+        """Returns why one of the partitions is not copied at the moment; "" if all are."""
         return next((each.note for each in self._tallies if each.note), "")
 
     def rate(self, now: float) -> float:
-        """Returns how many messages per second were copied in the last RATE_OVER_S seconds, measured between the calls
-        of this method."""
+        """Returns how many messages per second were copied in about the last RATE_OVER_S seconds, measured between the
+        calls of this method; 0 at the first call. `now`: seconds of any clock that does not go back."""
         self._samples.append((now, self.messages))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_OVER_S:
             self._samples.popleft()
@@ -197,8 +206,8 @@ class CopyTotals:
         return (self.messages - before) / (now - since) if now > since else 0.0
 
     def remaining_time_s(self, rate: float) -> float | None:
-        """Returns the seconds until the lag is zero, at `rate` messages per second; None if the lag is not known, or
-        the rate is 0."""
+        """Returns the seconds until the lag is zero, at `rate` messages per second; None if the lag is not known, or if
+        there is a lag and the rate is 0."""
         lag = self.lag
         if not lag:
             return None if lag is None else 0.0
@@ -218,7 +227,8 @@ FROM = "magnetar-migrate.from"
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """The options of `magnetar migrate` that concern the copying."""
+    """The options of `magnetar migrate` that concern the copying. `patience_s`: for how many seconds without progress a
+    partition is retried."""
 
     follow: bool = False
     append: bool = False  # after messages that are not of this copy
@@ -255,7 +265,8 @@ class SchemaVersionCopier:
 
     async def find_destination_version(self, version: bytes) -> bytes:
         """Returns the version at the destination for the source's `version`, after copying the schema if necessary.
-        Returns b"" if the source has deleted this version."""
+        Returns b"" if the source has deleted this version. Raises IncompatibleSchema or NotAllowed if the destination
+        refuses the schema."""
         found = self._known.get(version)
         if found is None:
             schema = await self._source.read_schema(self._topic, version)
@@ -273,7 +284,8 @@ class SchemaVersionCopier:
 
 
 class TopicCopier:
-    """Copies topics with their messages from a source cluster to a destination cluster."""
+    """Copies topics with their messages from a source cluster to a destination cluster: first `prepare`, then `run`.
+    `tallies` has the progress of each partition."""
 
     def __init__(
         self, source: MigrationSource, client: Client, admin: AdminClient, wanted: CopyOptions, world: World
@@ -302,8 +314,9 @@ class TopicCopier:
         )
 
     async def prepare(self, topics: Sequence[TopicToCopy], *, schemas: bool) -> None:
-        """Creates the topics and schemas at the destination. Raises AlreadyExists if a topic there has messages that
-        this copy did not write."""
+        """Creates the topics, and with `schemas` the schemas, at the destination, and a subscription that retains the
+        copies. Raises AlreadyExists if a topic there has messages that this copy did not write, another number of
+        partitions, or copies from another source; NotAllowed if deduplication is on, or if a schema is refused."""
         self.topics = list(topics)
         for topic in topics:
             await self._make(topic)
@@ -358,6 +371,10 @@ class TopicCopier:
 
     # ------------------------------------------------------------------------------ the copy
     async def run(self) -> None:
+        """Copies all partitions, at most AT_ONCE at the same time, until the entries that exist now are copied. With
+        the option `follow`, copies all at the same time, until the topics are terminated or the call is cancelled.
+        Raises the first error of a partition that does not pass within `patience_s` seconds; then all copying has
+        ended."""
         room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else AT_ONCE)
 
         async def one(tally: CopyProgress) -> None:
@@ -493,7 +510,8 @@ class _SameOrigin(urllib.request.HTTPRedirectHandler):
 
 
 class SourceSubscription(NamedTuple):
-    """A durable subscription of a topic at the source cluster."""
+    """A durable subscription of a topic at the source cluster: its name, its mark-delete position and its
+    properties."""
 
     name: str
     mark: Position  # all up to there is acknowledged
@@ -501,10 +519,12 @@ class SourceSubscription(NamedTuple):
 
 
 class SourceRestClient:
-    """A client for the HTTP service (administration) of the source cluster. `url` is http://HOST:8080."""
+    """A client for the HTTP service (administration) of the source cluster. `url` is http://HOST:8080 or
+    https://HOST:8443."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
-        """Makes a client of the source's HTTP service. Raises InvalidRequest if the URL is wrong."""
+        """Makes a client; connects later. `timeout_s`: seconds for each request. Raises InvalidRequest if the URL is
+        not one of http or https."""
         if not url.startswith(("http://", "https://")):
             raise InvalidRequest(f"--admin-url {url!r} begins with http:// or https://")
         self._url = url.rstrip("/")
@@ -550,8 +570,9 @@ def _position(text: str) -> Position:
 async def copy_subscriptions(
     source: SourceRestClient, client: Client, admin: AdminClient, topic: TopicName
 ) -> list[dict[str, object]]:
-    """Copies the durable subscriptions of one partition, with their mark-delete positions. Returns one record for each
-    subscription."""
+    """Copies the durable subscriptions of one partition, with their mark-delete positions. All messages up to these
+    positions must have been copied before. Returns one record for each subscription: `topic`, `subscription`, and
+    `backlog` (messages). Raises the errors of `SourceRestClient.list_subscriptions` and of the destination."""
     found: list[dict[str, object]] = []
     for each in await source.list_subscriptions(topic):
         offsets = await admin.offsets(topic.full)

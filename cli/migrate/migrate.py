@@ -210,6 +210,8 @@ Titled = list[tuple[str, CopyTotals]]
 
 @asynccontextmanager
 async def show_progress(copying: TopicCopier, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
+    """While the `async with` block runs, shows the progress of the copy on stderr: bars on a terminal, otherwise a line
+    for each topic every LINE_EVERY_S seconds. Shows nothing if `quiet`. `now`: a monotonic clock, in seconds."""
     if quiet:
         yield
         return
@@ -234,10 +236,13 @@ def _titled(copying: TopicCopier) -> Titled:
 
 
 def make_combined_totals(copying: TopicCopier) -> CopyTotals:
+    """Returns the progress of all partitions that `copying` copies, as one sum."""
     return CopyTotals(copying.tallies)
 
 
 def format_progress_line(title: str, totals: CopyTotals, now: float) -> str:
+    """Returns the line of progress for `title`, a topic or several. `now`: seconds of a monotonic clock, from which the
+    rate is computed."""
     rate = totals.rate(now)
     return f"{title}: {totals.messages:,} copied, {_rest(totals, rate)}"
 

@@ -72,8 +72,8 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
 
 
 class SourceEntry(NamedTuple):
-    """An entry that was read from the source. `data`: the entry's client-part, which consists of metadata and payload
-    (proto/entry.py)."""
+    """An entry that was read from the source, with its position there. `data`: the entry's client-part, which consists
+    of metadata and payload (proto/entry.py)."""
 
     position: Position
     data: bytes
@@ -99,11 +99,13 @@ def _error(number: int, text: str, of: str) -> errors.MagnetarError:
 
 
 class MigrationSource:
-    """The cluster from which topics are copied: lists its topics, and opens readers of them. Belongs to one event
-    loop."""
+    """The cluster from which topics are copied: lists its topics, and opens readers of them. Belongs to one event loop.
+    Each request waits at most `timeout_s` seconds. It raises Unavailable if no server can be reached, TimedOut if a
+    server does not answer, or the error that the source answers."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
-        """Makes a source. Raises InvalidUrl if `url` names no port of Pulsar's protocol."""
+        """Makes a source; connects at the first request. Raises InvalidUrl if `url` does not begin with pulsar:// or
+        pulsar+ssl://."""
         parsed = parse_service_url(url)
         if parsed.protocol is not DiscoveryProtocol.PULSAR:
             raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
@@ -118,6 +120,8 @@ class MigrationSource:
 
     @property
     def is_backlog_in_entries(self) -> bool:
+        """Returns whether the source counts a backlog in entries, as Pulsar does, and not in messages, as Magnetar
+        does. Valid after the first answer of the source."""
         return not self.version.startswith("Magnetar")
 
     # ------------------------------------------------------------------------------ connections
@@ -168,7 +172,7 @@ class MigrationSource:
 
     # ------------------------------------------------------------------------------ what it has
     async def list_topics(self, namespace: str) -> list[str]:
-        """Returns the full names of the persistent topics and partitions of a namespace."""
+        """Returns the full names of the persistent topics and partitions of a namespace, sorted."""
         asked = pulsar.CommandGetTopicsOfNamespace(
             request_id=1, namespace=namespace, mode=pulsar.CommandGetTopicsOfNamespace.PERSISTENT
         )
@@ -220,7 +224,8 @@ class MigrationSource:
 
     async def open_reader(self, topic: TopicName, after: Position | None) -> PartitionReader:
         """Opens and returns a reader that begins after the position `after`, or at the oldest entry if `after` is None.
-        The source sends no entry before `grant_permits` is called."""
+        The reader has a connection of its own; the caller must close it. The source sends no entry before
+        `grant_permits` is called."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -233,13 +238,14 @@ class MigrationSource:
         return reader
 
     async def close(self) -> None:
+        """Closes the connection for requests. Readers are closed by their users."""
         if self._asking is not None:
             await self._asking.close()
 
 
 class SourceConnection:
     """One TCP connection to the source, with Pulsar's protocol. `receive` also answers PINGs and authentication
-    challenges of the source."""
+    challenges of the source. `over`: the connection has ended."""
 
     def __init__(self, stream: ByteStream, credentials: Callable[[], tuple[str, bytes]], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -250,11 +256,14 @@ class SourceConnection:
         self._came: list[tuple[str, Any, bytes]] = []
 
     def send(self, **command: Any) -> None:
+        """Sends one command, without waiting for an answer. `command`: the field of Pulsar's BaseCommand, by its
+        name."""
         self._stream.write_nowait(encode_frame(**command))
 
     async def do_handshake(self, proxied: str) -> str:
-        """Sends the first command of a connection (CONNECT), with the credentials of the client. Returns the protocol
-        version of the broker."""
+        """Sends the first command of a connection (CONNECT), with the credentials of the client. `proxied`: the broker
+        to which a proxy must connect; "": there is no proxy. Returns the broker's name and version as it reports them.
+        Raises WrongProtocol if the server does not speak Pulsar's protocol, or the error that it answers."""
         method, data = self._credentials()
         connect = pulsar.CommandConnect(
             client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL, auth_method_name=method,
@@ -274,8 +283,9 @@ class SourceConnection:
         return str(answer.server_version)
 
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
-        """Sends a command, and returns the answer, which must be of the kind `wanted`. `of`: what is asked about, for
-        error texts. Raises TimedOut, ConnectionLost, or the error that the source answers."""
+        """Sends a command, and returns the answer, which must be of the kind `wanted`; drops other commands that arrive
+        before it. `of`: what is asked about, for error texts. Raises TimedOut after `timeout_s` seconds (then the
+        connection is closed), ConnectionLost, or the error that the source answers."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):
@@ -332,7 +342,8 @@ class SourceConnection:
 
 
 class PartitionReader:
-    """Reads the entries of one partition from the source cluster."""
+    """Reads the entries of one partition from the source cluster, through a non-durable subscription. Made by
+    `MigrationSource.open_reader`."""
 
     def __init__(self, connection: SourceConnection, topic: TopicName, timeout_s: float) -> None:
         self._connection = connection
@@ -342,6 +353,8 @@ class PartitionReader:
         self._after: Position | None = None
 
     async def open(self, name: str, after: Position | None) -> None:
+        """Subscribes under the name `name`, to the entries after the position `after` (None: from the oldest on).
+        Called once, by `MigrationSource.open_reader`. Raises the errors of `SourceConnection.ask`."""
         self._after = after
         start = MessageIdData(ledgerId=_EARLIEST, entryId=_EARLIEST)
         if after is not None:
@@ -372,18 +385,19 @@ class PartitionReader:
         return await self._connection.ask(wanted, self._topic.full, self._timeout_s, **command)
 
     def grant_permits(self, permits: int = PERMITS) -> None:
+        """Permits the source to send `permits` more messages."""
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def request_backlog(self) -> None:
-        """Sends a request for the backlog. `next_event` later returns the answer."""
+        """Sends a request for the backlog. `next_event` returns the answer later, as a SourceBacklog."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
     async def next_event(self, wait_s: float) -> Event | None:
         """Returns the next event: an entry, an answer about the backlog, or the end of the topic. Returns None if
-        nothing arrives within `wait_s`. Raises ConnectionLost if the source has closed the reader: the copy may
-        continue with a new reader."""
+        nothing arrives within `wait_s` seconds. Raises ConnectionLost if the source has closed the reader or the
+        connection: the copy may continue with a new reader."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -465,18 +479,20 @@ class Origin(NamedTuple):
     """The origin of a copied entry: the topic at the source (as a number, see `hash_topic`) and the position of the
     entry there."""
 
-    topic: int  # `hash_topic` its topic
+    topic: int  # `hash_topic` of the topic's full name
     position: Position
 
 
 def hash_topic(topic: str) -> int:
-    """Returns a hash of a topic's full name. `Origin` names the source's topic by this number."""
+    """Returns a 64-bit hash of a topic's full name (for a partition with the suffix). `Origin` names the source's topic
+    by this number."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
 def encode_copied_entry(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
-    """Returns the bytes of a copied entry as it is published at the destination; they contain `origin`.
-    `schema_version`: the version of the schema at the destination; None: the entry keeps the version that it has."""
+    """Returns the bytes of a copied entry as it is published at the destination; they contain `origin`. `header`: the
+    parsed header of `client_part`. `schema_version`: the version of the schema at the destination, b"" for no schema;
+    None: the entry keeps the version that it has."""
     added = b"" if schema_version is None else _SCHEMA_VERSION + encode_varint(len(schema_version)) + schema_version
     added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)
     metadata = client_part[ENTRY_HEAD_BYTES : header.payload_offset] + added
@@ -485,7 +501,7 @@ def encode_copied_entry(client_part: bytes, header: EntryHeader, origin: Origin,
 
 def decode_origin(entry: bytes) -> Origin | None:
     """Returns the origin (topic and position at the source) that a stored entry contains; None if the entry is not a
-    copy. Raises CorruptEntry if the entry is damaged."""
+    copy. `entry`: the stored bytes, with the broker-part. Raises CorruptEntry if the entry is damaged."""
     client_part = split_broker_part(entry)[2]
     end = parse_header(client_part).payload_offset
     begin = end - ORIGIN_BYTES
@@ -513,13 +529,14 @@ class TopicToCopy(NamedTuple):
 
     @property
     def parts(self) -> list[TopicName]:
+        """Returns the names of the topic's partitions; the topic's own name if it is not partitioned."""
         return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
 
 
 async def find_matching_topics(source: MigrationSource, asked: Sequence[str]) -> list[TopicToCopy]:
     """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
-    duplicates. Raises InvalidName if a name is invalid, InvalidRequest if a topic cannot be copied, TopicNotFound if no
-    topic matches a name."""
+    duplicates. Raises InvalidName if a name is invalid, InvalidRequest if a topic cannot be copied (a partition, or not
+    persistent), TopicNotFound if no topic matches a name or pattern."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:

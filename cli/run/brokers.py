@@ -72,6 +72,8 @@ Main = Callable[["World", ChildProcessReporter], Any]
 
 
 def with_processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator that adds the option --processes (1 to PROCESSES_MAX) to a command. `help`: its line of help;
+    `default` None: the command chooses the number."""
     return click.option(
         "--processes", "processes_", type=click.IntRange(1, PROCESSES_MAX), default=default, metavar="N", help=help,
         show_default=default is not None,
@@ -79,19 +81,21 @@ def with_processes_option(help: str, default: int | None = 1) -> Callable[[Calla
 
 
 def check_fork_is_possible() -> None:
+    """Raises CommandFailure (exit code NOT_AVAILABLE) if this system cannot fork processes."""
     if not hasattr(os, "fork"):
         raise CommandFailure("--processes needs a system that forks processes: Linux or macOS", NOT_AVAILABLE)
 
 
 class ReservedPorts:
-    """Ports that a server reserves for its processes. They stay reserved until the server ends."""
+    """Ports that a server reserves for its processes: the parent binds each port, and a child listens at it. They stay
+    reserved until the process that made this object ends."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def reserve(self, where: Endpoint) -> Endpoint:
         """Reserves the port of the address `where`, or a free port if the port is 0. Returns the address with the
-        reserved port. Raises Busy if the port is taken."""
+        reserved port. Raises Busy if the port is still taken after WAIT_S seconds."""
         from ...proto.errors import Busy
 
         def bound() -> socket.socket:
@@ -125,8 +129,8 @@ def choose_process_address(where: Endpoint, number: int, *, forwarded: bool = Fa
 
 
 def lock_folder(folder: str) -> File:
-    """Locks the folder for a server: for the parent process and all its children. Returns the lock file. Raises Busy if
-    another server has locked the folder."""
+    """Locks the folder for a server: for the parent process and all its children. Returns the lock file, whose closing
+    ends the lock. Raises Busy if another server still has the lock after WAIT_S seconds."""
     from ...bookie.store.identity import lock_directory
     from ...runtime.disk import SystemFiles
 
@@ -152,7 +156,7 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
 
 def preload_modules(*modules: str) -> None:
     """Imports modules that the child processes will use, so that the children share the memory of these modules.
-    `modules` are modules of this package; the LIBRARIES are imported too."""
+    `modules` are modules of this package, relative to it; the LIBRARIES are imported too."""
     for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
         import_module(name)
 
@@ -166,7 +170,7 @@ def make_process_spec(
 ) -> ProcessSpec:  # fmt: skip
     """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
     page of this process contains the metrics of all processes. `health`: the address at which it answers probes.
-    `drain_s`: it may take so many seconds longer to end."""
+    `drain_s`: by how many seconds it may exceed the usual time for its end."""
     from ...runtime.parent import ProcessSpec
     from ...runtime.schedule_core import STOP_S
 
@@ -184,8 +188,9 @@ def run_process_tiers(
     object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
-    """Runs the processes until the server ends, and returns the exit code of the server. `said`: the function that
-    makes the URL and the facts of the ready line from the facts that each process reported."""
+    """Runs the processes until the server ends, and returns the exit code of the server. The processes of a tier start
+    when those of the tier before serve. `said`: makes the URL and the facts of the ready line from the facts that each
+    process reported; it is called when all serve."""
     from ...runtime import logs
     from ...runtime.parent import ParentProcess
 
@@ -198,7 +203,8 @@ def run_process_tiers(
 
 
 class BrokerOptions(NamedTuple):
-    """The command-line options of a process that runs a broker."""
+    """The command-line options of a process that runs a broker. `tree`: the address of the metadata; `wait_s`: for how
+    many seconds to wait for it; `session_s`: the time-out of the session, in seconds."""
 
     settings: BrokerConfig
     tree: Address
@@ -221,7 +227,9 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 
 
 async def run_broker(given: BrokerOptions, world: World, voice: ServerReporter) -> None:
-    """Runs a broker in this process, until the call is cancelled."""
+    """Runs a broker in this process, until the call is cancelled. `voice` reports when it is ready. Raises Unavailable
+    if the metadata does not answer in time, Busy if a port is taken, InvalidConfiguration if the settings are
+    invalid."""
     from ...broker.server import Broker
     from ...runtime.process import STOP_TIMEOUT_S, ProcessParts
     from .metrics import CachedMetricsPage, MeasuredParts, wants_pulsar_names
@@ -308,7 +316,7 @@ def add_share_group(settings: BrokerConfig) -> BrokerConfig:
 def make_broker_name(settings: BrokerConfig) -> str:
     """Returns a name for the brokers of a server whose settings contain no name. It is made from the address at which
     clients reach the first broker. So it is the same after a restart, and an order to drain one of the brokers still
-    applies. If the address is 0.0.0.0 or has no port, the name is random."""
+    applies. If the address means any address of the machine (0.0.0.0, ::) or has no port, the name is random."""
     known = settings.advertised or settings.listen
     port = known.port or settings.listen.port
     is_any = known.host in ("0.0.0.0", "::")

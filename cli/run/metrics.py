@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 
 
 def add_memory_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int]) -> None:
+    """Adds to the page how much memory each share of the plan may use, and how much it uses. `used`: bytes by the name
+    of the share; a share that is missing is shown without its use."""
     page.add_gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
     for name, limit in plan.limits.items():
         text = "Process: bytes that a share of memory_bytes may take."
@@ -134,8 +136,8 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 
 class BookKeeperMetric(NamedTuple):
     """A metric under the name that BookKeeper gives it. `ours`: the names of our metrics with the same numbers; if
-    there are two, the first counts successes and the second failures. `note`: how the metric differs from BookKeeper's.
-    """
+    there are two, the first counts successes and the second failures. `note`: how the metric differs from
+    BookKeeper's."""
 
     name: str
     ours: tuple[str, ...]
@@ -274,7 +276,8 @@ BACKLOGS_TIMEOUT_S = 2.0
 
 class MeasuredParts(msgspec.Struct, frozen=True):
     """The parts of a process (broker, bookies, metadata service) whose metrics are served. A call of this object adds
-    their metrics to a page. The call must be made in the event loop of the parts."""
+    their metrics to a page; it must be made in the event loop of the parts. `second`: adds BookKeeper's names; None:
+    without them. `memory`: the plan whose shares are shown."""
 
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
@@ -333,9 +336,9 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 
 
 class CachedMetricsPage:
-    """Writes the page of metrics with the function `measure`. Reuses a page of more than PAGE_LINES lines for PAGE_S
-    seconds, so that several scrapers cost the process as much as one. Stores up to PAGES pages with different queries,
-    because two scrapers may send different queries."""
+    """Writes the page of metrics with the function `measure`. A call fills the given page. A page of more than
+    PAGE_LINES lines is used again for PAGE_S seconds, so that several scrapers cost the process as much as one. Stores
+    up to PAGES pages with different queries, because two scrapers may send different queries."""
 
     def __init__(self, measure: Measure, clock: Clock) -> None:
         self._measure = measure
@@ -613,12 +616,13 @@ _said: list[str] = []
 
 
 def is_ready() -> bool:
-    """Returns whether this process has printed its ready line."""
+    """Returns whether this process has announced that it is ready."""
     return bool(_said)
 
 
 def announce_process_ready(url: str, **facts: object) -> None:
-    """Prints the ready line, for which scripts wait. Nothing else is printed on stdout."""
+    """Prints the ready line of this process, for which scripts wait, with the address of probes if there is one.
+    Nothing else is printed on stdout. From now on `is_ready` returns True."""
     _said.append(url)
     print_ready_line(url, **facts, **_probed())
 
@@ -629,14 +633,20 @@ def _probed() -> dict[str, object]:
 
 
 def print_ready_line(url: str, **facts: object) -> None:
+    """Prints `ready URL NAME=VALUE …` on stdout, and tells systemd that the server is ready."""
     notify_systemd("READY=1")
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
 class ServerReporter(Protocol):
-    """Reports that a server is ready, with its addresses, and decides which metrics the page of the server contains."""
+    """Reports that a server is ready, with its addresses, and decides which metrics the page of the server contains.
+    Implemented for a server of one process and for one of several processes. The code that runs a broker or a bookie
+    calls both methods once, when it serves."""
 
-    def report_ready(self, url: str, **facts: object) -> None: ...
+    def report_ready(self, url: str, **facts: object) -> None:
+        """Reports that this process serves. `url`: the address for its clients; `facts`: other values of the ready
+        line, by name."""
+        ...
 
     def combine_metrics(self, own: Measure) -> Measure:
         """Returns the function that writes the complete page of metrics. `own` is the function that writes the metrics
@@ -655,7 +665,9 @@ class SingleProcessReporter:
 
 
 class ChildProcessReporter:
-    """The ServerReporter of one process of a server that consists of several processes."""
+    """The ServerReporter of one process of a server that consists of several processes. It reports to the parent
+    process. `shows`: the metrics page of this process has the metrics of all. `said`: the process has reported that it
+    is ready."""
 
     def __init__(self, child: ParentLink, *, shows: bool) -> None:
         self.child = child
@@ -664,6 +676,7 @@ class ChildProcessReporter:
         self.said = False
 
     async def attach(self) -> None:
+        """Connects to the parent process, which may ask for the metrics of this process from now on."""
         await self.child.attach(self._text)
 
     def report_ready(self, url: str, **facts: object) -> None:

@@ -31,7 +31,8 @@ _Look = tuple[float, int, int, int]
 
 
 class PulsarNamedMetric(NamedTuple):
-    """A metric under Pulsar's name, with its labels, and the name of our metric that has the same number."""
+    """A metric under Pulsar's name, with the names of its labels, and the name of our metric that has the same number.
+    `note`: the unit, or how the number differs."""
 
     name: str
     labels: tuple[str, ...]
@@ -115,8 +116,8 @@ class PulsarMetricWriter:
         *,
         each: bool,
     ) -> None:
-        """Adds the metrics under Pulsar's names to the page. `each` True: `topics` are all loaded topics, and each
-        topic gets its own metrics."""
+        """Adds the metrics under Pulsar's names to the page. `each`: `topics` are all loaded topics, and each topic
+        gets its own metrics; otherwise only sums per namespace are added. `survey` has these sums."""
         from ...broker.node.survey import measure_topic
 
         cluster = broker.config.cluster

@@ -27,7 +27,8 @@ LATENCY = "pulsar_txn_execution_latency_le_"
 
 
 class PulsarTxnMetric(NamedTuple):
-    """A metric under Pulsar's name. Its value is the sum of our metrics with the names `ours`."""
+    """A metric under Pulsar's name. Its value is computed from our metrics with the names `ours`; `note` says which
+    part of them counts, or how the value differs."""
 
     name: str
     ours: tuple[str, ...]
@@ -113,13 +114,16 @@ TOPIC_SERIES = {
 
 class TopicTransactionSeries:
     """Adds the transaction metrics of topics to the page. Creates the series at the first topic that has seen a
-    transaction, so that a topic without transactions costs almost nothing."""
+    transaction, so that a topic without transactions costs almost nothing. `cluster`: the cluster label of metrics
+    under Pulsar's names; None: these are not added."""
 
     def __init__(self, page: MetricsPage, cluster: str | None) -> None:
         self._page, self._cluster = page, cluster
         self._made: dict[str, MetricSeries] = {}
 
     def add(self, topic: Topic, whose: str) -> None:
+        """Adds the metrics of a topic and of its durable subscriptions, if the topic has seen a transaction. `whose`:
+        the topic's labels, as text of the page."""
         found = topic.transactions.statistics()
         if found is None:
             return

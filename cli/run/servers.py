@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 
 def make_member_world(world: World, settings: str | None, role: str) -> World:
-    """Returns a world (see runtime/network.py) for a member of the cluster: its connections to the metadata service, or
-    the listener of the metadata service itself, use the member's certificate. Returns `world` unchanged if the settings
-    have no section [members]. Raises InvalidConfiguration if they are invalid."""
+    """Returns a world (runtime/network.py) for a member of the cluster: its connections to the metadata service, or the
+    listener of the metadata service itself, use the member's certificate. `settings`: the file of --security; `role`:
+    "metadata", "broker", "bookie" or "operator". Returns `world` unchanged if the settings have no section [members].
+    Raises InvalidConfiguration if they are invalid."""
     members = get_members_section(settings)
     if members is None:
         return world
@@ -57,8 +58,8 @@ async def make_registered_world(
     parts: ProcessParts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
     """Registers the key of this process in the metadata, so that the other members of the cluster accept it, and
-    returns a world that uses this key. Returns `world` unchanged if the settings have no section [members]. `session()`
-    opens a session with the metadata."""
+    returns a world that uses this key. The registration ends with `parts`. Returns `world` unchanged if the settings
+    have no section [members]. `session()` opens a session with the metadata."""
     section = get_members_section(settings)
     if section is None:
         return world
@@ -71,6 +72,8 @@ async def make_registered_world(
 
 
 def get_members_section(settings: str | None) -> MembersSection | None:
+    """Returns the section [members] of the settings file; None if there is no file or no such section. Raises
+    InvalidConfiguration if the file is invalid."""
     if settings is None:
         return None
     from ...security.settings import SecuritySettings
@@ -79,8 +82,8 @@ def get_members_section(settings: str | None) -> MembersSection | None:
 
 
 def accepts_only_members(settings: str | None) -> bool:
-    """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster. Raises
-    UsageError if `settings` has no section [members]."""
+    """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster; False
+    without `settings`. Raises UsageError if the settings have no section [members]."""
     if settings is not None and get_members_section(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None
@@ -99,9 +102,9 @@ NOTICE_S = 1.0
 def with_server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator that adds options to the command of a server: --metrics, --health, --insecure, --log-level
-    and --log-format; --config if the process has `settings`; and --metrics-compat if its metrics can have the names of
-    other systems (`compat`)."""
+    """Returns a decorator that adds options to the command of a server: --memory-bytes, --metrics, --health,
+    --insecure, --log-level (default `level`) and --log-format; --config if the process has `settings`; and
+    --metrics-compat if its metrics can have the names of other systems (`compat`)."""
     names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -160,8 +163,9 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def with_metadata_service_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a command: adds the options --metadata, --wait and --session-timeout. They say how a process finds the
-    metadata service, and after how many seconds the other processes notice that this process has ended."""
+    """Decorates a command: adds the options --metadata, --wait and --session-timeout. They say where the metadata
+    service is, for how many seconds to wait for it, and after how many seconds the other processes notice that this
+    process has ended."""
     options = (
         click.option(
             "--metadata",
@@ -190,6 +194,8 @@ def with_metadata_service_options(function: Callable[..., Any]) -> Callable[...,
 
 
 def parse_endpoint(text: str, option: str) -> Endpoint:
+    """Parses HOST:PORT, the value of the option `option`. Raises UsageError, which names the option, if the text is not
+    an address."""
     from ...runtime.network import Endpoint
 
     try:
@@ -200,7 +206,8 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
     """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper]
-    contains the credentials for ZooKeeper. Raises UsageError if the value is invalid."""
+    contains the credentials for ZooKeeper. Raises UsageError if the value is invalid, InvalidConfiguration if the
+    settings or the credentials are."""
     from ...metadata.session import parse_address
 
     try:
@@ -280,7 +287,7 @@ SECURITY = click.option(
 
 def make_authenticating_world(world: World, settings: str | None) -> World:
     """Returns a world for a broker whose listeners authenticate callers by the settings in the file `settings`. Returns
-    `world` unchanged if `settings` is None."""
+    `world` unchanged if `settings` is None. Raises InvalidConfiguration if the settings are invalid."""
     if settings is None:
         return world
     from ...security.authenticator import make_secured_world
@@ -289,8 +296,8 @@ def make_authenticating_world(world: World, settings: str | None) -> World:
 
 
 def is_listener_secured(settings: str | None) -> bool:
-    """Returns whether the settings secure the listener with TLS, so that other machines may reach it. Raises
-    InvalidConfiguration if the settings are invalid."""
+    """Returns whether the settings secure the listener with TLS, so that other machines may reach it; False without
+    settings. Raises InvalidConfiguration if the settings are invalid."""
     if settings is None:
         return False
     from ...security.settings import SecuritySettings
@@ -299,7 +306,8 @@ def is_listener_secured(settings: str | None) -> bool:
 
 
 def url_scheme(settings: str | None) -> str:
-    """Returns the scheme of the URL with which clients connect to the server."""
+    """Returns the scheme of the URL with which clients connect to the server: magnetar+ssl if the settings have TLS,
+    else magnetar."""
     return "magnetar+ssl" if is_listener_secured(settings) else "magnetar"
 
 
@@ -324,9 +332,11 @@ def run_server(
     voice: ChildProcessReporter | None = None,
     health: Endpoint | None = None,
 ) -> int:
-    """Runs a server to its end and returns its exit code. `voice`: the output for one of several processes, which only
-    their parent may stop. `health`: the address at which probes are answered from the start on. Raises the errors of
-    the server, which cli/common/exits.py reports."""
+    """Runs a server to its end and returns its exit code. `main` gets the world of this process and serves until it is
+    cancelled. `voice`: the reporter of a process that is one of several and that only their parent may stop; None: this
+    process is the whole server. `health`: the address at which probes are answered from the start on.
+
+    Raises the errors of the server, which cli/common/exits.py reports."""
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
@@ -373,10 +383,10 @@ def run_server(
 async def start_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
-    """Calls `start`, which starts the server. If the metadata service is lost before `is_ready()` is true, waits
-    `pause_s` and calls `start` again, because the service may restart, or the session may end while a bookie replays
-    its journal. After WAIT_S raises the error. Raises a permanent error (a wrong directory, a taken port, no server at
-    that address) at once."""
+    """Calls `start`, which starts the server and returns at its end. If the metadata service is lost before
+    `is_ready()` is true, waits `pause_s` seconds and calls `start` again: the service may restart, or the session may
+    end while a bookie replays its journal. Raises the error when WAIT_S seconds have passed, and at once a permanent
+    error (a wrong directory, a taken port, no server at that address)."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
     deadline = clock.monotonic() + WAIT_S
@@ -392,15 +402,15 @@ async def start_until_ready(
 
 def make_pulsar_ready_facts(broker: Broker) -> dict[str, object]:
     """Returns facts for the ready line: the addresses for Pulsar's clients and tools, and the address of the
-    administration page."""
+    administration page. Leaves out those that the broker does not serve."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
     return found | ({"http": broker.http_url, "page": f"{broker.http_url}/ui"} if broker.http_url else {})
 
 
 async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
-    """Starts to serve the page of metrics at the address `where`, and returns this address as a fact for the ready
-    line. Does nothing and returns no fact if `where` is None. Raises Busy if the port is taken."""
+    """Starts to serve the page of metrics at the address `where`, until `parts` end, and returns this address as a fact
+    for the ready line. Does nothing and returns no fact if `where` is None. Raises Busy if the port is taken."""
     if where is None:
         return {}
     from ...runtime.metrics_server import MetricsServer
@@ -410,8 +420,9 @@ async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: M
 
 
 async def serve_until_cancelled(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
-    """Waits until the call is cancelled, because this process must end. Logs the warning now and every hour.
-    `readiness`: the function that answers probes meanwhile; if it is None, the process counts as ready."""
+    """Waits until the call is cancelled, because this process must end. Logs the warning, if there is one, now and
+    every INSECURE_EVERY_S seconds. `readiness`: the function that answers probes meanwhile; if it is None, the process
+    counts as ready."""
     from ...runtime.health import HEALTH
     from ...runtime.process import freeze_objects
 
@@ -444,8 +455,9 @@ def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None =
 
 
 async def connect_metadata(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
-    """Opens a session with the metadata service, and returns the store. Waits up to `wait_s` for the service to answer.
-    `session_s`: after how many seconds without contact the session ends."""
+    """Opens a session with the metadata service, makes this process write in the format of the cluster, and returns the
+    store. Waits up to `wait_s` seconds for the service to answer, then raises Unavailable. `session_s`: after how many
+    seconds without contact the session ends."""
     from ...metadata.remote import connect_address
     from ...proto.errors import Unavailable
 
@@ -481,6 +493,7 @@ async def _settled(store: MetadataStore) -> MetadataStore:
 
 
 async def close_metadata(store: MetadataStore) -> None:
+    """Closes a store that `connect_metadata` returned."""
     await store.close()
 
 
@@ -566,8 +579,13 @@ def make_memory_plan(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
 ) -> MemoryPlan:  # fmt: skip
-    """Returns the memory plan of a process that runs these parts, according to the settings in `file` and the
-    environment. `processes` processes get equal shares of the memory."""
+    """Returns the memory plan of a process that runs these parts (`bookies` bookies with equal settings), and logs it.
+    `option` (the value of --memory-bytes), the settings in `file` and the environment say how much memory there is. If
+    none does, it is a quarter of the machine's memory, at most `most` bytes. Each of `processes` processes gets an
+    equal share.
+
+    Also sets the threshold at which this process returns free memory to the system. Raises InvalidConfiguration if a
+    setting is invalid, or the memory is too small for the parts."""
     from ...runtime import process
     from ...runtime.config import (
         NO_LIMIT,

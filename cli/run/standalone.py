@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from .metrics import ServerReporter
 
 # ---------------------------------------------------------------------------------------------- standalone_parts
-# The parts of `magnetar standalone`, in one process (standalone.py) or in several (standalone.py).
+# The parts of `magnetar standalone`, in one process (`run_standalone`) or in several (`run_processes`).
 
 
 CLUSTER = "standalone"
@@ -72,7 +72,8 @@ CLUSTER = "standalone"
 
 
 class StandaloneOptions(NamedTuple):
-    """The options of the command `magnetar standalone`."""
+    """The options of the command `magnetar standalone`. An endpoint that is None is not served. `bookies` None: as many
+    as have data in `folder`. `warning`: text for the log while the server runs; "": none."""
 
     folder: Path
     listen: Endpoint
@@ -89,6 +90,9 @@ class StandaloneOptions(NamedTuple):
 
 
 def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
+    """Returns the settings of the broker: those of the file and the environment, overridden by the options. Ledgers get
+    as many copies as there are bookies, at most 3, and a majority of them must confirm. Raises InvalidConfiguration if
+    a setting is invalid."""
     from ...broker.common.config import BrokerConfig
     from ...runtime.config import load_config
 
@@ -102,8 +106,8 @@ def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
 
 
 def decide_bookie_count(folder: Path, wanted: int | None) -> int:
-    """Returns how many bookies to start: `wanted`, or, if that is None or 0, the number of bookies that have data in
-    the folder, at least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data."""
+    """Returns how many bookies to start: `wanted`, or, if that is None, the number of bookies that have data in the
+    folder, at least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data."""
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
@@ -116,8 +120,8 @@ def decide_bookie_count(folder: Path, wanted: int | None) -> int:
 
 
 def load_bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
-    """Returns the settings of bookie `number` (from 1), with its folder. The settings do not contain its share of the
-    memory yet."""
+    """Returns the settings of bookie `number` (from 1), with its folder. They do not contain its share of the memory
+    yet. Raises InvalidConfiguration if a setting is invalid."""
     from ...bookie.server import BookieConfig
     from ...runtime.config import load_config
 
@@ -130,8 +134,8 @@ async def start_bookie(
     parts: ProcessParts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
-    """Starts bookie `number` (from 1) in its folder and returns it. `new_session`: opens another session with the
-    metadata if the first one can be lost."""
+    """Starts bookie `number` (from 1) in its folder and returns it; it is closed with `parts`. `store`: its session
+    with the metadata. `new_session` opens the next one when that is lost; None: it cannot be lost."""
     from ...bookie.server import Bookie
 
     settings = plan.apply_to_config(load_bookie_settings(given, number), "bookie")
@@ -176,8 +180,9 @@ def standalone(
     """Run a whole cluster in one command: metadata, bookies and broker. Prints one line, `ready magnetar://HOST:PORT
     …`, when it serves.
 
-    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are free
-    Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
+    Without --data everything is stored in ./magnetar-data. Without --port the server listens for gRPC on 7650, and,
+    where these ports are free, for Pulsar's protocol on 6650 (with TLS 6651) and for REST on 8080 (8443). The line
+    names the addresses in use.
 
     \b
     Examples:
@@ -204,6 +209,8 @@ def standalone(
 
 
 async def run_standalone(world: World, given: StandaloneOptions) -> None:
+    """Runs the metadata, the bookies and the broker in this process, until the call is cancelled. Raises Busy if the
+    folder or a port is in use, InvalidConfiguration if the settings are invalid."""
     from ...bookie.store.identity import lock_directory
 
     world.files.make_directories(str(given.folder))
@@ -273,7 +280,7 @@ def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default:
 #
 # So a message is stored in another process than the one that speaks with its clients; bookies come before further
 # brokers because the storage of three copies costs more than the broker. The parent holds the lock of the folder, and
-# the ports (processes.py). When the storage is killed, the brokers keep their clients and wait for it; when a broker is
+# the ports (brokers.py). When the storage is killed, the brokers keep their clients and wait for it; when a broker is
 # killed, the others go on, and its topics are served again by the one that follows it, under the same name.
 
 
@@ -328,14 +335,14 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
 
 def assign_bookies_to_processes(bookies: int, processes: int) -> list[list[int]]:
     """Returns for each storage process the numbers (from 1) of its bookies. The first process also runs the metadata
-    service."""
+    service. At least one of the `processes` processes is left for a broker."""
     count = min(bookies, processes - 1)
     return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
 
 
 class SharedMemoryLimit(NamedTuple):
-    """The memory of all processes of a standalone server, which get equal shares. If no setting limits the memory, all
-    processes together may use at most `most` bytes."""
+    """The memory of all `processes` processes of a standalone server, which get equal shares. If no setting limits the
+    memory, all of them together may use at most `most` bytes."""
 
     most: int
     processes: int

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ...runtime.network import Peer, PeerClientKeys, World
 
 class BookiePeer:
-    """The connection of an operator to a registered bookie, over the network of the cluster's members. `ask` must be
-    called in one event loop only."""
+    """The connection of an operator to a registered bookie, over the network of the cluster's members. It is made at
+    the first `ask`, and ended by `close`. `ask` must be called in one event loop only."""
 
     def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: OperatorOptions | None = None) -> None:
         self.id = id_
@@ -40,8 +40,9 @@ class BookiePeer:
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
         """Sends the request `verb` to the bookie and returns its answer. If the bookie answers with an error, raises it
-        as an exception of the same class. Raises Busy if the bookie has too many requests, Failure if it refuses the
-        request, as an older version does."""
+        as an exception of the same class. Raises Busy if the bookie has too many requests, and CommandFailure if it
+        refuses the request, as an older version does. Raises NotFound if it is not registered any more, TimedOut or
+        ConnectionLost if it does not answer."""
         from ...ledger.peer_format import Status, decode_answer, encode_admin_request
         from ...proto import errors
 
@@ -76,8 +77,9 @@ class BookiePeer:
         return self._reach(world, access)
 
     def connect_as_member(self, world: World, key: str) -> None:
-        """Connects to the bookie process that has the public key `key`, as the member of the cluster that `world`
-        belongs to. With it, an operator can ask many bookies without a registration for each."""
+        """Chooses the bookie process to ask, by its public key `key`, and the member of the cluster as which to ask, by
+        `world`. Must be called before `ask`. With it, an operator can ask many bookies without a registration for
+        each."""
         from ...runtime.network import PeerClientKeys
 
         self._peer = self._reach(world, PeerClientKeys(key))
@@ -88,6 +90,7 @@ class BookiePeer:
         return world.network.connect_peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes, access)
 
     async def close(self) -> None:
+        """Ends the connection and the registration of the operator, if they were made."""
         if self._peer is not None:
             await self._peer.close()
         if self._members is not None:
@@ -96,8 +99,8 @@ class BookiePeer:
 
 def find_bookies(session: CommandSession, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
     """Returns the registered bookies; if `wanted` is not None, only the bookie whose id begins with `wanted`.
-    `timeout_s`: how long to wait for their answers, if that must be longer than the session's time-out. Raises NotFound
-    if there is no such bookie, Failure if `wanted` fits several."""
+    `timeout_s`: how many seconds to wait for their answers, if that must be longer than the session's time-out. Raises
+    NotFound if there is no such bookie, CommandFailure if `wanted` fits several."""
     from ...proto.errors import NotFound
 
     listed = session.admin.bookies()
@@ -112,8 +115,8 @@ def find_bookies(session: CommandSession, wanted: str | None, timeout_s: float |
 
 
 def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
-    """Sends the request `verb` to all bookies at the same time. Returns their answers in the order of `peers`. Raises
-    the first error."""
+    """Sends the request `verb` to all bookies at the same time. Returns their answers in the order of `peers`, and
+    closes the connections. Raises the first error."""
 
     async def ask() -> list[dict[str, Any]]:
         try:
@@ -129,7 +132,8 @@ def ask_reachable_bookies(
     session: CommandSession, verb: str, errors: list[Exception] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Sends the request `verb` to all registered bookies, and returns the answers by bookie id. Leaves out bookies that
-    do not answer within the session's time-out, or do not support the request: `errors` gets the reasons."""
+    do not answer within the session's time-out, or do not support the request, and adds the reasons to `errors`. Raises
+    NotFound if no bookie is registered."""
     from ...proto.errors import MagnetarError, TimedOut
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:
@@ -188,16 +192,18 @@ METADATA = click.option(
 
 
 class OperatorOptions(NamedTuple):
-    """The options `--security` and `--metadata` of a command that sends requests to bookies as an operator. Without
-    `security` the command has no key, and its requests are not encrypted."""
+    """The options --security and --metadata of a command that sends requests to bookies as an operator. Without
+    `security` the command has no key, and its requests are not encrypted. `timeout_s`: for how many seconds to wait for
+    the metadata."""
 
     security: str | None = None
     metadata: str = ""
     timeout_s: float = SESSION_S
 
     async def make_operator_world(self) -> tuple[World, Members | None]:
-        """Returns a world (see runtime/network.py) with which bookies accept this command as an operator, and the list
-        of the cluster's members, which the caller must close. Without `security`, returns None in place of the list."""
+        """Returns a world (runtime/network.py) with which bookies accept this command as an operator, and the list of
+        the cluster's members, which the caller must close. Without `security`, returns None in place of the list.
+        Raises Unavailable if the metadata does not answer, InvalidConfiguration if the settings are invalid."""
         from ...metadata.members import Members
         from ...runtime.process import make_system_world
         from ...security.members import read_own_member_name

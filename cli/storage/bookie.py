@@ -116,7 +116,8 @@ def bookie(
 
 
 class BookieOptions(NamedTuple):
-    """The command-line options of a process that runs a bookie."""
+    """The command-line options of a process that runs a bookie. `tree`: the address of the metadata; `wait_s`: for how
+    many seconds to wait for it; `session_s`: the time-out of the session, in seconds."""
 
     folder: Path
     listen: Endpoint
@@ -136,6 +137,8 @@ class BookieOptions(NamedTuple):
 
     @property
     def settings(self) -> BookieConfig:
+        """Returns the settings of the bookie: those of the file and the environment, overridden by the options. Raises
+        InvalidConfiguration if a setting is invalid."""
         from ...bookie.server import BookieConfig
         from ...runtime.config import load_config
 
@@ -145,7 +148,9 @@ class BookieOptions(NamedTuple):
 
 
 async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) -> None:
-    """Runs a bookie in this process, until the call is cancelled."""
+    """Runs a bookie in this process, until the call is cancelled. `voice` reports when it is ready. Raises Unavailable
+    if the metadata does not answer in time, Busy if the port or the folder is in use, InvalidConfiguration if the
+    settings are invalid."""
     from ...bookie.server import Bookie
     from ...metadata.log_level import start_following_log_level
     from ...runtime.process import ProcessParts
@@ -177,8 +182,8 @@ async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) 
 
 def decide_process_count(folder: Path, wanted: int | None) -> int:
     """Returns how many processes to start: `wanted`; if that is None, one for each bookie with data in the folder, at
-    least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data, or if the folder
-    contains the data of a single bookie itself."""
+    least 1. Raises InvalidConfiguration if `wanted` is less than the number of bookies with data. Raises it also if
+    more than one is wanted and the folder itself is the directory of a single bookie."""
     from ...bookie.store.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 

@@ -44,15 +44,16 @@ BOOKIE = click.argument("bookie")
 
 
 class MetadataAccessOptions(NamedTuple):
-    """The options --metadata and --security: the address of the metadata, and the file with the credentials for it."""
+    """The options --metadata and --security: the address of the metadata, and the settings file with the credentials
+    for it (None: no credentials)."""
 
     address: str
     security: str | None
 
 
 def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds the options --metadata, --security and --data, which say where the metadata is and
-    which credentials to use."""
+    """Decorates a command: adds the options --metadata, --security, --data and -o. The first two are passed together as
+    `metadata_`, a MetadataAccessOptions."""
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
@@ -71,6 +72,9 @@ def with_metadata_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.asynccontextmanager
 async def open_metadata(where: MetadataAccessOptions, data: str | None) -> AsyncIterator[MetadataStore]:
+    """Yields a session with the metadata while the `async with` block runs, and closes it afterwards. The metadata is
+    at `where`; if `data` is given, in the folder of a stopped `magnetar standalone`. Raises Unavailable if the service
+    does not answer within WAIT_S seconds, Busy if the folder is in use."""
     from ...runtime.process import make_system_world
     from ..run.servers import connect_metadata, make_member_world, parse_metadata_address
 
@@ -126,8 +130,8 @@ def _change(
 
 
 async def _find_bookie(store: MetadataStore, beginning: str) -> tuple[str, str]:
-    """Returns the id and the place of the only bookie with a cookie whose id begins so. Raises Failure if there are
-    several or `beginning` is too short, NotFound if there is none."""
+    """Returns the id and the place of the only bookie with a cookie whose id begins so. Raises CommandFailure if there
+    are several or `beginning` is too short, NotFound if there is none."""
     from ...metadata import paths
     from ...metadata.records import CookieRecord
     from ...metadata.store import get_record
@@ -361,8 +365,8 @@ def gc(
     """Show or start garbage collection, which frees the disk space of deleted ledgers.
 
     Bookies also collect without this command. A ledger that was just deleted is collected after its grace (gc_grace_s).
-    A bookie keeps a ledger that the metadata lacks and nobody deleted until --force is given once. --force counts for
-    the present metadata, until the bookie is restarted: after another restore the bookie asks again.
+    A bookie keeps a ledger that the metadata lacks although it was not deleted, until --force is given once. --force
+    counts for the present metadata, until the bookie is restarted: after another restore the bookie asks again.
 
     \b
     Examples:
@@ -406,7 +410,8 @@ def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
 
 
 def format_ledger_owner(holder: dict[str, Any]) -> str:
-    """Returns a short text for users that names the owner of a ledger, such as a topic."""
+    """Returns a short text for users that names the owner of a ledger: its topic, with the subscription for a cursor's
+    ledger. Names the ledger itself if it has no topic."""
     if "topic" in holder:
         name = str(holder["topic"]).removeprefix("persistent://")
         return f"{name} ({holder['cursor']})" if "cursor" in holder else name

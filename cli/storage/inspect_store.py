@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 class StoreInspection:
     """Reads a bookie's directory for one `magnetar bookie inspect` command. Prints the output of the command, and
-    counts the damage that it finds."""
+    counts the damage that it finds. `limit`: the option --limit. Raises NotFound if the directory is not a bookie's."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import snapshot_directory
@@ -60,6 +60,7 @@ class StoreInspection:
         return damage.reason
 
     def warn_of_deleted_files(self, gone: RemovedFile) -> None:
+        """Prints on stderr that the running bookie has removed a file meanwhile."""
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -70,6 +71,7 @@ class StoreInspection:
             print(f"magnetar: stopped after {self.limit} rows (--limit)", file=sys.stderr)
 
     def finish(self) -> None:
+        """Raises CommandFailure, which names the first damaged place, if any damage was counted."""
         if self._first is not None:
             path, offset, reason = self._first
             more = "" if self.damages == 1 else f" (the first of {self.damages} damaged places)"
@@ -111,6 +113,8 @@ def with_filter_options() -> Callable[[Any], Any]:
 
 
 def make_damage_row(look: StoreInspection, kind: str, number: int, damage: FileDamage) -> Row:
+    """Returns the row for a damaged place of a file, and counts the damage. `kind`: the column with the `number` of the
+    file, such as "log"."""
     return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.count_damage(damage)}
 
 
@@ -155,6 +159,7 @@ def store(look: StoreInspection, html: str | None) -> None:
 
 
 def make_summary_document(look: StoreInspection, summary: StoreSummary) -> Row:
+    """Returns the summary of a bookie's directory as one record for JSON and YAML. Sizes are in bytes."""
     cookie = look.snapshot.cookie
     return {
         "bookie": None if cookie is None else cookie.bookie,
@@ -198,6 +203,7 @@ def _print(look: StoreInspection, summary: StoreSummary) -> None:
 
 
 def make_log_row(log: EntryLogSummary) -> dict[str, object]:
+    """Returns the row of one entry log. `holders` has at most HOLDERS_SHOWN ledgers."""
     first = log.damages[0] if log.damages else None
     return {
         "log": log.log, "state": log.state, "bytes": log.bytes, "dataBytes": log.data_bytes,
@@ -209,7 +215,8 @@ def make_log_row(log: EntryLogSummary) -> dict[str, object]:
 
 
 def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
-    """Yields one row for each entry log in `numbers`. With `verify`, reads and checks all records of the logs."""
+    """Yields one row for each entry log in `numbers`, and counts damage. With `verify`, reads and checks all records of
+    the logs. Leaves out logs that the running bookie has removed."""
     from ...bookie.inspect.logs import read_ledger_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import summarize_entry_log

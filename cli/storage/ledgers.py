@@ -66,8 +66,8 @@ def ask_any_bookie(
     session: CommandSession, verb: str, among: Collection[str] | None = None, **options: object
 ) -> dict[str, Any]:
     """Sends the request `verb` to the registered bookies, one after the other, until a bookie answers, and returns this
-    answer. `among`: asks only bookies with these ids. Raises Unauthorized if no bookie permits requests from this
-    machine, Failure if no bookie can be reached."""
+    answer. `among`: asks only bookies with these ids. Raises Unauthorized if a bookie refused this caller and none
+    answered, NotFound if no bookie is registered, CommandFailure if no bookie can be reached."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import CommandFailure
     from .admin_port import ask_bookies, find_bookies
@@ -260,7 +260,7 @@ def recover(session: CommandSession, bookie: str, forget: bool, wait: bool, wait
 
 def find_full_bookie_id(session: CommandSession, beginning: str) -> str:
     """Returns the complete id of the bookie (registered or not) whose id begins with `beginning`. Raises NotFound if
-    there is no such bookie, Failure if there are several."""
+    there is no such bookie, CommandFailure if there are several, and the errors of `ask_any_bookie`."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any_bookie(session, "bookies")["bookies"]]

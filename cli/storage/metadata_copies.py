@@ -103,8 +103,8 @@ def restore(
     asked which ledgers they saw: new ids begin above those, and bookies keep the ledgers that the copy does not contain
     until `magnetar bookies gc --now --force`.
 
-    With --security the command needs the certificates of the service and of an operator. It answers at the service's
-    address while it asks, for the members' keys alone, because bookies know an operator by them.
+    With --security the command needs the certificates of the service and of an operator. While it asks the bookies, it
+    serves the keys of members at the service's address, because bookies recognise an operator by its key there.
 
     Example: magnetar metadata restore monday.backup --data /var/lib/magnetar/metadata
     """
@@ -204,7 +204,9 @@ async def serve_metadata_copy(
 
 
 class RestoreLocations(NamedTuple):
-    """The files and addresses that `magnetar metadata restore` uses."""
+    """The files and addresses that `magnetar metadata restore` uses in a secured cluster. `security`: the settings
+    file; `metadata`: the address at which this command and the bookies connect; `listen`: the address at which it
+    serves a scratch copy there; `copy`: the backup; `scratch`: the file of the scratch copy."""
 
     security: str | None
     metadata: str
@@ -235,8 +237,8 @@ async def _ask_as_member(found: BackupContents, where: RestoreLocations, wait_s:
 
 class RestoredBookieAsker:
     """Asks the bookies in restored metadata which ledgers they have seen. The copy of the metadata contains the keys
-    that the bookies had when it was made; a bookie that was restarted later has another key. So this class also tries
-    all keys that running processes register."""
+    that the bookies had when it was made. A bookie that was restarted later has another key, so all keys that running
+    bookies register are tried, until `wait_s` seconds have passed."""
 
     def __init__(self, world: World, members: Members, wait_s: float) -> None:
         self._world = world
@@ -245,6 +247,8 @@ class RestoredBookieAsker:
         self._taken: set[str] = set()  # keys whose bookies have answered
 
     async def ask(self, bookie: BookieRecord) -> int | str:
+        """Returns the largest ledger id that the bookie has or had; if it does not answer in time, a text that says
+        why."""
         from .admin_port import BookiePeer
 
         why: object = "it shows no key; does it run, and reach --metadata?"
