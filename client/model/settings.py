@@ -4,8 +4,7 @@ Names and defaults are those of `pulsar-client`; if a default of ours differs, t
 are checked before a settings object is made (client/model/options.py); the settings object checks the relations between
 its fields, and raises InvalidConfiguration.
 
-Also in this file, below its heading: how long an entry waits for its redelivery, by how often it came back
-(redelivery_backoff)."""
+Also in this file, under the heading `redelivery_backoff`: the rules that choose the delay before a redelivery."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ from .tracing import Tracing
 
 
 class RedeliveryBackoff(Protocol):
-    """Base class of the rules that choose the delay before a redelivery, by how often the entry was delivered
-    before."""
+    """Base class of the rules that choose the delay before a redelivery. A program may derive a rule of its own; the
+    consumer calls `next` for each entry that it redelivers."""
 
     def next(self, redelivery_count: int) -> int:
         """Returns the delay in ms before an entry is delivered again that was redelivered `redelivery_count` times."""
@@ -57,7 +56,7 @@ class RedeliveryBackoff(Protocol):
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
     """A redelivery delay that grows exponentially, as in Pulsar: min_delay_ms, min_delay_ms × multiplier, … up to
-    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7)."""
+    max_delay_ms, which is included. With the defaults: 1, 2, 4, … 60 s (A7 in docs/features.md)."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -86,7 +85,7 @@ __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition",
 
 
 class CompressionType(ClientEnum):
-    """The methods by which a producer can compress its entries."""
+    """The algorithms by which a producer can compress its entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
     ZLib = Compression.ZLIB
@@ -97,7 +96,7 @@ class CompressionType(ClientEnum):
 if TYPE_CHECKING:
 
     class ConsumerType(ClientEnum):  # for type checkers alone
-        """The consumers that get the messages of a subscription."""
+        """The types of a subscription, which say which of its consumers get a message."""
 
         Exclusive = 0
         Shared = 1
@@ -248,8 +247,9 @@ class ConsumerKeySharedPolicy:
     """The policy by which the consumers of a KeyShared subscription divide the keys. All consumers must set the same
     policy, except for the ranges.
 
-    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, for this consumer; with Sticky, and
-    only then. The ranges of all consumers must cover all hashes: a message whose hash is in no range waits.
+    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, for this consumer; required with Sticky,
+    and not allowed otherwise. The ranges of all consumers must cover all hashes: a message whose hash is in no range
+    waits. Raises InvalidConfiguration for a wrong value, and for ranges that overlap.
     """
 
     def __init__(
@@ -309,11 +309,13 @@ class ConsumerKeySharedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
-    """The policy for messages that are redelivered too often (client/consume/dead_letters.py).
+    """The policy for messages that are redelivered too often. A message that is not acknowledged after its first
+    delivery and `max_redeliver_count` redeliveries is moved to `dead_letter_topic` (client/consume/dead_letters.py).
 
-    If a topic is None or "", its name is `<topic>-<subscription>-DLQ` or `-RETRY`. The subscription
-    `initial_subscription_name` is created with the dead-letter topic, so that the topic retains its messages. A
-    parameter that is not given has the value "", as in Pulsar's client."""
+    `retry_letter_topic`: the topic to which `reconsume_later` sends messages. By default the topics are called
+    `<topic>-<subscription>-DLQ` and `-RETRY`. The subscription `initial_subscription_name` is created with the
+    dead-letter topic, so that the topic retains its messages. A text that is not given is "", as in Pulsar's client.
+    Raises InvalidConfiguration for a wrong value."""
 
     max_redeliver_count: int
     dead_letter_topic: str | None = None
