@@ -499,7 +499,7 @@ async def begin_sink_batch(coordinators: CoordinatorClient, batch: Batch, timeou
 
 async def commit_batch(coordinators: CoordinatorClient, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
     """Commits the prepared transactions `txns` of a batch together; waits until the commit is durable. Returns ALREADY
-    if the sink has committed the batch before; then nothing of `txns` counts. Raises TransactionAborted if one of them
+    if the sink has committed the batch before, by these or other transactions. Raises TransactionAborted if one of them
     is aborted: then none is committed. Raises SinkFenced if another query writes to the sink, OutcomeUnknown if no
     coordinator answered in time."""
     number = await _home(coordinators, batch)
