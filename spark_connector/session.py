@@ -32,7 +32,8 @@ def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
 
         spark = magnetar.spark_session(SparkSession.builder.master("local[4]").appName("flights"))
 
-    If everything runs on this machine and PYSPARK_PYTHON is not set, the Python workers run this interpreter.
+    If everything runs on this machine and PYSPARK_PYTHON is not set, the Python workers run this interpreter. Makes all
+    data frames of this process write in their own session. Raises ModuleNotFoundError if Spark is not installed.
     """
     try:
         from pyspark.sql import SparkSession

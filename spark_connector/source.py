@@ -263,8 +263,8 @@ def _limit_to(target: AvailableRange, there: AvailableRange) -> AvailableRange:
 
 
 class MagnetarReader(DataSourceReader):
-    """Spark's reader of a batch query: reads the messages between two offsets, which are fixed when the query is
-    planned."""
+    """Spark's reader of a batch query: reads the messages between two offsets, which are fixed when Spark plans the
+    query at the driver (`partitions`). `read` then reads the range of one task, in a worker."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -287,8 +287,9 @@ class MagnetarReader(DataSourceReader):
 
 
 class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's reader of a streaming query. Supports limits for each batch (admission control), Trigger.AvailableNow,
-    and a durable subscription that acknowledges what Spark has committed."""
+    """Spark's reader of a streaming query. It supports limits for each batch (admission control), Trigger.AvailableNow,
+    and a durable subscription that retains the messages that Spark has not committed. Spark calls `read` in workers and
+    all other methods at the driver."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -315,7 +316,8 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the offset at the end of the next batch; `start` itself if there is nothing to read."""
+        """Returns the offset at the end of the next batch, as JSON; `start` itself if there is nothing to read, or less
+        than minOffsetsPerTrigger. Raises DataLost if a topic was created again since `start`, with failOnDataLoss."""
         options = self.options
         begin, made = decide.parse_offset(start), decide.parse_incarnations(start)
         available = get_query_connection(self.options).read_available()
