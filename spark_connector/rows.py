@@ -20,8 +20,8 @@ begin with `__` (shapes.py).
 the producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
 columns that are not named are not built, which makes column pruning free.
 
-**Messages may have values that a column cannot represent.** For each case there is a rule instead of an error, because
-an error would stop a stream at that offset for ever. `RowBuilder.unfit` counts these values by column, unless the table
+**Messages may have values that a column cannot represent.** For each case there is a rule and no error, because an
+error would stop a stream at that offset for ever. `RowBuilder.unfit` counts these values by column, unless the table
 says otherwise; the task logs the counts (source.py).
 
 | in the message | in the row |

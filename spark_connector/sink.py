@@ -33,11 +33,11 @@ batch.
              abort(messages)                 aborts their transactions, unless the sink has the batch
 
 **Why a batch counts once.** Rows are visible only after a commit of their transaction. A sink has one commit for each
-batch number, of one complete set of tasks: Spark calls `commit` with the message of one attempt for each partition. The
-rows of other attempts (retries, speculation, tasks of a driver that has crashed) are in no commit, and are aborted by
-the commit of their batch, or by their time-out. Spark begins the next batch after `commit` has returned, which means
-that the commit is durable; a batch that runs again finds this commit. Its rows may then be in another order, or in
-another number of tasks: the batch counts as it was first committed.
+batch number, of one complete set of tasks: Spark calls `commit` with the message of one attempt for each partition.
+Other attempts are retries, speculation, and tasks of a driver that has crashed. Their rows are in no commit; they are
+aborted by the commit of their batch, or by their time-out. Spark begins the next batch after `commit` has returned,
+which means that the commit is durable; a batch that runs again finds this commit. Its rows may then be in another
+order, or in another number of tasks: the batch counts as it was first committed.
 
 **Order.** offsets/N → tasks → `commit` → commits/N. If `commit` raises, Spark calls `abort`: it names transactions,
 never "all of the batch", because a newer run of the batch may be in progress; of a committed batch it aborts nothing.

@@ -12,10 +12,10 @@ one batch, which is safe. For the source a topic ends before the first message o
 keep their indexes and become no rows; they do not count as lost.
 
 **A query retains its unread messages by itself**, with a durable subscription whose name contains the query's id in its
-checkpoint. Spark tells that id only to tasks, so the first task of a partition in each batch creates the subscription,
-if it does not exist, and moves it to the start of the batch: Spark plans a batch after all earlier batches are
-committed. With the option `subscription` or `durableCursor=true` the driver does this, with a subscription of that
-name; with `durableCursor=false` there is no subscription."""
+checkpoint. Spark passes that id only to tasks. So in each batch the first task of a partition creates the subscription,
+if it does not exist, and moves it to the start of the batch. It may do so because Spark plans a batch after all earlier
+batches are committed. With the option `subscription` or `durableCursor=true` the driver does this, with a subscription
+of that name; with `durableCursor=false` there is no subscription."""
 
 from __future__ import annotations
 

@@ -261,5 +261,6 @@ class StatisticsReporter:
         return f"{name} {number}" + (f" ({more / self._interval_s:.3g}/s)" if rises and more > 0 else "")
 
     def stop(self) -> None:
+        """Stops the timer of the log: nothing more is logged."""
         if self._timer is not None:
             self._timer.cancel()

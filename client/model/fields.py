@@ -178,8 +178,8 @@ _OF_THE_PARSER = ("__fastavro_parsed__", "__named_schemas")
 
 
 def add_reader_aliases(reader: Any, writer: Any) -> Any:
-    """Returns a copy of `reader`, a parsed Avro schema, in which the records have the names of the corresponding
-    records of the parsed schema `writer` as aliases, so that fastavro finds them."""
+    """Returns a copy of the parsed Avro schema `reader`, which gives its records additional names (aliases): the names
+    of the corresponding records in the parsed schema `writer`. fastavro needs these to find the records."""
     if isinstance(reader, dict):
         reader = {name: value for name, value in reader.items() if name not in _OF_THE_PARSER}
     found = copy.deepcopy(reader)

@@ -4,10 +4,10 @@
         carrier = String(required=True)
         delay = Integer(default=0)
 
-A field that is not required may be None; a field with a default replaces None by the default, as in Pulsar. A record as
-a field of another record (`origin = Place()`, `Place(required=True)`) has as its default the record as it was declared,
-as in Pulsar, unless that lacks a required field; a program may assign a dict to it. A program may assign an enum's name
-or value to an enum field.
+A field that is not required may be None; a field with a default replaces None by the default, as in Pulsar. A record
+may be a field of another record: `origin = Place()`, `Place(required=True)`. The default of that field is the record as
+it was declared, as in Pulsar, unless the record lacks a required field. A program may assign a dict to such a field,
+and an enum's name or value to an enum field.
 
 `schema()` returns the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their
 definition, which is the order of Avro's encoding (with `_sorted_fields = True`: by name); with a default if

@@ -386,6 +386,7 @@ class DestinationCore:
         return False
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         ids = [row.seq for row in (*self.in_flight, *self.queue)]
         assert ids == sorted(set(ids)), "rows are in the order of their sequence ids"
         assert not ids or ids[0] > self.stored, "what is stored is not sent again"
@@ -541,6 +542,7 @@ class AtomicUnitQueue:
         return not self.in_flight and any(each is DestinationStatus.WAITS for each in needed)
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         ids = [row.seq for unit in (*self.in_flight, *self.queue) for row in unit]
         assert ids == sorted(set(ids)), "units are in the order of their claims"
         flying: dict[str, list[ClaimedRow]] = {}

@@ -10,13 +10,13 @@ the number of shards. So no two relays ever send to one destination, and the pro
 
 **Exactly once.** A row gets its sequence id when it is claimed, in the database, and keeps it until its outcome is in
 the database. Sequence ids follow the order of claims, not of row ids, because transactions with row ids commit out of
-order: a row that is committed late is claimed late. A relay that starts claims the shard (with a new epoch), opens the
-destinations, learns from each topic the highest id that it has stored, deletes the rows up to that id, and sends the
-other claimed rows again under their ids before any new row. What one destination may have in flight:
-destination_core.py.
+order: a row that is committed late is claimed late. A starting relay first claims the shard, with a new epoch. It
+then opens the destinations, learns from each topic the highest id that the topic has stored, and deletes the rows up to
+that id. It sends the other claimed rows again under their ids, before any new row. destination_core.py says what one
+destination may have in flight.
 
 **Units.** An atomic relay sends the rows that one transaction of the application wrote in one transaction of the
-cluster: destination_core.py. If a shard ever had an atomic relay, its relay does not conclude from the topic's highest
+cluster (destination_core.py). If a shard ever had an atomic relay, its relay does not conclude from the topic's highest
 id that rows are stored, because an open transaction may contain them: it sends the rows again, until the topic has
 dropped them as duplicates.
 

@@ -8,9 +8,9 @@ that begin and commit the transactions of a batch).
     await coordinators.get_status(txn)
 
 **Where.** Any broker knows which broker runs a coordinator; the client caches the address until that broker refuses a
-request or the connection to it breaks. **Which.** A client starts with a random coordinator and takes the next one for
-each block of leased ids, so that transactions that end at the same time mostly have the same coordinator, and clients
-are spread over all coordinators. A transaction name always has the same coordinator.
+request or the connection to it breaks. **Which.** A client asks a random coordinator for its first block of leased
+ids, and the next coordinator for each further block. So transactions that end at the same time mostly have the same
+coordinator, and clients are spread over all coordinators. A transaction name always has the same coordinator.
 **Ends.** All transactions that end in one turn of the event loop are sent to their coordinator in one request, with at
 most END_ITEMS_MAX items. At most ENDS_UNDER_WAY requests are in flight to one coordinator; later ends wait, and are
 then sent together. Ends that wait until all consumers can see the transaction have requests of their own. An end is
@@ -117,6 +117,7 @@ class LeasedTransactionIds:
             return sum(count for _, count, _ in self._blocks) < self.wanted // 4
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         assert FIRST <= self.wanted <= MOST, "blocks have their bounds"
         assert all(count > 0 for _, count, _ in self._blocks), "a block has ids"
 

@@ -4,8 +4,8 @@ them.
     half = await producer.prepare(b"…", group="orders", check_key="17")
     await half.commit()                 or rollback(); also by another program, by the id: Client.commit_half
 
-**An id first.** The client takes the id of a half message from a block of ids that the coordinator gave it in advance,
-so that a request that is repeated, or arrives late, is about the same half message.
+**An id first.** The client takes the id of a half message from a block of ids that the coordinator gave it in advance.
+A request that is repeated, or arrives late, therefore concerns the same half message.
 **Cancelled, or unanswered.** If `prepare` is cancelled or gets no answer, the program does not know about the half
 message, and nothing can depend on it: it is rolled back in the background. A `commit` or `rollback` continues when its
 caller is cancelled, and the cancellation takes effect when the outcome is known. A group always has the same
@@ -93,6 +93,7 @@ class ClientHalfMessages:
         return self._home.now
 
     def backoff(self) -> Backoff:
+        """Returns a new Backoff with the client's settings."""
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
@@ -426,9 +427,11 @@ class HalfCheckWatch:
         return await answered
 
     def stop(self) -> None:
+        """Ends the watch at once, without waiting. A check that is being answered gets no answer."""
         self._tasks.cancel()
 
     async def close(self) -> None:
+        """Ends the watch, and waits until its tasks have ended. Does not wait for a function that runs in a thread."""
         await self._tasks.close()
 
 

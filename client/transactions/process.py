@@ -2,9 +2,9 @@
 
     await process(consumer, producer, function)          function(message) -> value, values, Output or None
 
-`process` receives messages in batches, calls the function for each message, sends the values that the function returns,
-and acknowledges the messages of the batch in the same transaction, which it then commits. So each message counts once
-in the output, whatever crashes. `process` runs until it is cancelled, or until no message arrived for
+`process` receives messages in batches and calls the function for each message. It sends the values that the function
+returns and acknowledges the messages of the batch in one transaction, which it then commits. So each message counts
+once in the output, whatever crashes. `process` runs until it is cancelled, or until no message arrived for
 `idle_timeout_ms`.
 
 **Pipelining.** Up to `transactions_max` transactions are in flight at once: a batch is sent while earlier batches

@@ -4,11 +4,11 @@
         await producer.send(b"…", txn=txn)
         await consumer.acknowledge(message, txn=txn)
 
-**The outcome of a commit is never guessed.** `commit` sends the open batches of the transaction's producers, waits for
-the outcome of every operation, and sends the end to the coordinator until it is answered; without an answer, it asks
-for the status. It raises OutcomeUnknown if both get no answer in time. If the caller is cancelled meanwhile, the
-cancellation takes effect when the outcome is known; `state` then tells the outcome. **An abort** is sent for as long as
-an operation may take; if no coordinator answers, the transaction's time-out aborts it.
+**The outcome of a commit is never guessed.** `commit` sends the open batches of the transaction's producers and waits
+for the outcome of every operation. It then asks the coordinator to commit, again until there is an answer; without an
+answer it asks for the status. It raises OutcomeUnknown if both get no answer in time. If the caller is cancelled
+meanwhile, the cancellation takes effect when the outcome is known; `state` then tells the outcome. **An abort** is sent
+for as long as an operation may take; if no coordinator answers, the transaction's time-out aborts it.
 Guards: tests/client/transactions/test_transactions.py.
 
 Also in this file, under the heading `transactions`: the open transactions of one client (`Transactions`)."""
@@ -78,9 +78,9 @@ class Transaction(TransactionPort):
             await consumer.acknowledge(message, txn=txn)
 
     `async with`, or `await`, begins the transaction; `commit` and `abort` end it. It can be used only with producers
-    and consumers of its client. Its methods raise InvalidTxnStatusError before it has begun, TransactionAborted if
-    nothing in it counts (run it again), TransactionEnded after its end, TransactionFenced if a later program took its
-    name over, and OutcomeUnknown if its end got no answer."""
+    and consumers of its client. Its methods raise InvalidTxnStatusError before it has begun, and TransactionEnded after
+    its end. They raise TransactionAborted if nothing in it counts (run it again), TransactionFenced if a later program
+    took its name over, and OutcomeUnknown if its end got no answer."""
 
     def __init__(self, home: Transactions, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
         """Makes a transaction. `home`: the transactions of its client. `timeout_s`: seconds after which the coordinator
