@@ -38,8 +38,8 @@ again (after an abort, or at another owner), letters at or before `_passed` were
 subscription retains all letters from its first use on; delete it when no letter must go back any more.
 
 A run redrives only letters that are stored when it begins; later letters stay for the next run. Otherwise a program
-that always fails would get the same message three times from one command, and the command would not end. Guarding
-tests: tests/client/test_redrive.py. """
+that always fails would get the same message three times from one command, and the command would not end.
+Guarding tests: tests/client/test_redrive.py."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ it."""
 
 class RangeTask(InputPartition):
     """The work of one Spark task: to read the messages `first` … `end - 1` of one partition, in the incarnation that
-    was planned. `done`: in the first task of a partition, the index before which all earlier batches are committed.
-    `name`: the name of the partition; empty: the topic has no partitions."""
+    was planned. `done`: in the first task of a partition, the index before which all earlier batches are committed;
+    None in its other tasks. `name`: the name of the partition; empty: the topic has no partitions."""
 
     def __init__(self, range_: MessageRange, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)

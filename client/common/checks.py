@@ -14,7 +14,7 @@ accepted as a number, nor a number as a member of an enum; text must be encodabl
 number is bounded by the type that carries it: signed 64 bits on the wire, or the timers of an event loop.
 Guard: tests/client/model/test_wrong_arguments.py.
 
-Also in this file, under the heading `extras`: the packages that only some parts of the SDK need."""
+Also in this file, under the heading "extras": the packages that only some parts of the SDK need."""
 
 from __future__ import annotations
 

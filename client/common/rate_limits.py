@@ -9,7 +9,7 @@ administrators can read a policy, and they would have to ask for it repeatedly.
 The core of a RateLimiter is runtime/token_bucket.py, that of a CircuitBreaker is `BreakerCore`.
 Guards: tests/client/common/test_rate_limits.py.
 
-Also in this file, under the heading `memory_limits`: the limits of a client's memory for messages.
+Also in this file, under the heading "memory_limits": the limits of a client's memory for messages.
 """
 
 from __future__ import annotations

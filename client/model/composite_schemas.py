@@ -2,7 +2,7 @@
 client, of (key, value) pairs and of Protobuf messages; and schemas that take the definition from the topic, for
 consumers and for producers.
 
-Also in this file, under the heading `without a class`: functions that encode and decode Avro payloads to and from plain
+Also in this file, under the heading "without a class": functions that encode and decode Avro payloads to and from plain
 values, for programs that have no Record class."""
 
 from __future__ import annotations

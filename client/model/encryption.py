@@ -2,7 +2,7 @@
 (`CryptoKeyReader`), and the description of an encrypted message for a program (`EncryptionContext`). The public classes
 have the names and methods of Pulsar's Python client.
 
-Also in this file, under the heading `cipher`: the two ciphers of an encrypted entry, over the package `cryptography`.
+Also in this file, under the heading "cipher": the two ciphers of an encrypted entry, over the package `cryptography`.
 That package is imported when the first key is loaded."""
 
 from __future__ import annotations

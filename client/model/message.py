@@ -387,7 +387,7 @@ _NOWHERE = TopicName.parse("persistent://public/default/batch")
 class MessageBatch:
     """Parses the messages of a batch that a program did not get from a consumer:
     `MessageBatch().with_message_id(id).parse_from(payload, count)`. The payload must be neither compressed nor
-    encrypted. """
+    encrypted."""
 
     def __init__(self) -> None:
         self._id = MessageId()

@@ -159,7 +159,8 @@ class Schema:
 
     def decode_with_writer_schema(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         """Decodes a payload that was written with the schema `writer` and returns the value. `writer` None: the message
-        does not name the schema with which it was written."""
+        does not name the schema with which it was written. Raises InvalidMessage if the payload does not fit. Called
+        only for schemas with `by_writer`."""
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
@@ -174,7 +175,8 @@ class Schema:
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
-        """Encodes the key of a (key, value) pair whose key is SEPARATED, and returns it; None if the key is None."""
+        """Encodes the key of the (key, value) pair `value`, whose key is SEPARATED, and returns it; None if the key is
+        None. Raises InvalidMessage as `encode_separated` does."""
         return self.encode_separated(value)[0]
 
     def decode_separated(self, key: bytes | None, payload: bytes | None) -> Any:

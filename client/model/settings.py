@@ -4,7 +4,7 @@ Names and defaults are those of `pulsar-client`; if a default of ours differs, t
 are checked before a settings object is made (client/model/options.py); the settings object checks the relations between
 its fields, and raises InvalidConfiguration.
 
-Also in this file, under the heading `redelivery_backoff`: the rules that choose the delay before a redelivery."""
+Also in this file, under the heading "redelivery_backoff": the rules that choose the delay before a redelivery."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RedeliveryBackoff(Protocol):
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
     """A redelivery delay that grows exponentially, as in Pulsar: min_delay_ms, min_delay_ms × multiplier, … up to
-    max_delay_ms, which is included. With the defaults: 1, 2, 4, … 60 s (A7 in docs/features.md)."""
+    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7 in docs/features.md)."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -116,14 +116,15 @@ acknowledged by itself."""
 
 
 class InitialPosition(ClientEnum):
-    """The positions at which a new subscription can begin: after the last message of the topic, or at the first stored
-    message."""
+    """The positions at which a new subscription can begin. Latest: after the last message of the topic. Earliest: at
+    the first stored message."""
     Latest = model.InitialPosition.LATEST
     Earliest = model.InitialPosition.EARLIEST
 
 
 class BatchingType(ClientEnum):
-    """The rules by which messages share an entry: consecutive messages, or messages of the same key (for KeyShared)."""
+    """The rules by which a producer groups messages into batches. Default: consecutive messages. KeyBased: messages of
+    the same key, as KeyShared subscriptions need them."""
     Default = 0
     KeyBased = 1
 
@@ -141,8 +142,8 @@ class ProducerAccessMode(ClientEnum):
 
 
 class RegexSubscriptionMode(ClientEnum):
-    """The kinds of topics that a topic pattern can match: persistent, non-persistent, or all. Non-persistent topics are
-    found only while a broker has them open."""
+    """The kinds of topics that a topic pattern can match: persistent topics, non-persistent topics, or both.
+    Non-persistent topics are found only while a broker has them open."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
@@ -160,8 +161,8 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """The ways in which the keys of a KeyShared subscription are divided among its consumers: by the broker, or by the
-    `sticky_ranges` of each consumer."""
+    """The ways in which the keys of a KeyShared subscription are divided among its consumers. AutoSplit: the broker
+    divides them. Sticky: each consumer gets the keys whose hashes are in its `sticky_ranges`."""
     AutoSplit = model.KeySharedMode.AUTO_SPLIT
     Sticky = model.KeySharedMode.STICKY
 

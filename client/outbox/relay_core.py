@@ -160,7 +160,7 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_topic_search_failed(self, now: float) -> list[Effect]:
-        """Fact: the search of the outbox for topics failed. It is repeated after one second."""
+        """Fact: the search of the outbox for topics failed. The search is repeated after one second."""
         self._finding = False
         self._find_due = now + 1.0
         return []
@@ -246,9 +246,9 @@ class RelayCore:
     def on_transaction_outcome(
         self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float
     ) -> list[Effect]:
-        """Fact: the cluster transaction in flight has the outcome `outcome`. `failed`: the destinations whose producers
-        ended; if it is empty, no single destination failed, and all destinations are opened again after a pause.
-        `error`: the reason, as text."""
+        """Fact: the cluster transaction in flight has the outcome `outcome`. `error`: the reason if it was not stored,
+        as text. `failed`: the destinations whose producers ended, if it was put off. If `failed` is empty then, all its
+        destinations are opened again after a pause; otherwise only those of `failed`."""
         together = self.atomic_units
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.in_flight for row in unit}

@@ -7,7 +7,7 @@ nothing, and the next sequence id in the record shows whether the claim was comm
 `SKIP LOCKED` where the database has it, so that an operator who revives a row blocks no relay.
 Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
 
-Also in this file, under the heading `units`: the claim of whole units of rows (`UnitClaimer`)."""
+Also in this file, under the heading "units": the claim of whole units of rows (`UnitClaimer`)."""
 
 from __future__ import annotations
 

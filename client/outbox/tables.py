@@ -8,7 +8,7 @@
 There are three tables: the rows; one record per shard (its holder, the next sequence id); one record per shard and
 destination (the highest stored sequence id). `metadata.create_all(engine)` or Alembic creates them.
 
-Also in this file, under the heading `databases`: the translation of a database's errors to OutboxErrors, and the check
+Also in this file, under the heading "databases": the translation of a database's errors to OutboxErrors, and the check
 of the tables."""
 
 from __future__ import annotations

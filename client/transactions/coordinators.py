@@ -17,7 +17,7 @@ then sent together. Ends that wait until all consumers can see the transaction h
 sent again until it is answered or its time is over: a repeated end gets the same answer. Each answer, and each failed
 request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py.
 
-Also in this file, under the heading `leased_ids`: the blocks of transaction ids that coordinators gave in advance
+Also in this file, under the heading "leased_ids": the blocks of transaction ids that coordinators gave in advance
 (`LeasedTransactionIds`)."""
 
 from __future__ import annotations

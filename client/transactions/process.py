@@ -114,7 +114,8 @@ class ProcessStatistics:
 
 
 class FunctionResult(NamedTuple):
-    """The result of calling the program's function for one message: its outputs, or the error that it raised."""
+    """The result of calling the program's function for one message: its outputs, or the error that it raised (`error`;
+    None: it returned)."""
 
     message: Message
     outputs: Sequence[Any]  # values, and `Output`s

@@ -11,7 +11,7 @@ meanwhile, the cancellation takes effect when the outcome is known; `state` then
 for as long as an operation may take; if no coordinator answers, the transaction's time-out aborts it.
 Guards: tests/client/transactions/test_transactions.py.
 
-Also in this file, under the heading `transactions`: the open transactions of one client (`Transactions`)."""
+Also in this file, under the heading "transactions": the open transactions of one client (`Transactions`)."""
 
 from __future__ import annotations
 
