@@ -249,8 +249,8 @@ class ChecksumError(PulsarException):
 
 
 class ConsumerBusy(PulsarException):
-    """Raised when a consumer cannot join a subscription, because the subscription has an exclusive consumer or
-    consumers of another type."""
+    """Raised when a consumer cannot join a subscription: the subscription has an exclusive consumer, consumers of
+    another type or with other settings (such as `filter` or `isolation`), or the maximum of consumers."""
 
 
 class NotConnected(PulsarException):
@@ -275,8 +275,8 @@ class ProducerNotInitialized(PulsarException):
 
 
 class ProducerBusy(PulsarException):
-    """Raised when a producer cannot be opened, because another producer has exclusive access to the topic, or has the
-    same name."""
+    """Raised when a producer cannot be opened: another producer has exclusive access to the topic or has the same name,
+    or the topic has its maximum of producers."""
 
 
 class TooManyLookupRequestException(PulsarException):

@@ -352,9 +352,9 @@ class Field(Generic[V]):
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def convert_value(self, value: Any) -> Any:
-        """Converts a value that a program assigns to the field, and returns the value that the record stores. A dict
-        becomes a record and the name of a member becomes this member of the enum, if the field has such a type; any
-        other value is returned unchanged."""
+        """Converts a value that a program assigns to the field, and returns the value that the record stores. If the
+        field has such a type, a dict becomes a record, the name or value of a member of an enum becomes the member,
+        text becomes bytes, and bytes become text. Any other value is returned unchanged."""
         return value
 
     def absent_value(self) -> Any:
