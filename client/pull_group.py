@@ -110,8 +110,8 @@ class _OwnedPartition:
 
 
 class PullGroup(ClosedAfterAsyncWith):
-    """A member of a group that shares the partitions of a topic, for asyncio. `PullGroup.open` makes it. All methods
-    raise AlreadyClosed after `close`, and the error that ended the group, if there was one."""
+    """A member of a group that shares the partitions of a topic, for asyncio. `PullGroup.open` makes it. `assignment`,
+    `pull` and `commit` raise AlreadyClosed after `close`, or the error that ended the group."""
 
     def __init__(
         self, client: Client, topic: TopicName, group: str, member: str, strategy: str, interval_s: float,

@@ -78,9 +78,10 @@ class Transaction(TransactionPort):
             await consumer.acknowledge(message, txn=txn)
 
     `async with`, or `await`, begins the transaction; `commit` and `abort` end it. It can be used only with producers
-    and consumers of its client. Its methods raise InvalidTxnStatusError before it has begun, and TransactionEnded after
-    its end. They raise TransactionAborted if nothing in it counts (run it again), TransactionFenced if a later program
-    took its name over, and OutcomeUnknown if its end got no answer."""
+    and consumers of its client. Its methods raise InvalidTxnStatusError before it has begun. Sends and
+    acknowledgements in it raise TransactionEnded after its end. `commit` raises TransactionAborted if nothing in it
+    counts (run it again), TransactionFenced if a later program took its name over, and OutcomeUnknown if its end got no
+    answer."""
 
     def __init__(self, home: Transactions, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
         """Makes a transaction. `home`: the transactions of its client. `timeout_s`: seconds after which the coordinator
