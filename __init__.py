@@ -1,7 +1,8 @@
 """Magnetar: a durable message broker with Pulsar's model and BookKeeper's storage, in Python.
 
-This is the SDK's public face; `import magnetar as pulsar` runs Pulsar's Python programs. Everything is loaded when
-first used: importing the package costs a few milliseconds and no gRPC.
+This module has the public names of the SDK for programs without asyncio. With `import magnetar as pulsar`, programs for
+Pulsar's Python client run unchanged. Each name is loaded when it is first used, so that importing the package takes a
+few milliseconds and does not load gRPC.
 
     import magnetar
 
@@ -9,7 +10,7 @@ first used: importing the package costs a few milliseconds and no gRPC.
         producer = client.create_producer("flights")
         producer.send(b"UA 1545")
 
-`magnetar.asyncio` is the same for asyncio, `magnetar.schema` has the schemas, `magnetar.admin` the administration.
+`magnetar.asyncio` has the same for asyncio, `magnetar.schema` the schemas, `magnetar.admin` the administration.
 """
 
 from __future__ import annotations

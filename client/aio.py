@@ -1,10 +1,10 @@
-"""The module `magnetar.asyncio`: the names of Pulsar's `pulsar.asyncio`.
+"""The module `magnetar.asyncio`: the SDK for asyncio, with the names of Pulsar's `pulsar.asyncio` and more.
 
     from magnetar.asyncio import Client
 
-The package's `__init__` registers this module under that name when it is first used. The file itself cannot have that
-name: a file `asyncio.py` in the repository's root would shadow the standard library for every program that is started
-there."""
+The package's `__init__` registers this module as `magnetar.asyncio` when it is first used. The file itself cannot have
+that name: a file `asyncio.py` in the repository's root would shadow the standard library for every program that is
+started there."""
 
 from __future__ import annotations
 

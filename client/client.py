@@ -3,8 +3,8 @@
     async with Client("magnetar://localhost:7650") as client:
         producer = await client.create_producer("flights")
 
-Names, parameters and defaults are those of `pulsar.asyncio`. The client connects only when it must. All errors are
-those of the SDK (client/common/errors.py), also for failures of lower layers."""
+Names, parameters and defaults are those of `pulsar.asyncio`. The client connects when an operation first needs a
+broker. All errors are exceptions of the SDK (client/common/errors.py), also for failures of lower layers."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Client(ClosedAfterAsyncWith):
     @property
     def connections(self) -> Connections:
         """Returns the client's connections to the brokers. Makes the object at the first use, in the event loop that
-        uses it."""
+        uses it. Raises AlreadyClosed if the client is closed."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -194,11 +194,11 @@ class Client(ClosedAfterAsyncWith):
     @property
     def transactions(self) -> Transactions:
         """Returns the object that begins and ends the client's transactions. Makes the object at the first use, in the
-        event loop that uses it."""
+        event loop that uses it. Raises AlreadyClosed if the client is closed."""
         return Transactions.for_client(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
-        """Makes a transaction: its messages and acknowledgements count all together, or not at all
+        """Makes a transaction, which has not begun: its messages and acknowledgements count all together, or not at all
         (docs/transactions.md).
 
             async with client.transaction() as txn:
@@ -215,7 +215,8 @@ class Client(ClosedAfterAsyncWith):
 
     def transaction_now(self, timeout: float) -> Transaction | None:
         """Returns a transaction that has begun, with a transaction id that was leased in advance. Returns None if no
-        leased id is left: the caller must use `transaction`. May be called from any thread."""
+        leased id is left, or the client is closed or has no connection yet: the caller must use `transaction`. May be
+        called from any thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check_parameters(TRANSACTION, {"timeout": timeout})
@@ -223,9 +224,9 @@ class Client(ClosedAfterAsyncWith):
         return made if made.begin_now() else None
 
     async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
-        """Begins a transaction that writes a part of a batch to a sink. Returns None if the batch is committed
-        already: nothing must be written. The transaction must be prepared, and `commit_batch` then commits it
-        (client/transactions/coordinators.py). Raises SinkFenced if another query writes the sink."""
+        """Begins a transaction that writes a part of a batch to a sink, and returns it. Returns None if the sink has
+        committed the batch already: nothing must be written. The program must prepare the transaction; `commit_batch`
+        then commits it (client/transactions/coordinators.py). Raises SinkFenced if another query writes to the sink."""
         check_parameters(TRANSACTION, {"timeout": timeout})
         check_parameter("batch", batches.BATCH, batch)
         batch.check()
@@ -236,9 +237,10 @@ class Client(ClosedAfterAsyncWith):
         return None if found is None else transactions.make_open_transaction(found, timeout)
 
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
-        """Commits the prepared transactions of a batch together; each batch number of a sink is committed once. Raises
-        TransactionAborted if one of the transactions is aborted: then none is committed. Raises SinkFenced if another
-        query writes the sink. After OutcomeUnknown call `commit_batch` again, or ask `sink_status`."""
+        """Commits the prepared transactions of a batch together; each batch number of a sink is committed once. Returns
+        COMMITTED, or ALREADY if the sink has committed the batch before. Raises TransactionAborted if one of the
+        transactions is aborted: then none is committed. Raises SinkFenced if another query writes to the sink. After
+        OutcomeUnknown call `commit_batch` again, or ask `sink_status`."""
         check_parameter("batch", batches.BATCH, batch)
         batch.check()
         check_parameter("txn_ids", TXN_IDS, txn_ids)
@@ -252,22 +254,24 @@ class Client(ClosedAfterAsyncWith):
         return await run_translating_errors(batches.get_sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
-        """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
-        TransactionForgotten, or InvalidTxnStatusError if the transaction is open."""
+        """Commits a transaction that any program of this role prepared. May be called again. Raises TransactionAborted
+        if it was aborted, TransactionForgotten if it ended too long ago, InvalidTxnStatusError if it is open: only the
+        program that began it can commit it then."""
         work = batches.end_prepared_transaction(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
         await run_translating_errors(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
-        InvalidTxnStatusError if the transaction is committed."""
+        InvalidTxnStatusError if the transaction is committed, TransactionForgotten if it ended too long ago."""
         work = batches.end_prepared_transaction(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
         await run_translating_errors(work)
 
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics; they are published
-        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client."""
+        """Stores a half message of 1 to 100 messages to any topics, as `Producer.prepare` does for one message, and
+        returns it. The messages are published all together or not at all. `outputs`: one `Output` for each message,
+        with a producer of this client. `group`, `check_key`, `check_after`: as in `Producer.prepare`."""
         check_parameter("outputs", ParameterCheck("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -283,8 +287,9 @@ class Client(ClosedAfterAsyncWith):
         return await ClientHalfMessages.for_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
-        """Registers a function that decides the half messages of a group whose program did not decide them. The cluster
-        may call the function while this client is open. Must be called in the event loop.
+        """Returns a decorator that registers a function of the group `group`. The cluster asks the function about half
+        messages that their program has neither committed nor rolled back, as long as this client is open. The decorator
+        must be called in the event loop; it raises InvalidConfiguration if the client has a function of the group.
 
             @client.on_check(group="orders")
             async def check(half: HalfCheck) -> Decision:
@@ -305,13 +310,13 @@ class Client(ClosedAfterAsyncWith):
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
-        """Publishes a half message that any program of this role prepared, as `Half.commit` does. `half_id`: its id, or
-        the text of the id."""
+        """Publishes a half message that any program of this role prepared; waits and raises as `Half.commit` does.
+        `half_id`: its id, or the text of the id."""
         await ClientHalfMessages.for_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
-        """Drops a half message that any program of this role prepared, as `Half.rollback` does. `half_id`: its id, or
-        the text of the id."""
+        """Drops a half message that any program of this role prepared; waits and raises as `Half.rollback` does.
+        `half_id`: its id, or the text of the id."""
         await ClientHalfMessages.for_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
@@ -323,9 +328,9 @@ class Client(ClosedAfterAsyncWith):
         return TransactionState[state.name]
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns counters of the open producers and consumers, by their names and topics. The client also logs them
-        every `stats_interval_in_seconds`, with their rates since the line before; with `latency_statistics` also how
-        long sends take."""
+        """Returns the counters of the open producers and consumers: a title with name and topic → name of the counter →
+        number. The client also logs them every `stats_interval_in_seconds`, with their rates since the last time. With
+        `latency_statistics` they include how long sends take, in microseconds."""
         open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not each.is_over]
         return {each.title(): each.statistics() for each in open_}
 
@@ -361,12 +366,13 @@ class Client(ClosedAfterAsyncWith):
         hooks: Sequence[Hook] | None = None,
         levels: int | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
-        default for asyncio and off in the blocking client, as in `pulsar-client`.
+        """Opens a producer of `topic`, and returns it when it is open at all partitions (with
+        `lazy_start_partitioned_producers` at one). docs/settings.md describes the parameters and their costs. Batching
+        is on by default for asyncio and off in the blocking client, as in `pulsar-client`.
 
-        `filter_properties`: up to 16 names of properties. Each batch says by hashes which values its messages have, so
-        that a broker can pass over batches in which a filter wants nothing. `batch_by`: names of properties by whose
-        values messages are grouped into batches; order is kept within a group.
+        `filter_properties`: up to 16 names of properties. Each batch contains hashes of the values of these properties
+        in its messages, so that a broker can skip batches that the filter of a subscription does not match. `batch_by`:
+        names of properties by whose values messages are grouped into batches; order is kept within a group.
 
         `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
@@ -433,39 +439,41 @@ class Client(ClosedAfterAsyncWith):
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `isolation` applies to the whole subscription: with read_uncommitted it also gets the messages of transactions
-        that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too: with
-        "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it (on
-        KeyShared those of its key, on Exclusive and Failover those of the partition) until it is acknowledged or
-        becomes a dead letter; the broker's back-off decides when it is delivered again. `filter` is an expression over
-        the properties of messages, as in "region = 'eu' AND price > 10": the broker acknowledges what it does not want
-        for the subscription, of which it is the filter. ConsumerBusy: the subscription has another one, or none.
-        `priority_level` and
+        `isolation` applies to the whole subscription: with "read_uncommitted" it also gets the messages of transactions
+        that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too. With
+        "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it: on
+        KeyShared those of its key, on Exclusive and Failover those of the partition. It blocks them until it is
+        acknowledged or becomes a dead letter; the broker's back-off decides when it is delivered again.
+
+        `filter` is an expression over the properties of messages, as in "region = 'eu' AND price > 10". It applies to
+        the whole subscription: the broker acknowledges the messages that do not match. ConsumerBusy is raised if the
+        subscription exists with another filter, or without one. `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
 
         `consumer_type` from 64 to 127 is a type that a package has brought to the brokers (docs/design/extending.md).
         `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
-        consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
-        `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
-        not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
-        subscription that does not exist yet begins with the first message that a broker stored then or later, in each
-        partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
+        consumer goes on after the last message that the program received. The subscription begins after
+        `start_message_id`, or at `initial_position`. `broadcast`: the consumer has a subscription of its own, and so
+        gets every message. That subscription is not durable; with `durable` True it is, and its name is made of
+        `subscription_name` and `consumer_name`. `start_at`: a subscription that does not exist yet begins, in each
+        partition, with the first message that a broker stored at that time or later. `partitions`: the numbers of the
+        partitions to read, of a single topic (`Consumer.assign`).
 
-        Without `error_traceback` the dead letter of a message that was given back with an `error` tells its class and
-        text, and not where it was raised.
+        If a message is negatively acknowledged with an `error`, its dead letter contains the class, the text and the
+        traceback of the error; without `error_traceback` only the class and the text.
 
         With `debounce`, in seconds, only the newest message of each key in a window of that length is received; older
         ones are acknowledged (client/core/debounce.py). Not on Shared, where a key has several consumers.
 
-        With `fair_by_key` the keys of a Shared subscription take turns, so that one with many messages does not delay
-        the others; each has at most `max_in_flight_per_key` unacknowledged messages, and gets `rate_per_key` messages a
-        second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is
-        raised if consumers are connected and they differ.
+        With `fair_by_key` the keys of a Shared subscription are served in turn, so that a key with many messages does
+        not delay the others. Each key has at most `max_in_flight_per_key` unacknowledged messages, and gets at most
+        `rate_per_key` messages a second. The first consumer that connects sets these three for the subscription;
+        ConsumerBusy is raised if other consumers are connected and their values differ.
 
-        `levels`: how many levels of priority the topics have (`create_producer`). The consumer draws from them by
-        `weights`, the most urgent first: (8, 4, 1) is the default of three levels; with "strict" it receives from the
-        most urgent level that has a message."""
+        `levels`: how many levels of priority the topics have (`create_producer`). `weights`: how often each level is
+        served, the most urgent level first; (8, 4, 1) is the default for three levels. With "strict" the consumer
+        receives from the most urgent level that has a message."""
         options = pick_parameters(locals(), "topic")
         check_parameters(CONSUMER, options)
         check_parameter("batch_receive_policy", make_instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
@@ -526,9 +534,10 @@ class Client(ClosedAfterAsyncWith):
             reply = await client.request("prices", b"ACME", timeout=2)
             print(reply.data())
 
-        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. RequestFailed:
-        the handler raised an exception, whose class and text it has. Replies are kept nowhere: what must not be lost
-        needs two topics (docs/sdk.md). A reply that comes after the call has ended is dropped (`late_replies`)."""
+        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. Raises
+        RequestFailed, with the class and text of the exception, if the handler raised one. Replies are not stored: use
+        two topics for replies that must not be lost (docs/sdk.md). A reply that comes after the call has ended is
+        dropped and counted (`late_replies`)."""
         check_parameters(TRANSACTION, {"timeout": timeout})
         if not isinstance(payload, bytes):
             raise WrongMessageType(f"the payload of a request is bytes, not {shorten_value(payload)}")
@@ -556,16 +565,17 @@ class Client(ClosedAfterAsyncWith):
         order: str = "none", threads: int | None = None, rate: float | SharedRateLimiter | None = None,
         breaker: CircuitBreaker | None = None, stop_timeout: float = 30,
     ) -> RequestServer:  # fmt: skip
-        """Answers the requests of a topic (`request`): calls `handler(message)`, which returns the payload of the
-        reply, bytes or None. Returns the server, which runs until `stop`, or until the client is closed.
+        """Opens a server that answers the requests of a topic (`request`): it calls `handler(message)`, which returns
+        the payload of the reply, bytes or None. Returns the server, which runs until its `stop`, or until the client is
+        closed.
 
             async with await client.serve("prices", quote) as server:
                 await server.wait()
 
-        Servers of one `subscription_name` share the requests, on a Shared subscription. What the handler raises is
-        raised by `request`, as RequestFailed. A request whose deadline has passed is not handled. The other parameters
-        are those of `Consumer.listen`. The role of the server needs the right to produce to the topics
-        `non-persistent://<namespace>/reply-…`; without it a request is not handled, and the log says so."""
+        Servers of one `subscription_name` share the requests, on a Shared subscription. If the handler raises,
+        `request` raises RequestFailed. A request whose deadline has passed is not handled. The other parameters are
+        those of `Consumer.listen`. The server's role needs the right to produce to the topics
+        `non-persistent://<namespace>/reply-…`. Without this right no request is handled, and a warning is logged."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, True, stop_timeout)
         options.check(handler)
         consumer = await self.subscribe(
@@ -596,8 +606,8 @@ class Client(ClosedAfterAsyncWith):
         filter: str | None = None,
     ) -> Reader:
         """Opens a reader that starts after the message `start_message_id`, or at this message with
-        `start_message_id_inclusive`. `isolation`: as in `subscribe`. `filter`: likewise, but the reader drops by itself
-        what is not wanted, and all messages are sent to it."""
+        `start_message_id_inclusive`. `isolation` and `filter` are those of `subscribe`; the broker sends a reader all
+        messages, and the reader itself drops those that do not match the filter."""
         options = pick_parameters(locals(), "topic")
         check_parameters(READER, options)
         options = pick_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -612,9 +622,9 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None,
         *, crypto_key_reader: KeyReader | None = None,
     ) -> TableView:  # fmt: skip
-        """Opens a table view: a dictionary of the latest value of each key of a topic, kept up to date. When the call
-        returns, the view contains everything that the topic has stored. Raises CryptoError if a message cannot be
-        decrypted."""
+        """Opens a table view: a dictionary of the latest value of each key of a topic, which is kept up to date. When
+        the call returns, the view contains everything that the topic had stored. Raises CryptoError if a message cannot
+        be decrypted."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
         check_parameters(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
@@ -634,9 +644,10 @@ class Client(ClosedAfterAsyncWith):
         receiver_queue_size: int = 1000, is_read_compacted: bool = False, crypto_key_reader: KeyReader | None = None,
         isolation: str = "read_committed",
     ) -> PullConsumer:  # fmt: skip
-        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: where it
-        stores the indexes at which it goes on, an OffsetStore (docs/sdk.md). The other parameters are those of
-        `create_reader`; for a message that cannot be decrypted a pull raises CryptoError."""
+        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: the
+        OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md); None: it stores
+        none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message that cannot be
+        decrypted."""
         options = pick_parameters(locals(), "topic", "offsets")
         check_parameters(READER, options)
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the pull learns of it
@@ -646,7 +657,7 @@ class Client(ClosedAfterAsyncWith):
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
-        or does not exist. Creates nothing."""
+        or does not exist. Creates nothing. Raises TopicNotFound if the namespace or tenant does not exist."""
         name = parse_topic(topic)
         try:
             partitions = await run_translating_errors(self.connections.fetch_partition_count(name, create=False))
@@ -788,6 +799,7 @@ class Client(ClosedAfterAsyncWith):
 
 
 def parse_topic(text: str) -> TopicName:
+    """Parses the name of a topic. Raises InvalidTopicName if `text` is not text, or not a valid name."""
     if not isinstance(text, str):
         raise WrongTopicType(f"a topic name is text, not {shorten_value(text)}")
     found = parse_name_argument(TopicName.parse, text)
@@ -805,6 +817,7 @@ def _check_levels(levels: int | None, topics: Sequence[TopicName] | None) -> Non
 
 
 def parse_name_argument(parse: Callable[[str], T], text: str) -> T:
+    """Returns `parse(text)`. Raises InvalidTopicName in place of a MagnetarError or ValueError of `parse`."""
     try:
         return parse(text)
     except (MagnetarError, ValueError) as error:

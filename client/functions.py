@@ -3,8 +3,8 @@
 A program derives its functions from these classes, and can call and test them. Magnetar has no runtime that runs
 functions: use a consumer and a producer.
 
-Also in this file, each below its heading: `Function`, the base of a program's functions (function); how the values of a
-function become bytes and back (serde); `Context`, what a function may ask while it processes a message (context)."""
+`Function` is the base class of functions. `SerDe` and its subclasses convert values to bytes and back. `Context` is the
+base class of the object that a function gets with each message."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class IdentitySerDe(SerDe):
 
 
 class Context:
-    """Base class of the contexts that a runtime or a test passes to functions."""
+    """Base class of the contexts that a test, or a runtime of the program's own, passes to functions. A subclass
+    overrides the methods that its functions call; here they do nothing and return None."""
 
     @abstractmethod
     def get_message_id(self) -> Any:
@@ -102,7 +103,7 @@ class Context:
 
     @abstractmethod
     def get_current_message_topic_name(self) -> Any:
-        """Returns the name of the topic from which the present message came."""
+        """Returns the name of the topic from which the message came that the function processes now."""
 
     @abstractmethod
     def get_function_tenant(self) -> Any:

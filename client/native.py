@@ -3,8 +3,8 @@
 
 A program that imports `_pulsar` runs after `sys.modules["_pulsar"] = magnetar._pulsar`.
 
-Also in this file, each below its heading: the policies under the names and methods that Pulsar's C++ client gives them
-(builders); the configurations of Pulsar's C++ client, as its Python module `_pulsar` has them (configurations)."""
+Defined here are the builders of policies (`DeadLetterPolicyBuilder`, `KeySharedPolicy`) and the configurations
+(`ClientConfiguration`, …), with the names and methods that Pulsar's C++ client gives them."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class DeadLetterPolicyBuilder:
         self._subscription: str | None = None
 
     def maxRedeliverCount(self, count: int) -> DeadLetterPolicyBuilder:
-        """Sets how often a message may be redelivered before it is moved to the dead-letter topic. Returns the
-        builder."""
+        """Sets how often a message may be redelivered before it is moved to the dead-letter topic, at least 1. Returns
+        the builder."""
         self._count = count
         return self
 
@@ -89,7 +89,7 @@ class KeySharedPolicy:
         self._ranges: list[tuple[int, int]] = []
 
     def set_key_shared_mode(self, mode: KeySharedMode) -> KeySharedPolicy:
-        """Sets the way in which the keys are divided among the consumers."""
+        """Sets the way in which the keys are divided among the consumers. Returns the builder."""
         self._mode = mode
         return self
 
@@ -98,7 +98,8 @@ class KeySharedPolicy:
         return self._mode
 
     def set_allow_out_of_order_delivery(self, allowed: bool) -> KeySharedPolicy:
-        """Sets whether a key may move to another consumer before its delivered messages are acknowledged."""
+        """Sets whether a key may move to another consumer before its delivered messages are acknowledged. Returns the
+        builder."""
         self._out_of_order = allowed
         return self
 
@@ -107,8 +108,8 @@ class KeySharedPolicy:
         return self._out_of_order
 
     def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
-        """Sets the hash ranges of this consumer as (first, last) pairs, both included; only with
-        KeySharedMode.Sticky."""
+        """Sets the hash ranges of this consumer as (first, last) pairs, both included; only with KeySharedMode.Sticky.
+        Returns the builder."""
         self._ranges = ranges
         return self
 
@@ -138,7 +139,8 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """One option of a configuration class. `parameter`: the client's parameter that the option sets; empty: there is
+    """One option of a configuration class. `check`: the check of its values; None: that of its parameter. `default`:
+    the value of an option that was not set. `parameter`: the client's parameter that the option sets; empty: there is
     none. `chains`: whether the setter returns the configuration, as in Pulsar; otherwise it returns None. `reads`:
     whether the option has a getter."""
 
@@ -159,7 +161,8 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
 
 
 class Configuration:
-    """The base class of the configuration classes of Pulsar's C++ client; each subclass lists its options."""
+    """Base class of the configuration classes of Pulsar's C++ client. Each option of a subclass is a method: without an
+    argument it returns the value, with one it sets the value. Raises InvalidConfiguration for a wrong value."""
 
     _options: ClassVar[dict[str, Option]] = {}
 
@@ -184,8 +187,8 @@ class Configuration:
         return self if option.chains else None
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the options that were set as a dict of parameters for `magnetar.Client`, or for its method that opens
-        the configured object."""
+        """Returns a dict of the options that were set: the parameters for `magnetar.Client`, or for the method of the
+        client that opens the configured object."""
         found = {
             option.parameter: self._values[name]
             for name, option in self._options.items() if name in self._values and option.parameter
@@ -319,17 +322,20 @@ class ClientConfiguration(Configuration):
     }  # fmt: skip
 
     def set_logger(self, logger: object) -> ClientConfiguration:
-        """Makes the client write its log lines to a logger of Python's `logging`."""
+        """Makes the client write its log lines to `logger`, a logger of Python's `logging`, a ConsoleLogger or a
+        FileLogger. Returns the configuration. Raises InvalidConfiguration for any other object."""
         check_logger(logger)
         self._values["logger"] = logger
         return self
 
     def set_console_logger(self, level: LoggerLevel) -> ClientConfiguration:
-        """Makes the client write log lines of the level `level` or above to standard output."""
+        """Makes the client write log lines of the level `level` or above to standard output. Returns the
+        configuration."""
         return self.set_logger(ConsoleLogger(level))
 
     def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:
-        """Makes the client write log lines of the level `level` or above to a file."""
+        """Makes the client append log lines of the level `level` or above to the file with the path `file`. Returns the
+        configuration."""
         return self.set_logger(FileLogger(level, file))
 
     def parameters(self) -> dict[str, Any]:

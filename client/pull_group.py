@@ -1,4 +1,4 @@
-"""Several processes that share the partitions of a topic, each pulling its own: `PullGroup`.
+"""A group of processes that share the partitions of a topic; each process pulls from its own partitions: `PullGroup`.
 
     async with await PullGroup.open(client, "flights", "board", on_revoked=commit_all) as group:
         while True:
@@ -7,25 +7,28 @@
                 ...
                 await group.commit(partition, found.next_index)
 
-**One owner.** A partition has the Exclusive subscription named as the group, and its owner is the consumer of it: the
-broker lets one in. That consumer asks for no messages; its subscription keeps the position of the group, and `commit`
-is its commit, which the broker takes from the owner alone, also when a former owner was suspended and goes on. An
-OffsetStore of the program's could not refuse that one, so a group has none. A subscription per partition was chosen
-before a topic of claims: it is fenced already, ends with the connection, and needs no clock.
+**One owner.** Each partition has an Exclusive subscription with the name of the group. The owner of the partition is
+the consumer of this subscription: the broker accepts only one. That consumer requests no messages; its subscription has
+the position of the group. `commit` moves this position, and the broker accepts a commit from the owner alone, also if a
+former owner was suspended and goes on. An OffsetStore could not refuse that former owner, so a group uses none. A topic
+with claims was the alternative to a subscription per partition; the subscription is fenced already, ends with the
+connection, and needs no clock.
 
-**Who is there.** Each member has a consumer, which asks for no messages, on the subscription `<group>.members` of
-partition 0, which does not last; the statistics of that topic name the members. Each member looks every `interval`
-seconds, and decides by the strategy (consume/assignment_core.py `GroupMember`). Two members that decide differently for
-a while do no harm: the broker refuses one of them, and it tries again.
+**Members.** Each member has a consumer on the subscription `<group>.members` of partition 0, which is not durable. That
+consumer requests no messages; the statistics of the topic name the members. Each member asks for them every `interval`
+seconds, and decides by the strategy which partitions it owns (consume/assignment_core.py `GroupMember`). Two members
+may decide differently for a while: the broker then refuses one of them, which tries again.
 
-**A rebalance.** REVOKE: the program gets `on_revoked(partitions)`, and may still commit; then the subscription is left.
-TAKE: the subscription is joined, its position is asked for, and the program gets `on_assigned({partition: index})`. So
-the next owner begins at what was committed last. A partition whose connection was interrupted is revoked as lost: to
-commit is refused, and if it is taken again, that begins with the position at the broker. What a member that was cut off
-pulls before it learns of that may be pulled by another one, too; it cannot be committed twice.
+**A rebalance.** REVOKE: the program gets `on_revoked(partitions)`, and may still commit; then the member leaves the
+subscription. TAKE: the member joins the subscription, asks for its position, and the program gets
+`on_assigned({partition: index})`. So the next owner begins at the index that was committed last. A partition whose
+connection was interrupted is revoked as lost: a commit is refused, and a member that takes the partition again begins
+at the position of the broker. Messages that a disconnected member pulls before it notices may also be pulled by another
+member; they cannot be committed twice.
 
-A callback may be a coroutine function. It runs in the task of the rebalance, which waits for it; an error of it is
-logged, and the rebalance goes on. An error that trying again does not change ends the group: each call raises it.
+A callback may be a coroutine function. It runs in the task of the rebalance, which waits for it. An error of a callback
+is logged, and the rebalance goes on. An error that is permanent, such as a missing right, ends the group: from then on
+each call raises it.
 Guards: tests/client/test_pull_group.py, tests/client/consume/test_group_walk.py."""
 
 from __future__ import annotations
@@ -68,14 +71,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.client")
 
 INTERVAL_S = 1.0
-"""Seconds between two looks at the members: a request each. A rebalance takes three of them."""
+"""Seconds between two requests for the names of the members. A rebalance takes three such intervals."""
 STRATEGY = ParameterCheck(f"one of {', '.join(STRATEGIES)}", (str,), lambda name: name in STRATEGIES)
 CALLBACK = ParameterCheck("a function, or None", (object,), callable, optional=True)
 _PERMANENT = (AlreadyClosed, AuthenticationError, AuthorizationError, InvalidConfiguration, TopicNotFound)
 """Errors that trying again does not change."""
 
 OnAssigned = Callable[[dict[int, int]], object]
-"""Gets the index at which the member goes on, by partition."""
+"""Type of the callback `on_assigned`: it gets a dict of partition → the index at which the member goes on."""
 OnRevoked = Callable[[tuple[int, ...]], object]
 
 
@@ -107,7 +110,8 @@ class _OwnedPartition:
 
 
 class PullGroup(ClosedAfterAsyncWith):
-    """A member of a group that shares the partitions of a topic, for asyncio. `PullGroup.open` opens it."""
+    """A member of a group that shares the partitions of a topic, for asyncio. `PullGroup.open` makes it. `assignment`,
+    `pull` and `commit` raise AlreadyClosed after `close`, or the error that ended the group."""
 
     def __init__(
         self, client: Client, topic: TopicName, group: str, member: str, strategy: str, interval_s: float,
@@ -130,12 +134,15 @@ class PullGroup(ClosedAfterAsyncWith):
         on_assigned: OnAssigned | None = None, on_revoked: OnRevoked | None = None,
         initial_position: InitialPosition = InitialPosition.Earliest, interval: float = INTERVAL_S, **options: Any,
     ) -> PullGroup:  # fmt: skip
-        """Joins the group `group` of a topic, and returns the member; its partitions come soon. `member`: its name,
-        which no other member has; empty: a random one. `strategy`: "range", "round_robin" or "sticky", the same at all
-        members. `initial_position`: where a group that is new begins. `interval`: seconds between two looks at the
-        members. `options`: those of `Client.pull_consumer` but `offsets`.
+        """Joins the group `group` of a topic, and returns the member. It has no partitions yet: it gets them in the
+        background. `member`: the name of the member, which must be unique in the group; empty: a random one.
+        `strategy`: "range", "round_robin" or "sticky", the same for all members. `on_assigned`: called with {partition:
+        index} when the member gets partitions; `on_revoked`: called with a tuple of partitions before it loses them, or
+        after it has lost them. `initial_position`: where a new group begins. `interval`: seconds between two requests
+        for the names of the members. `options`: parameters of `Client.pull_consumer` except `offsets`.
 
-        Raises InvalidConfiguration for a wrong value, and the errors of a subscribe."""
+        Raises InvalidConfiguration for a wrong value, InvalidName for a wrong name of a group, and the errors of
+        `Client.subscribe`."""
         check_parameter("topic", NAME, topic)
         check_subscription_name(group)
         check_parameter("member", TEXT, member)
@@ -162,8 +169,8 @@ class PullGroup(ClosedAfterAsyncWith):
         return self._member
 
     def assignment(self) -> dict[int, int]:
-        """Returns the partitions that this member has now, each with the index of its next pull. A topic without
-        partitions is partition 0."""
+        """Returns the partitions that this member has now: partition → index of its next pull. A topic without
+        partitions counts as partition 0."""
         self._check()
         return {each: owned.index for each, owned in sorted(self._owned.items()) if self._is_usable(owned)}
 
@@ -206,8 +213,9 @@ class PullGroup(ClosedAfterAsyncWith):
         return found
 
     async def commit(self, partition: int, index: int, note: bytes | None = None) -> None:
-        """Stores that the group goes on at `index` in this partition, as `Consumer.commit` does; returns when that
-        survives a crash. Raises NotAllowedError if this member does not have the partition."""
+        """Stores `index` as the position at which the group goes on in this partition, with the note `note`, as
+        `Consumer.commit` does. Returns when the position is durable. Raises NotAllowedError if this member does not
+        have the partition; during `on_revoked` it still has it."""
         await self._find(partition, to_commit=True).lock.commit(index, note)
 
     # ------------------------------------------------------------------------------ the rebalances
@@ -347,7 +355,8 @@ class PullGroup(ClosedAfterAsyncWith):
             log_foreign_error(error, "a callback of a group")
 
     async def close(self) -> None:
-        """Leaves the group: the program gets `on_revoked`, and the partitions go to the other members."""
+        """Leaves the group: calls `on_revoked` with the member's partitions and waits for it, then gives the partitions
+        to the other members. May be called again."""
         if self._tasks.closed:
             return
         if self._watching is not None:

@@ -3,10 +3,11 @@
     redrive = Redrive(client, admin, "orders-billing-DLQ", RedriveOptions(where="error = 'timeout'"))
     async for result in redrive.run(): …                  the counts so far, after each transaction
 
-A letter goes back with its payload, key, event time, schema and properties, in one transaction with the acknowledgement
-of the letter on the subscription `redrive` of the dead-letter topic. So a redrive that is killed at any step sends
-nothing twice and loses nothing: what is not committed comes again with the next one. The letters of a transaction are
-sent and acknowledged all at once, because what follows them in their topics waits for its end.
+A *letter* is a message of the dead-letter topic. Its copy has its payload, key, event time, schema and properties. The
+copy is sent in one transaction with the acknowledgement of the letter on the subscription `redrive` of the dead-letter
+topic. So a redrive that is killed at any step sends nothing twice and loses nothing: letters whose transaction did not
+commit are redriven by the next run. The letters of a transaction are sent and acknowledged all at once, because later
+messages of their topics are not delivered before the transaction ends.
 
 | the letter | goes |
 |---|---|
@@ -22,22 +23,23 @@ sent and acknowledged all at once, because what follows them in their topics wai
 | went back TIMES_MAX times already | nowhere, unless `force` |
 | not asked for by `subscription` or `where`; or no dead letter | nowhere: it stays, and a later redrive may take it |
 
-**Only one subscription gets it**: the copy is alone in its entry and has the property REDRIVEN_TO, for which the broker
-acknowledges it for every other durable subscription (broker/subscription/expiry.py). Readers and table views see it,
-and so does a subscription that reads the compacted form: there it is the newest message of its key.
+**Only one subscription gets it**: the copy is alone in its entry and has the property REDRIVEN_TO. Because of this
+property the broker acknowledges the copy for every other durable subscription (broker/subscription/expiry.py). Readers
+and table views see the copy, and so does a subscription that reads the compacted form: there it is the newest message
+of its key.
 
-The copy counts from the start: the properties that made it a dead letter are taken off. REDRIVEN counts how often it
-went back, and two more properties name the letter and the first message (`proto.names.make_redriven_properties`).
+The redelivery count of the copy begins anew: it lacks the properties that made the letter a dead letter. Its property
+REDRIVEN counts how often the message went back, and two more properties name the letter and the first message
+(`proto.names.make_redriven_properties`).
 
-The subscription is Exclusive: one run at a time reads the letters, in the order of the log, and has no limit of letters
-that stay. A run waits for the end of the transaction of one that was killed before it reads. Where the log is read
-again (an abort, another owner), a letter at or before `_passed` was counted already, and is not looked at twice. The
-subscription keeps all letters from its first use on; delete it when nothing is to go back.
+The subscription is Exclusive: one run at a time reads the letters, in the order of the log; any number of letters may
+stay. Before it reads, a run waits for the end of the transaction of an earlier run that was killed. If the log is read
+again (after an abort, or at another owner), letters at or before `_passed` were counted already and are skipped. The
+subscription retains all letters from its first use on; delete it when no letter must go back any more.
 
-A run looks at the letters that are there when it begins. What becomes a letter later stays for the next run: else a
-program that goes on failing would get the same message three times from one command, which would not end.
-Guarding tests: tests/client/test_redrive.py.
-"""
+A run redrives only letters that are stored when it begins; later letters stay for the next run. Otherwise a program
+that always fails would get the same message three times from one command, and the command would not end.
+Guarding tests: tests/client/test_redrive.py."""
 
 from __future__ import annotations
 
@@ -89,21 +91,23 @@ if TYPE_CHECKING:
     from .transactions.transaction import Transaction
 
 SUBSCRIPTION = "redrive"
-"""Subscription of a dead-letter topic that knows which letters went back."""
+"""Subscription of a dead-letter topic whose acknowledgements record which letters went back."""
 TIMES_MAX = 3
-"""How often a letter goes back: one that fails again each time needs a person."""
+"""How often a letter goes back without `force`: if it fails each time, a person must decide."""
 BATCH_MESSAGES = 100
 BATCH_BYTES = 8 << 20
-"""Letters, and their bytes, after which a transaction has enough."""
+"""Most letters of one transaction, and the number of their bytes from which on no more are added."""
 IDLE_MS = 500
-"""Silence after which it is asked whether any letter is left."""
+"""Time in ms without a letter after which the run asks the brokers whether any letter is left."""
 ABORTED_MAX = 5
 COMMITTED_EVERY_S = 0.5
-"""With a rate a transaction has the letters of so many seconds: what follows it in its topic waits for its end."""
+"""With a rate, a transaction has the letters of at most that many seconds: later messages of their topics are not
+delivered before it ends."""
 TIMEOUT_S = 10.0
-"""Of a transaction: so long the topics wait for that of a run that was killed."""
+"""Time-out of a transaction in seconds: that long the topics wait for the transaction of a run that was killed."""
 SILENT_MAX_S = TIMEOUT_S + 5
-"""Silence after which letters that are not delivered are left, and time that a killed run's transaction has to end."""
+"""Seconds without a letter after which letters that are not delivered stay; and seconds for which a run waits for the
+transaction of a run that was killed."""
 _AT_END = frozenset((Blocked.CAUGHT_UP, Blocked.OPEN_TRANSACTION))
 _LASTING = (TopicNotFound, TopicTerminated, MessageTooBig)
 """Errors of a send that would come again."""
@@ -111,11 +115,11 @@ _LASTING = (TopicNotFound, TopicTerminated, MessageTooBig)
 
 @dataclass(frozen=True, slots=True)
 class RedriveOptions:
-    """Which letters go back, and how. `subscription`: only those that this subscription gave up; `where`: only those
-    for which this filter holds; `limit`: at most so many (0: all); `rate`: letters per second (0: as fast as it goes);
-    `dry_run`: nothing is sent and nothing acknowledged; `force`: also those that went back TIMES_MAX times; `to`: to
-    this topic, in place of where they came from, and to every subscription of it; `to_all`: to every subscription of
-    the topic where they came from."""
+    """The options of a run: which letters go back, and to which topic. `subscription`: only letters that came from this
+    subscription. `where`: only letters that match this filter. `limit`: at most that many letters (0: all). `rate`:
+    letters per second (0: no limit). `dry_run`: nothing is sent or acknowledged. `force`: also letters that went back
+    TIMES_MAX times. `to`: the letters go to this topic instead of their own, to all its subscriptions. `to_all`: the
+    letters go to all subscriptions of their own topic."""
 
     subscription: str = ""
     where: str = ""
@@ -129,10 +133,10 @@ class RedriveOptions:
 
 @dataclass(slots=True)
 class RedriveResult:
-    """The letters that went back, by topic, and those that were looked at and stay, by the reason. `readers`: of each
-    topic of `sent` that is no retry-letter topic, the subscriptions that get the copies: those that gave the letters
-    up, or with `to` or `to_all` every one; None: not known.
-    `is_complete`: every letter that was there when the run began was looked at."""
+    """The result of a run. `sent`: topic → the number of letters that went back to it (with `dry_run`: would go).
+    `left`: reason → the number of letters that stay for it. `readers`: topic of `sent` → the subscriptions that get the
+    copies, or None if they are not known; retry-letter topics are left out. `is_complete`: whether the run has examined
+    every letter that was stored when it began."""
 
     sent: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
@@ -164,7 +168,9 @@ class _ChosenLetter(NamedTuple):
 
 
 class Redrive:
-    """One run over the letters of a dead-letter topic. Uses the client and the admin client of the caller."""
+    """One run over the letters of a dead-letter topic `topic`. It uses the client and the admin client of the caller,
+    and does not close them. `result`: the result so far. Raises InvalidName or InvalidRequest for a wrong topic or
+    filter."""
 
     def __init__(self, client: Client, admin: AdminClient, topic: str, options: RedriveOptions) -> None:
         self.result = RedriveResult()
@@ -183,9 +189,9 @@ class Redrive:
         self._producers: dict[tuple[TopicName, bool, Hashable], Producer] = {}
 
     async def run(self) -> AsyncIterator[RedriveResult]:
-        """Sends the letters back, and yields the result so far after each transaction. Raises TopicNotFound,
-        Unauthorized, ConsumerBusy if another redrive of the topic runs, and the errors of a producer; what was
-        committed before stays so."""
+        """Sends the letters back, and yields the result so far after each transaction. Must be called once. Raises
+        TopicNotFound or Unauthorized of a topic, ConsumerBusy if another redrive of the topic runs, and the errors of a
+        producer. What was committed before such an error stays committed."""
         if self._to is not None:
             await self._client.connections.fetch_partition_count(self._to, create=False)
         parts = await self._admin.parts(self._topic.full)

@@ -1,4 +1,4 @@
-"""Keyed state beside `process`: `magnetar.streams`.
+"""Stream processing with keyed state, exactly once: `magnetar.streams`. It adds state to `process`.
 
     app = streams.App("billing")
 
@@ -9,25 +9,25 @@
 
     app.start("magnetar://localhost:7650")          or: await app.run(client, admin)
 
-A step receives the messages of its source, partition by partition, on the Failover subscription of the app's name. What
-the function returns, what it changes in `context.state` and the acknowledgement of the messages are one transaction:
-each message counts once, whatever crashes. There is no state beside the log that could differ from it.
+A step receives the messages of its source, partition by partition, on the Failover subscription with the app's name.
+The outputs of the function, its changes of `context.state` and the acknowledgement of the messages are one transaction:
+each message counts once, whatever crashes. The state is stored only in the log, so it cannot differ from the log.
 
-**State.** The changes are messages of the topic `state`, which has as many partitions as the source and is compacted:
-partition n has the state that messages of partition n of the source made, so a program uses the key of the message. The
-partition's state is a dictionary in memory, rebuilt from the topic; values are what JSON has; to delete a key writes a
-tombstone. A function never sees a change of a message whose transaction was aborted.
-**Take-over.** Before a worker processes the first message of a partition, and again after each abort, it takes the
-partition over:
+**State.** The changes are messages of the topic `state`, which has as many partitions as the source and is compacted.
+Partition n of it has the state that messages of partition n of the source made; so a program should use the key of the
+message as the key of the state. The state of a partition is a dictionary in memory, which is rebuilt from the topic.
+Its values must be representable in JSON; deleting a key writes a tombstone. A function never sees a change by a message
+whose transaction was aborted. **Take-over.** A worker takes a partition over before it processes the first message of
+the partition, and again after each abort:
     STEPS   fence    its producer of the state is ExclusiveWithFencing: the former worker writes nothing any more
             mark     it writes a message of its own, under OWNER_KEY
             restore  it reads the compacted state up to that message; the log gives it out only when every transaction
                      that began before it has ended
-A batch that has read or changed state writes at least one message of state, so a worker that was replaced, and does
-not know it, cannot commit what it computed from an old state. After a kill -9 this waits for the end of what the dead
-worker had begun, `timeout` seconds at most.
-No windows, joins or watermarks: Spark and Flink have these. The number of partitions of source and state stays as it
-is while a state exists. Memory: the state of the partitions that a worker has.
+A batch that has read or changed state writes at least one message of state. So a worker that was replaced, and has not
+noticed it, cannot commit results that it computed from an old state. After a kill -9 the take-over waits until the dead
+worker's transaction has ended, for `timeout` seconds at most.
+There are no windows, joins or watermarks: use Spark or Flink for these. The number of partitions of source and state
+must not change while the state exists. A worker has the state of all its partitions in memory.
 Guarding tests: tests/client/test_streams.py, tests/client/test_streams_kills.py."""
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ STEPS = ("fence", "mark", "restore")
 OWNER_KEY = "magnetar.streams.owner"
 """The key under which a worker marks that it has taken a partition of state over. Programs cannot use it."""
 COMPACTION_BYTES = 64 << 20
-"""Bytes after which a topic of state that an app has made is compacted."""
+"""Number of bytes that are not compacted, at which a topic of state that an app has made is compacted."""
 TIMEOUT_S = 10.0
-"""Seconds of a transaction: as long a take-over waits for those of a worker that died."""
+"""Time-out of a transaction in seconds; a take-over waits at most that long for the transaction of a dead worker."""
 _PERMANENT = (AlreadyClosed, AuthenticationError, AuthorizationError, InvalidConfiguration, InvalidMessage)
 """Errors that trying again does not change."""
 _GONE = b""
@@ -100,8 +100,10 @@ KEY = ParameterCheck(f"a text, and not {OWNER_KEY}", (str,), lambda key: key != 
 
 
 class State(MutableMapping[str, Any]):
-    """The state of one partition, by key: what is committed, and what messages have changed since. Values are stored as
-    JSON, so that a value which a program changes without assigning it stays as it was."""
+    """The state of one partition, a mutable mapping from text keys to values of JSON. It has the committed values
+    (`committed`, as JSON) and the changes since. A program must assign a changed value to its key: changing a value in
+    place has no effect. Raises InvalidConfiguration for a key that is not text or is OWNER_KEY, and TypeError for a
+    value that JSON cannot represent."""
 
     def __init__(self) -> None:
         self.committed: dict[str, bytes] = {}
@@ -145,22 +147,22 @@ class State(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def keep_message_changes(self) -> None:
-        """The message was processed: its changes belong to the batch."""
+        """Adds the changes of the present message to those of the batch, because the function has succeeded."""
         self._batch |= self._message
         self._message = {}
 
     def drop_message_changes(self) -> None:
-        """The function failed on the message: its changes never were."""
+        """Drops the changes of the present message, because the function has failed."""
         self._message = {}
 
     def commit_batch_changes(self) -> None:
-        """The transaction of the batch is committed."""
+        """Applies the changes of the batch to the committed values, because its transaction has committed."""
         for key, value in self._batch.items():
             self.apply_change(key, value)
         self._batch, self.is_used = {}, False
 
     def apply_change(self, key: str, value: bytes) -> None:
-        """Applies a message of the topic of the state, or a committed change."""
+        """Sets a committed value. `value`: the value as JSON; empty: the key is deleted."""
         if value == _GONE:
             self.committed.pop(key, None)
         else:
@@ -168,14 +170,15 @@ class State(MutableMapping[str, Any]):
 
     @property
     def batch_changes(self) -> dict[str, bytes]:
-        """Returns the changes of the batch: key → value as JSON; empty: the key is deleted."""
+        """Returns the changes of the batch that are not committed yet: key → value as JSON; empty: the key is
+        deleted."""
         return self._batch
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a function of a step may use beside its message: the state of the message's partition, and the number of
-    that partition (-1: the source has none)."""
+    """The second argument of a step's function: the state of the partition from which the message came, and the number
+    of that partition (-1: the source is not partitioned)."""
 
     state: State
     partition: int
@@ -185,7 +188,8 @@ Step = Callable[[Message, Context], Any]
 
 
 class StepOptions(NamedTuple):
-    """A step as the program declares it: its function, the topics, and the limits of `process`."""
+    """A step as `App.step` declares it: its function, its topics (`source`, `sink`, `state`), and parameters of
+    `process`."""
 
     function: Step
     source: str
@@ -197,8 +201,8 @@ class StepOptions(NamedTuple):
 
 
 class App:
-    """An app of one or several steps, for asyncio. All processes that run an app of one name share its work, by
-    partitions; one of them processes a partition at a time."""
+    """An app of one or several steps, for asyncio. All processes that run an app with the same name share its work:
+    each partition is processed by one of them at a time. Raises InvalidConfiguration for an empty name."""
 
     def __init__(self, name: str) -> None:
         check_parameter("name", NAME, name)
@@ -209,9 +213,11 @@ class App:
         self, source: str, sink: str, *, state: str, messages_max: int = 1000, timeout: float = TIMEOUT_S,
         on_error: str = "raise",
     ) -> Callable[[Step], Step]:  # fmt: skip
-        """Declares a step: a decorator of a function, or coroutine function, `(message, context)`, which returns what a
-        function of `process` returns. A value that is no `Output` is sent with the key of its message. `messages_max`,
-        `timeout` and `on_error` are those of `process`; a message that is given back leaves no change in the state."""
+        """Declares a step. Returns a decorator for a function, or coroutine function, `(message, context)`. The
+        function returns what a function of `process` returns; a value that is no `Output` is sent with the key of its
+        message. `source`, `sink`, `state`: names of topics. `messages_max`, `timeout` (seconds) and `on_error` are
+        those of `process`; a message that is negatively acknowledged changes nothing in the state. Raises
+        InvalidConfiguration for a wrong value, and if another step has the same `state`."""
         topics = {"source": source, "sink": sink, "state": state}
         check_parameters(dict.fromkeys(topics, NAME), topics)
         limits = ProcessOptions(messages_max, 0, 1, timeout, on_error, None, ProcessStatistics())
@@ -229,9 +235,10 @@ class App:
     async def run(
         self, client: Client, admin: AdminClient, *, idle_timeout_ms: int | None = None
     ) -> ProcessStatistics:
-        """Runs all steps until it is cancelled, or until no partition had a message for `idle_timeout_ms`. Makes the
-        topics of the states that do not exist. Raises what a function raises (`on_error` "raise"), and errors that
-        trying again does not change."""
+        """Runs all steps until this is cancelled, or until no partition had a message for `idle_timeout_ms`; then
+        returns the counters of all steps together. Creates the topics of states that do not exist. Repeats a step after
+        an error that may pass. Raises the exception of a function (with `on_error` "raise"), permanent errors such as
+        AuthorizationError, and InvalidConfiguration if a state has another number of partitions than its source."""
         check_parameter("client", make_instance_check(Client, optional=False), client)
         check_parameter("admin", make_instance_check(AdminClient, optional=False), admin)
         workers: list[_Worker] = []
@@ -253,8 +260,9 @@ class App:
         return total
 
     def start(self, service_url: str, *, idle_timeout_ms: int | None = None, **options: Any) -> ProcessStatistics:
-        """Runs the app in an event loop of its own, for a program without asyncio, until Ctrl-C. `options`: those of
-        `Client`; an `authentication` is the administration's too."""
+        """Runs the app as `run` does, in an event loop of its own, for a program without asyncio; Ctrl-C ends it.
+        `options`: parameters of `Client`; `authentication` and `tls_trust_certs_file_path` are also used for the admin
+        client. Returns the counters of all steps together."""
 
         async def run() -> ProcessStatistics:
             login = {name: options[name] for name in ("authentication", "tls_trust_certs_file_path") if name in options}

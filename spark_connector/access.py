@@ -66,7 +66,9 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QueryAccess:
-    """The service URL and the credentials of one Spark query. Its repr does not show the credentials."""
+    """The service URL and the credentials of one Spark query. `token` and `params` are credentials, or name the file or
+    variable that contains them (`file:PATH`, `env:NAME`); the other credentials are paths of PEM files. An empty text:
+    not given. The repr does not show `token` and `params`."""
 
     url: str
     token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token
@@ -77,8 +79,9 @@ class QueryAccess:
     params: str = field(default="", repr=False)  # of the plugin, or where they are
 
     def authentication(self) -> Authentication | None:
-        """Returns the credentials for a client; None if the options contain none. Raises InvalidConfiguration or
-        OperationNotSupported if the options do not make valid credentials."""
+        """Returns the credentials for a client; None if there are none. A token is read again from its file or variable
+        whenever a server needs it. Raises InvalidConfiguration or OperationNotSupported if the credentials are not
+        valid."""
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
@@ -89,18 +92,23 @@ class QueryAccess:
         return AuthenticationTLS(self.certificate, self.key) if self.certificate else None
 
     def client(self, **settings: Any) -> Client:
+        """Returns a new asyncio client with these credentials; it connects when it is first used. `settings`: further
+        parameters of `Client`. The caller must close it."""
         trust = self.trust or None
         return Client(
             self.url, self.authentication(), stats_interval_in_seconds=0, tls_trust_certs_file_path=trust, **settings
         )
 
     def admin(self, timeout_s: float) -> AdminClient:
+        """Returns a new admin client with these credentials, whose requests have the time-out `timeout_s`. The caller
+        must close it."""
         return AdminClient(
             self.url, timeout_s=timeout_s, authentication=self.authentication(), tls_trust_certs_file_path=self.trust
         )
 
     def check(self) -> None:
-        """Raises InvalidConfiguration if credentials contradict each other, as the SDK would do. Sends nothing."""
+        """Raises InvalidConfiguration if credentials contradict each other or are incomplete, or if the SDK would
+        refuse them or the service URL. Sends nothing."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -125,7 +133,8 @@ class QueryAccess:
 
 def parse_query_access(found: dict[str, str]) -> QueryAccess:
     """Returns the QueryAccess of a query, made from its options (by their canonical names). Missing options are taken
-    from the environment and the profile. Raises InvalidConfiguration."""
+    from the environment and the profile. Raises InvalidConfiguration if there is no service URL, or if the URL, the
+    credentials or the profile are wrong."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
@@ -210,8 +219,8 @@ def _read_place(place: str) -> bytes | None:
 
 
 def digest_credential_sources(places: Iterable[str]) -> str:
-    """Returns a digest of the present content of the files and variables `places`. The digest changes when their
-    content changes."""
+    """Returns a digest of the present content of the files and variables `places` (`file:PATH`, `env:NAME`). It changes
+    when their content changes. A file or variable that cannot be read counts as empty."""
     found = hashlib.sha256()
     for place in places:
         content = _read_place(place) or b""

@@ -32,8 +32,9 @@ class MagnetarDataSource(DataSource):
         return parse_source_options(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Returns the columns of the table. Raises an error only for options that are wrong for both streams and
-        batches, because Spark does not say which of them it needs."""
+        """Returns the columns of the table. Asks the brokers for the topics' schemas with schema=registry. Raises
+        InvalidConfiguration only for options that are wrong for both streams and batches: Spark does not say which of
+        them it plans."""
         from ..proto.errors import InvalidConfiguration
 
         try:

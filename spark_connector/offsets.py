@@ -1,7 +1,7 @@
-"""Decides which indexes a Spark trigger reads. No I/O.
+"""Decides which indexes each trigger (micro-batch) of a Spark query reads. No I/O.
 
 An *offset* of Spark contains one index per partition: that of the first unread message. Spark compares offsets as JSON
-text, so the JSON form (`offset_to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A
+text, so the JSON form (`offset_to_json`) is sorted and canonical: `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A
 partition that is missing from the start of a batch is new, and is read from its earliest index (Kafka's rule).
 
 **An index belongs to one incarnation of a topic**; the incarnation is the time at which the topic was created. The JSON
@@ -39,7 +39,8 @@ _PART = "-partition-"
 
 
 class AvailableRange(NamedTuple):
-    """The messages of one partition that are stored at the broker: those with the indexes `earliest` … `end - 1`."""
+    """The messages of one partition that are stored at the broker: those with the indexes `earliest` … `end - 1`, with
+    `bytes` bytes together. `incarnation`: the time at which the topic was created; 0: not known."""
 
     earliest: int
     end: int
@@ -48,7 +49,8 @@ class AvailableRange(NamedTuple):
 
 
 class MessageRange(NamedTuple):
-    """A range of messages of one partition: those with the indexes `first` … `end - 1`."""
+    """A range of messages of one partition: those with the indexes `first` … `end - 1`. `incarnation`: the incarnation
+    of the topic to which the indexes belong; 0: not known."""
 
     partition: Partition
     first: int
@@ -57,13 +59,14 @@ class MessageRange(NamedTuple):
 
     @property
     def messages(self) -> int:
+        """Returns the number of messages in the range."""
         return self.end - self.first
 
 
 class LostMessages(NamedTuple):
     """Messages of one partition that a query needs and the topic does not have, because they were deleted, or the topic
     was created again. `wanted`: the index that the query needs; `there`: the index that the topic has instead, or the
-    end of the lost range."""
+    end of the lost range (exclusive). `reason`: why they are lost, as text for the user."""
 
     partition: Partition
     wanted: int
@@ -83,8 +86,9 @@ def is_other_incarnation(one: int, other: int) -> bool:
 def reset_recreated_partitions(
     start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations = UNKNOWN
 ) -> Index:
-    """Returns a copy of `start` in which each partition that was created again has its earliest index. A partition was
-    created again if its incarnation differs from that in `made`, or if its end is below its index in `start`."""
+    """Returns a copy of `start` in which each partition that was created again has its earliest available index. A
+    partition was created again if its incarnation differs from that in `made`, or if its end is below its index in
+    `start`. A partition that is not in `available` keeps its index."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
@@ -107,6 +111,8 @@ def _why_anew(p: Partition, at: int, available: Mapping[Partition, AvailableRang
 
 
 def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, int]]:
+    """Returns an offset in its JSON form, with sorted keys: topic → partition → index, and under INCARNATIONS the known
+    incarnations `made` of the partitions of `index`. `parse_offset` and `parse_incarnations` reverse this."""
     result: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(index.items()):
         result.setdefault(topic, {})[str(partition)] = value
@@ -118,8 +124,9 @@ def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict
 
 
 def make_progress_report(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
-    """Returns the progress report of a query at the offset `index`: the messages that are available, and the lag. Spark
-    shows it as part of `latestOffset`, because a source in Python has no other metrics."""
+    """Returns the progress report of a query at the offset `index`, as JSON: the offset of the end of the topics, and
+    under SOURCE the lag in messages and bytes. Spark shows the report as `latestOffset` of its progress, because a
+    source in Python has no other metrics."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
@@ -135,8 +142,8 @@ def make_progress_report(index: Index, available: Mapping[Partition, AvailableRa
 
 
 def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    """Returns the index of each partition in an offset of a checkpoint. Raises InvalidRequest if this source did not
-    write the offset."""
+    """Returns the index of each partition in an offset of a checkpoint. Raises InvalidRequest if the offset does not
+    have the form that `offset_to_json` writes."""
     try:
         return {
             (topic, int(partition)): operator.index(value)
@@ -162,12 +169,13 @@ def parse_incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partitio
 def find_batch_end(
     start: Index, available: Mapping[Partition, AvailableRange], offsets_max: int | None, bytes_max: int | None
 ) -> Index:
-    """Returns the end of the next batch: it has at most `offsets_max` messages and about `bytes_max` bytes, whichever
-    is reached first.
+    """Returns the end of the next batch, which begins at `start`: the index after the last message of each partition.
+    The batch has at most `offsets_max` messages and about `bytes_max` bytes, but at least one message if any is unread.
+    None: no limit.
 
-    The limit is divided among the partitions in proportion to their unread messages (Kafka's rule), with at least one
-    message of each partition that has unread messages, as long as the limit allows it; the end of a partition is never
-    before its start. Unread messages may already be trimmed, even all of them: they count as messages without bytes."""
+    The limit is divided among the partitions in proportion to their unread messages (Kafka's rule). Each partition with
+    unread messages gets at least one, as long as the limit allows it. The end of a partition is never before its start.
+    Unread messages that were trimmed count as messages without bytes."""
     waiting = {p: max(0, a.end - start.get(p, a.earliest)) for p, a in available.items()}
     total = sum(waiting.values())
     allowed = total if offsets_max is None else min(total, offsets_max)
@@ -232,8 +240,8 @@ def split_into_task_ranges(
     whole: list[MessageRange], partitions_min: int | None, records_max: int | None
 ) -> list[MessageRange]:
     """Divides the ranges `whole` into one range per task. Returns about `partitions_min` ranges if there are enough
-    messages, none with more than `records_max` messages. The result depends only on the arguments, so that a repeated
-    batch has the same tasks."""
+    messages, and none with more than `records_max` messages; None: no such bound. The result depends only on the
+    arguments, so that a repeated batch has the same tasks."""
     total = sum(r.messages for r in whole)
     result: list[MessageRange] = []
     for r in whole:

@@ -125,7 +125,8 @@ _SPELLED = {each.lower(): each for each in _WRITTEN.split()}
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a Spark query that reads topics."""
+    """The options of a Spark query that reads topics, with defaults filled in. docs/spark.md describes them by the
+    names that users write. None: the option is not set, unless the comment says otherwise."""
 
     access: QueryAccess
     topics: tuple[TopicName, ...]  # empty with a pattern
@@ -160,7 +161,10 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnceOptions:
-    """The options of a sink that writes each batch exactly once (spark_connector/sink.py)."""
+    """The options of a sink that writes each batch exactly once (spark_connector/sink.py). `sink_id` and `batch_id`
+    identify a batch of a sink. `adopt`: whether a query with another checkpoint may take the sink over.
+    `batch_timeout_s`: seconds for which a prepared transaction of a task waits for the commit. `send_at_end`: whether a
+    task keeps its rows in memory and sends them when it has all of them."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own
@@ -171,7 +175,9 @@ class ExactlyOnceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of a Spark query that writes to topics."""
+    """The options of a Spark query that writes to topics, with defaults filled in. `client`, `producer`: parameters of
+    the SDK. `encryption_keys`, `public_key_file`: the names of the keys for which messages are encrypted, and the PEM
+    file of the public key; empty and None: messages are not encrypted."""
 
     access: QueryAccess
     topic: str | None  # None: from the column `topic`
@@ -378,8 +384,8 @@ def _identity(found: Mapping[str, str], access: QueryAccess, *more: object) -> s
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Returns the options of a source. Raises InvalidConfiguration for an unknown option, a wrong value, or options
-    that contradict each other."""
+    """Parses the options of a query that reads topics: a streaming or a batch query. Raises InvalidConfiguration for an
+    unknown option, a wrong value, or options that contradict each other. Reads the environment and the profile."""
     found = _canonical(options)
     allowed = _COMMON | _SOURCE | (_STREAM if streaming else _BATCH)
     _refuse_unknown(found, allowed, "stream" if streaming else "batch read")
@@ -457,8 +463,9 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """Returns the options of a query that writes to topics. `complete`: each batch of the stream contains the whole
-    result (outputMode("complete")). Raises InvalidConfiguration if an option is wrong."""
+    """Parses the options of a query that writes to topics. `complete`: each batch of the stream contains the whole
+    result (outputMode("complete")). Raises InvalidConfiguration for an unknown option, a wrong value, or options that
+    contradict each other. Reads the environment and the profile."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")

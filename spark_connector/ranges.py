@@ -44,8 +44,9 @@ _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
 
 
 def get_query_connection(options: SourceOptions) -> QueryConnection:
-    """Returns the connection of this process for the query with these options; makes it at the first call, and anew if
-    the content of a key or credential file has changed."""
+    """Returns the connection of this process for the query with these options. Makes a connection at the first call,
+    and a new one if the content of a key or credential file has changed since. Closes connections of other queries that
+    read nothing, so that the process keeps at most KEPT_MAX."""
     key, held = (os.getpid(), options.identity), digest_credential_sources(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.files_version != held:  # a key or a credential of its files is another one now
@@ -79,10 +80,12 @@ class PartitionIncarnation(NamedTuple):
 
 class QueryConnection:
     """The connection of a Spark query to its topics: lists their partitions, asks which messages are available, and
-    reads ranges of messages."""
+    reads ranges of messages. Each method waits for the answers of the brokers in the calling thread. Its methods raise
+    the errors of the SDK's client, and those of its admin client. `reads`: the number of reads in progress."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
-        """Makes a connection. `held`: a digest of the content of the query's key and credential files."""
+        """Makes a connection, which sends nothing yet. `held`: a digest of the content of the query's key and
+        credential files (`digest_credential_sources`)."""
         self.files_version = held
         self.reads = 0  # that are under way
         self._options = options
@@ -100,8 +103,9 @@ class QueryConnection:
         return self._loop.run_until_complete(coroutine)
 
     def list_partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
-        """Returns all partitions of the query's topics. Lists them again if `anew` is True, or after
-        topicDiscoveryInterval."""
+        """Returns all partitions of the query's topics: partition → its full name. Asks the brokers if `anew` is True,
+        at the first call, and after topicDiscoveryInterval; otherwise returns the last answer. Raises TopicNotFound if
+        a topic does not exist; with waitForTopic only after pollTimeoutMs."""
         age_s = self._clock.monotonic() - self._discovered_at
         if anew or age_s >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
@@ -110,7 +114,8 @@ class QueryConnection:
 
     @property
     def known_partitions(self) -> Mapping[Partition, TopicName]:
-        """Returns the partitions that were listed last; asks no broker."""
+        """Returns the partitions that `list_partitions` returned last, without asking a broker; empty before its first
+        call."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -161,8 +166,8 @@ class QueryConnection:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def find_index_by_time(self, partition: Partition, at_ms: int) -> int:
-        """Returns the index of the first message of a partition that was published at `at_ms` or later; the end of the
-        partition if there is none."""
+        """Returns the index of the first message of a partition that was published at `at_ms` (ms since the epoch) or
+        later; the end of the partition if there is none. The partition must be in `known_partitions`."""
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
@@ -174,7 +179,8 @@ class QueryConnection:
 
     def acknowledge_up_to_offset(self, index: Index, made: Incarnations, subscription: str) -> None:
         """Acknowledges for `subscription` all messages before the offset `index`, in each partition that still exists.
-        `made`: the incarnations of the partitions for which `index` is valid."""
+        `made`: the incarnations of the partitions for which `index` is valid. Logs a warning for a partition that was
+        deleted or has another incarnation."""
         known = self.list_partitions()
         moves = {PartitionIncarnation(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
@@ -205,8 +211,9 @@ class QueryConnection:
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
     def read_range(self, part: PartitionIncarnation, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Yields lists of the entries that contain the messages `first` … `end - 1` of a partition, as they arrive.
-        Raises TopicNotFound if the partition is gone or has another incarnation."""
+        """Yields lists of the entries that contain the messages `first` … `end - 1` of a partition, as they arrive. The
+        first and the last entry may contain messages outside the range. Raises TopicNotFound if the partition is gone
+        or has another incarnation."""
         entries = self._client.read_range(
             part.name, first, end, crypto_key_reader=self._keys, incarnation=part.incarnation
         )
@@ -248,6 +255,8 @@ class QueryConnection:
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:
+        """Closes the connection, which must have no read in progress. The next `get_query_connection` of the query
+        makes a new one."""
         _OF_PROCESS.pop(next((key for key, value in _OF_PROCESS.items() if value is self), (0, "")), None)
         self._run(self._client.close())
         self._run(self._admin.close())

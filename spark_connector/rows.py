@@ -1,4 +1,4 @@
-"""Converts entries to Arrow batches: describes the columns, and builds the batches of a task.
+"""Converts entries to Arrow batches: the columns of a query that reads topics, and the builder of its batches.
 
 | column | type | |
 |---|---|---|
@@ -20,8 +20,8 @@ begin with `__` (shapes.py).
 the producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
 columns that are not named are not built, which makes column pruning free.
 
-**Messages may have values that a column cannot represent.** For each case there is a rule instead of an error, because
-an error would stop a stream at that offset for ever. `RowBuilder.unfit` counts these values by column, unless the table
+**Messages may have values that a column cannot represent.** For each case there is a rule and no error, because an
+error would stop a stream at that offset for ever. `RowBuilder.unfit` counts these values by column, unless the table
 says otherwise; the task logs the counts (source.py).
 
 | in the message | in the row |
@@ -115,8 +115,8 @@ def list_metadata_columns(options: SourceOptions) -> list[StructField]:
 
 
 def check_source_columns(schema: StructType, options: SourceOptions) -> None:
-    """Checks the table schema that the user gave. Raises InvalidConfiguration for an unknown column, or a column with a
-    wrong type."""
+    """Checks the table schema that the user of a query gave with `.schema(…)`, for a query without schema=registry.
+    Raises InvalidConfiguration for an unknown column, or a column with a wrong type."""
     for wanted in schema:
         if wanted.name not in _COLUMNS:
             raise InvalidConfiguration(f"column {wanted.name!r} does not exist; there are {', '.join(_COLUMNS)}")
@@ -132,7 +132,10 @@ def _type(name: str, options: SourceOptions) -> DataType:
 
 
 class DecodedEntry:
-    """A decoded entry: its messages, and the fields that they share. An entry is the unit that a broker stores."""
+    """A decoded entry: its messages (`fields` and `payloads`, in the order of their indexes), and what they share.
+    `first_index`: the index of its first message. `uniform`: whether all messages have the same metadata. `chunk`:
+    whether it is a part of a larger message. Raises CorruptEntry if the entry is damaged, CryptoError if it is
+    encrypted."""
 
     __slots__ = (
         "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "metadata", "payloads", "producer_name",
@@ -192,8 +195,8 @@ class _Run(NamedTuple):
 
 
 def find_wanted_runs(wanted: Filter, entry: DecodedEntry, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the consecutive messages of the entry that the filter wants, of the messages `first` … `end - 1`: (the
-    first of them, the one after the last of them)."""
+    """Yields the runs of consecutive messages that match the filter `wanted`, of the messages numbers `first` … `end -
+    1` of the entry: pairs of the first number of a run and the number after its last one."""
     begin: int | None = None
     for at in range(first, end):
         if passes_filter(wanted, entry.fields[at], len(entry.payloads[at]), entry.metadata):
@@ -206,7 +209,8 @@ def find_wanted_runs(wanted: Filter, entry: DecodedEntry, first: int, end: int) 
 
 
 class RowBuilder:
-    """Collects the rows of one partition, and makes Arrow batches of them."""
+    """Collects messages of one partition as rows, and makes Arrow batches of them, for one Spark task. `rows`: the
+    number of rows since the last batch. `unfit`: column → the number of values that did not fit it, in all batches."""
 
     def __init__(
         self, schema: StructType, partition: Partition, message_partition: int, decoding: ColumnDecoder | None = None,
@@ -239,6 +243,7 @@ class RowBuilder:
 
     @property
     def is_full(self) -> bool:
+        """Returns whether a batch must be made before more rows are added: it has ROWS_MAX rows or BYTES_MAX bytes."""
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: DecodedEntry, at: int, end: int) -> int:
@@ -267,7 +272,8 @@ class RowBuilder:
         self.runs.append(run)
 
     def find_offset_of_row(self, row: int) -> int:
-        """Returns the index (offset) of the message in row number `row`."""
+        """Returns the index (offset) of the message in row number `row` of the present batch, from 0. Raises IndexError
+        if there is no such row."""
         for run in self.runs:
             if row < run.rows:
                 return run.entry.first_index + run.skipped + row
@@ -275,6 +281,8 @@ class RowBuilder:
         raise IndexError(row)
 
     def finish(self) -> pa.RecordBatch:
+        """Returns the rows as an Arrow batch, and removes them. Raises InvalidMessage for a payload that does not fit
+        its schema, with schemaErrors=fail."""
         arrays = [build(self, type_) for build, type_ in zip(self._builders, self._types, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self._clear()

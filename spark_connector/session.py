@@ -1,11 +1,11 @@
 """The function `magnetar.spark_session()`: returns a Spark session that has format("magnetar"), however Spark was
 installed and started.
 
-By itself Spark finds the format only if its Python workers find the package `pyspark_magnetar` on their path. They do
-not find it if the program was started as `venv/bin/python job.py` without activating the environment (Spark starts the
-first `python3` of the PATH as worker), nor if Magnetar is an editable installation (its folder is not on the path). In
-a session made here the workers run the interpreter of the program, and the format is registered by its class, unless
-Spark has found it already: Spark logs a warning if a session replaces a format that it found.
+By itself Spark finds the format only if its Python workers find the package `pyspark_magnetar` on their path. In two
+cases they do not. If the program was started as `venv/bin/python job.py` without activating the environment, Spark
+starts the first `python3` of the PATH as worker. If Magnetar is an editable installation, its folder is not on the
+path. In a session made here the workers run the interpreter of the program, and the format is registered by its class,
+unless Spark has found it already: Spark logs a warning if a session replaces a format that it found.
 
 Spark searches for a Python format in the session that is active in the calling thread of the JVM. A new Python thread
 has no active session there, so that writing a data frame in it did not find the format (DATA_SOURCE_NOT_FOUND, Spark
@@ -32,7 +32,8 @@ def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
 
         spark = magnetar.spark_session(SparkSession.builder.master("local[4]").appName("flights"))
 
-    If everything runs on this machine and PYSPARK_PYTHON is not set, the Python workers run this interpreter.
+    If everything runs on this machine and PYSPARK_PYTHON is not set, the Python workers run this interpreter. Makes all
+    data frames of this process write in their own session. Raises ModuleNotFoundError if Spark is not installed.
     """
     try:
         from pyspark.sql import SparkSession

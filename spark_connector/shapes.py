@@ -1,5 +1,5 @@
-"""Converts an Avro definition to types of Spark, of Arrow, and of Avro's JSON. Also the schemas of a topic with these
-types (`TypedSchema`).
+"""Converts the Avro definition of a topic's schema to types of Spark, of Arrow and of msgspec, which decodes JSON. Also
+the choice of the schema with which a query reads or writes (`find_newest_schema`, `find_reader_schema`).
 
 | Avro | Spark | in JSON |
 |---|---|---|
@@ -66,7 +66,9 @@ MISSING_IS_NULL = None
 
 @dataclass(frozen=True, slots=True)
 class DataTypeMapping:
-    """One data type, as Spark, Arrow, JSON and Avro represent it."""
+    """One data type, as Spark, Arrow, JSON and Avro represent it. `spark`: the type of the column. `raw`: the Arrow
+    type of decoded values, with times as numbers. `unit`: the Arrow type with the unit of its times. `json`: the type
+    for msgspec. `avro`: the Avro type for decoding. `nullable`: whether the schema allows null."""
 
     spark: DataType
     raw: pa.DataType
@@ -80,7 +82,7 @@ class DataTypeMapping:
 
 @dataclass(frozen=True, slots=True)
 class ColumnField:
-    """A field of a record: its name, its data type, and its default."""
+    """A field of a record: its name, its data type (`shape`), and its default in the form of JSON."""
 
     name: str
     shape: DataTypeMapping
@@ -95,8 +97,8 @@ class ColumnField:
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """The fields of a topic's schema as columns. If the schema is not a record but a single value, there is one column,
-    `value`."""
+    """The fields of a topic's schema as columns. If the schema is not a record but a single value (`is_single`), there
+    is one column, `value`. `avro`: the definition for decoding Avro; `json`: the type for decoding JSON by msgspec."""
 
     fields: tuple[ColumnField, ...]
     avro: Any
@@ -143,7 +145,8 @@ def parse_record_shape(info: SchemaInfo) -> RecordShape:
 
 
 def select_record_fields(record: RecordShape, names: Collection[str]) -> RecordShape:
-    """Returns a copy of `record` that has only the fields `names`; used for JSON payloads."""
+    """Returns a copy of `record` that has only the fields `names`, so that only these are decoded from JSON payloads.
+    Returns a single value unchanged."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)
@@ -363,7 +366,7 @@ _SINGLE = {
 
 
 class TypedSchema(NamedTuple):
-    """A schema of a topic, together with the RecordShape by which its rows are read or written."""
+    """A schema of a topic (`info`), together with its columns (`record`), by which rows are read or written."""
 
     info: SchemaInfo
     record: RecordShape

@@ -1,5 +1,5 @@
-"""Writes rows to topics, for Spark. Without exactly-once writing, which streams have by default, a sink writes at least
-once.
+"""Writes rows to topics, for Spark. By default the sink of a stream writes exactly once, and that of a batch query at
+least once.
 
 A task has written its rows when every row is acknowledged, that is, synced on the ack quorum. Only then does `write`
 return its message to Spark; a row without an acknowledgement fails the task, and Spark runs the task again. If the sink
@@ -7,7 +7,7 @@ writes at least once, Spark's commit changes nothing: rows are visible as soon a
 ran twice has written its rows twice. Spark writes its checkpoint after all tasks of a batch have ended, so no row is
 ever omitted.
 
-A task waits while one of its producers has `max_pending_messages` unacknowledged rows.
+A task waits while more than PENDING_MAX of its rows are unacknowledged, or `max_pending_messages` rows of one producer.
 
 Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string; null: none), `properties` (map)
 or `headers` (Kafka's), `topic` (without the option `topic`), `partition` (int; null: by key), `eventTime` (timestamp,
@@ -33,11 +33,11 @@ batch.
              abort(messages)                 aborts their transactions, unless the sink has the batch
 
 **Why a batch counts once.** Rows are visible only after a commit of their transaction. A sink has one commit for each
-batch number, of one complete set of tasks: Spark calls `commit` with the message of one attempt for each partition. The
-rows of other attempts (retries, speculation, tasks of a driver that has crashed) are in no commit, and are aborted by
-the commit of their batch, or by their time-out. Spark begins the next batch after `commit` has returned, which means
-that the commit is durable; a batch that runs again finds this commit. Its rows may then be in another order, or in
-another number of tasks: the batch counts as it was first committed.
+batch number, of one complete set of tasks: Spark calls `commit` with the message of one attempt for each partition.
+Other attempts are retries, speculation, and tasks of a driver that has crashed. Their rows are in no commit; they are
+aborted by the commit of their batch, or by their time-out. Spark begins the next batch after `commit` has returned,
+which means that the commit is durable; a batch that runs again finds this commit. Its rows may then be in another
+order, or in another number of tasks: the batch counts as it was first committed.
 
 **Order.** offsets/N → tasks → `commit` → commits/N. If `commit` raises, Spark calls `abort`: it names transactions,
 never "all of the batch", because a newer run of the batch may be in progress; of a committed batch it aborts nothing.
@@ -115,8 +115,9 @@ batch."""
 
 
 class TaskReport(WriterCommitMessage):
-    """The message that a task returns to the Spark driver: how many rows it has stored, and in which transaction of
-    which batch."""
+    """The message that a task returns to the Spark driver: the number of rows that it has stored, and with exactly-once
+    writing their batch and the id of their prepared transaction (`txn`; None: there were no rows). `is_already`: the
+    sink had committed the batch before, so the task wrote nothing."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -128,8 +129,8 @@ class TaskReport(WriterCommitMessage):
 
 
 def find_batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
-    """Returns the batch that the running task writes; None if the options do not ask for exactly-once writing. `run`: a
-    random id of this attempt to run the batch."""
+    """Returns the batch that the running Spark task writes; None if the sink writes at least once. `run`: a random id
+    of this attempt to run the batch. Raises InvalidConfiguration if a streaming query has no numbers of batches."""
     once, context = options.once, TaskContext.get()
     if once is None:
         return None
@@ -155,8 +156,10 @@ class BatchCommitter:
         self.run = uuid4().hex
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], number: int | None = None) -> None:
-        """Commits the transactions of all tasks of a batch. `number`: the number that Spark gives the batch of a
-        stream. Raises TransactionAborted, SinkFenced or OutcomeUnknown; then Spark ends the query, and runs the batch
+        """Commits the transactions of all tasks of a batch, and waits until the commit is durable. `messages`: the
+        TaskReport of each task. `number`: the number that Spark gives the batch of a stream; None: a batch query.
+        Raises TransactionAborted if a transaction is aborted, SinkFenced if another query writes to the sink,
+        OutcomeUnknown if no coordinator answers for OUTCOME_S seconds. Then Spark ends the query, and runs the batch
         again after a restart."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.batch is not None]
         if self._options.once is None or not written:
@@ -173,7 +176,8 @@ class BatchCommitter:
         _LOG.info("batch %d of sink %s: %s, %d rows", batch.number, batch.sink_id, outcome.name, rows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Aborts the transactions of all tasks of a batch. Never raises: logs errors."""
+        """Aborts the transactions of all tasks of a batch, unless the sink has committed the batch. Logs errors and
+        does not raise them: a transaction that is not aborted ends by its time-out."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.txn is not None]
         if self._options.once is None or not written:
             return
@@ -261,7 +265,8 @@ _SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName
 
 
 def check_sink_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raises InvalidConfiguration if rows with these columns cannot be written as messages."""
+    """Raises InvalidConfiguration if rows with these columns cannot be written as messages: there is no column `value`,
+    no topic, an unknown column, or a column with a wrong type. For sinks without schema=registry."""
     names = {field.name for field in schema}
     if "value" not in names:
         raise InvalidConfiguration(
@@ -582,7 +587,9 @@ def _send(task: _TaskWriter, kept: list[pa.RecordBatch], batch: Batch, begun_at:
 
 
 class MagnetarWriter(DataSourceArrowWriter):
-    """Spark's writer of a batch query: sends each row as a message."""
+    """Spark's writer of a batch query: each task sends its rows as messages. Spark calls `write` in each task, and
+    `commit` or `abort` at the driver. `schema`: the topic's schema by which rows are encoded; None: rows have a column
+    `value`."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -600,7 +607,9 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
-    """Spark's writer of a streaming query: each task sends its rows of a batch, each row as a message."""
+    """Spark's writer of a streaming query: each task sends its rows of a batch as messages. Spark calls `write` in each
+    task, and `commit` or `abort` at the driver for each batch. `schema`: the topic's schema by which rows are encoded;
+    None: rows have a column `value`."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -649,14 +658,14 @@ async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
 
 
 def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
-    """Returns the writer of a batch query. Raises InvalidConfiguration if the query overwrites, or for wrong options or
-    columns."""
+    """Returns the writer of a batch query. Asks the brokers for the topic's schema with schema=registry. Raises
+    InvalidConfiguration if the query overwrites, or for wrong options or columns."""
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
     return MagnetarWriter(*_plan(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
-    """Returns the writer of a streaming query. `overwrite`: the query is in the output mode `complete`. Raises
-    InvalidConfiguration for wrong options or columns."""
+    """Returns the writer of a streaming query. `overwrite`: the query has the output mode `complete`. Asks the brokers
+    for the topic's schema with schema=registry. Raises InvalidConfiguration for wrong options or columns."""
     return MagnetarStreamWriter(*_plan(options, schema, streaming=True, complete=overwrite))

@@ -12,10 +12,10 @@ one batch, which is safe. For the source a topic ends before the first message o
 keep their indexes and become no rows; they do not count as lost.
 
 **A query retains its unread messages by itself**, with a durable subscription whose name contains the query's id in its
-checkpoint. Spark tells that id only to tasks, so the first task of a partition in each batch creates the subscription,
-if it does not exist, and moves it to the start of the batch: Spark plans a batch after all earlier batches are
-committed. With the option `subscription` or `durableCursor=true` the driver does this, with a subscription of that
-name; with `durableCursor=false` there is no subscription."""
+checkpoint. Spark passes that id only to tasks. So in each batch the first task of a partition creates the subscription,
+if it does not exist, and moves it to the start of the batch. It may do so because Spark plans a batch after all earlier
+batches are committed. With the option `subscription` or `durableCursor=true` the driver does this, with a subscription
+of that name; with `durableCursor=false` there is no subscription."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ it."""
 
 class RangeTask(InputPartition):
     """The work of one Spark task: to read the messages `first` … `end - 1` of one partition, in the incarnation that
-    was planned. `done`: in the first task of a partition, the index before which all earlier batches are committed.
-    `name`: the name of the partition; empty: the topic has no partitions."""
+    was planned. `done`: in the first task of a partition, the index before which all earlier batches are committed;
+    None in its other tasks. `name`: the name of the partition; empty: the topic has no partitions."""
 
     def __init__(self, range_: MessageRange, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
@@ -263,8 +263,8 @@ def _limit_to(target: AvailableRange, there: AvailableRange) -> AvailableRange:
 
 
 class MagnetarReader(DataSourceReader):
-    """Spark's reader of a batch query: reads the messages between two offsets, which are fixed when the query is
-    planned."""
+    """Spark's reader of a batch query: reads the messages between two offsets, which are fixed when Spark plans the
+    query at the driver (`partitions`). `read` then reads the range of one task, in a worker."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -287,8 +287,9 @@ class MagnetarReader(DataSourceReader):
 
 
 class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's reader of a streaming query. Supports limits for each batch (admission control), Trigger.AvailableNow,
-    and a durable subscription that acknowledges what Spark has committed."""
+    """Spark's reader of a streaming query. It supports limits for each batch (admission control), Trigger.AvailableNow,
+    and a durable subscription that retains the messages that Spark has not committed. Spark calls `read` in workers and
+    all other methods at the driver."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -315,7 +316,8 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the offset at the end of the next batch; `start` itself if there is nothing to read."""
+        """Returns the offset at the end of the next batch, as JSON; `start` itself if there is nothing to read, or less
+        than minOffsetsPerTrigger. Raises DataLost if a topic was created again since `start`, with failOnDataLoss."""
         options = self.options
         begin, made = decide.parse_offset(start), decide.parse_incarnations(start)
         available = get_query_connection(self.options).read_available()

@@ -108,26 +108,27 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         return self._run(self._current().sink_status(sink_id))
 
     def commit_transaction(self, txn_id: TxnId | str) -> None:
-        """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
-        TransactionForgotten, or InvalidTxnStatusError if the transaction is open.
+        """Commits a transaction that any program of this role prepared. May be called again. Raises TransactionAborted
+        if it was aborted, TransactionForgotten if it ended too long ago, InvalidTxnStatusError if it is open: only the
+        program that began it can commit it then.
         """
         self._run(self._current().commit_transaction(txn_id))
 
     def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
-        InvalidTxnStatusError if the transaction is committed.
+        InvalidTxnStatusError if the transaction is committed, TransactionForgotten if it ended too long ago.
         """
         self._run(self._current().abort_transaction(txn_id))
 
     def commit_half(self, half_id: TxnId | str) -> None:
-        """Publishes a half message that any program of this role prepared, as `Half.commit` does. `half_id`: its id, or
-        the text of the id.
+        """Publishes a half message that any program of this role prepared; waits and raises as `Half.commit` does.
+        `half_id`: its id, or the text of the id.
         """
         self._finish(self._current().commit_half(half_id))
 
     def rollback_half(self, half_id: TxnId | str) -> None:
-        """Drops a half message that any program of this role prepared, as `Half.rollback` does. `half_id`: its id, or
-        the text of the id.
+        """Drops a half message that any program of this role prepared; waits and raises as `Half.rollback` does.
+        `half_id`: its id, or the text of the id.
         """
         self._finish(self._current().rollback_half(half_id))
 
@@ -169,12 +170,13 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         hooks: Sequence[Hook] | None = None,
         levels: int | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
-        default for asyncio and off in the blocking client, as in `pulsar-client`.
+        """Opens a producer of `topic`, and returns it when it is open at all partitions (with
+        `lazy_start_partitioned_producers` at one). docs/settings.md describes the parameters and their costs. Batching
+        is on by default for asyncio and off in the blocking client, as in `pulsar-client`.
 
-        `filter_properties`: up to 16 names of properties. Each batch says by hashes which values its messages have, so
-        that a broker can pass over batches in which a filter wants nothing. `batch_by`: names of properties by whose
-        values messages are grouped into batches; order is kept within a group.
+        `filter_properties`: up to 16 names of properties. Each batch contains hashes of the values of these properties
+        in its messages, so that a broker can skip batches that the filter of a subscription does not match. `batch_by`:
+        names of properties by whose values messages are grouped into batches; order is kept within a group.
 
         `levels`: how many levels of priority the topic has; `send` takes the `priority` of a message, 0 for the most
         urgent one. Each level is a topic of its own, `<topic>-priority-0` and so on; consumers need the same number
@@ -239,39 +241,41 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `isolation` applies to the whole subscription: with read_uncommitted it also gets the messages of transactions
-        that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too: with
-        "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it (on
-        KeyShared those of its key, on Exclusive and Failover those of the partition) until it is acknowledged or
-        becomes a dead letter; the broker's back-off decides when it is delivered again. `filter` is an expression over
-        the properties of messages, as in "region = 'eu' AND price > 10": the broker acknowledges what it does not want
-        for the subscription, of which it is the filter. ConsumerBusy: the subscription has another one, or none.
-        `priority_level` and
+        `isolation` applies to the whole subscription: with "read_uncommitted" it also gets the messages of transactions
+        that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too. With
+        "key" a message that failed (a negative acknowledgement, or none in time) blocks the messages after it: on
+        KeyShared those of its key, on Exclusive and Failover those of the partition. It blocks them until it is
+        acknowledged or becomes a dead letter; the broker's back-off decides when it is delivered again.
+
+        `filter` is an expression over the properties of messages, as in "region = 'eu' AND price > 10". It applies to
+        the whole subscription: the broker acknowledges the messages that do not match. ConsumerBusy is raised if the
+        subscription exists with another filter, or without one. `priority_level` and
         `consumer_event_listener` are those of Pulsar's Java client. A pattern's new non-persistent topics are searched
         for every `pattern_auto_discovery_period` seconds; the broker reports persistent topics at once.
 
         `consumer_type` from 64 to 127 is a type that a package has brought to the brokers (docs/design/extending.md).
         `durable` False: the subscription keeps no messages, and ends with its last consumer; after a reconnect the
-        consumer goes on after the last message that the program received. It begins after `start_message_id`, or at
-        `initial_position`. `broadcast`: the consumer has a subscription of its own, and so gets every message; it is
-        not durable, or, with `durable` True, has the name of the subscription and of the consumer. `start_at`: a
-        subscription that does not exist yet begins with the first message that a broker stored then or later, in each
-        partition. `partitions`: those that are read, of one topic (`Consumer.assign`).
+        consumer goes on after the last message that the program received. The subscription begins after
+        `start_message_id`, or at `initial_position`. `broadcast`: the consumer has a subscription of its own, and so
+        gets every message. That subscription is not durable; with `durable` True it is, and its name is made of
+        `subscription_name` and `consumer_name`. `start_at`: a subscription that does not exist yet begins, in each
+        partition, with the first message that a broker stored at that time or later. `partitions`: the numbers of the
+        partitions to read, of a single topic (`Consumer.assign`).
 
-        Without `error_traceback` the dead letter of a message that was given back with an `error` tells its class and
-        text, and not where it was raised.
+        If a message is negatively acknowledged with an `error`, its dead letter contains the class, the text and the
+        traceback of the error; without `error_traceback` only the class and the text.
 
         With `debounce`, in seconds, only the newest message of each key in a window of that length is received; older
         ones are acknowledged (client/core/debounce.py). Not on Shared, where a key has several consumers.
 
-        With `fair_by_key` the keys of a Shared subscription take turns, so that one with many messages does not delay
-        the others; each has at most `max_in_flight_per_key` unacknowledged messages, and gets `rate_per_key` messages a
-        second. The subscription keeps these three: the first consumer that connects sets them, and ConsumerBusy is
-        raised if consumers are connected and they differ.
+        With `fair_by_key` the keys of a Shared subscription are served in turn, so that a key with many messages does
+        not delay the others. Each key has at most `max_in_flight_per_key` unacknowledged messages, and gets at most
+        `rate_per_key` messages a second. The first consumer that connects sets these three for the subscription;
+        ConsumerBusy is raised if other consumers are connected and their values differ.
 
-        `levels`: how many levels of priority the topics have (`create_producer`). The consumer draws from them by
-        `weights`, the most urgent first: (8, 4, 1) is the default of three levels; with "strict" it receives from the
-        most urgent level that has a message.
+        `levels`: how many levels of priority the topics have (`create_producer`). `weights`: how often each level is
+        served, the most urgent level first; (8, 4, 1) is the default for three levels. With "strict" the consumer
+        receives from the most urgent level that has a message.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own
@@ -293,9 +297,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
             reply = await client.request("prices", b"ACME", timeout=2)
             print(reply.data())
 
-        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. RequestFailed:
-        the handler raised an exception, whose class and text it has. Replies are kept nowhere: what must not be lost
-        needs two topics (docs/sdk.md). A reply that comes after the call has ended is dropped (`late_replies`).
+        Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. Raises
+        RequestFailed, with the class and text of the exception, if the handler raised one. Replies are not stored: use
+        two topics for replies that must not be lost (docs/sdk.md). A reply that comes after the call has ended is
+        dropped and counted (`late_replies`).
         """
         return self._run(self._current().request(**pick_parameters(locals())))
 
@@ -322,8 +327,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         filter: str | None = None,
     ) -> Reader:
         """Opens a reader that starts after the message `start_message_id`, or at this message with
-        `start_message_id_inclusive`. `isolation`: as in `subscribe`. `filter`: likewise, but the reader drops by itself
-        what is not wanted, and all messages are sent to it.
+        `start_message_id_inclusive`. `isolation` and `filter` are those of `subscribe`; the broker sends a reader all
+        messages, and the reader itself drops those that do not match the filter.
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """
@@ -337,9 +342,9 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         *,
         crypto_key_reader: KeyReader | None = None,
     ) -> TableView:
-        """Opens a table view: a dictionary of the latest value of each key of a topic, kept up to date. When the call
-        returns, the view contains everything that the topic has stored. Raises CryptoError if a message cannot be
-        decrypted.
+        """Opens a table view: a dictionary of the latest value of each key of a topic, which is kept up to date. When
+        the call returns, the view contains everything that the topic had stored. Raises CryptoError if a message cannot
+        be decrypted.
         """
         return self._create_table_view(pick_parameters(locals()))
 
@@ -354,15 +359,16 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         crypto_key_reader: KeyReader | None = None,
         isolation: str = "read_committed",
     ) -> PullConsumer:
-        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: where it
-        stores the indexes at which it goes on, an OffsetStore (docs/sdk.md). The other parameters are those of
-        `create_reader`; for a message that cannot be decrypted a pull raises CryptoError.
+        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: the
+        OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md); None: it stores
+        none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message that cannot be
+        decrypted.
         """
         return self._pull_consumer(pick_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
-        or does not exist. Creates nothing.
+        or does not exist. Creates nothing. Raises TopicNotFound if the namespace or tenant does not exist.
         """
         return self._run(self._current().get_topic_partitions(topic))
 
@@ -469,22 +475,27 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
 
     @property
     def id(self) -> TxnId:
-        """Returns the id of the transaction; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the id of the transaction; its text is `(most,least)`, as Pulsar prints it. Raises
+        InvalidTxnStatusError before the transaction has begun.
+        """
         return self._inner.id
 
     @property
     def state(self) -> TransactionState:
         """Returns the state of the transaction: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or
-        ERROR: the request to end it got no answer, and `commit` asks again.
+        ERROR if the request to end it got no answer, and `commit` must be called again. Raises InvalidTxnStatusError
+        before the transaction has begun.
         """
         return self._inner.state
 
     def commit(self, wait: Wait = "durable") -> None:
         """Commits the transaction. Returns when the commit is durable, or with `wait` "visible" when all consumers may
-        see its messages. May be called again.
+        see its messages. May be called again. If the caller is cancelled, the commit goes on.
 
         Raises TransactionAborted if nothing in the transaction counts, for example because an operation in it failed;
-        TransactionFenced. After OutcomeUnknown call `commit` again, or ask `transaction_status`.
+        TransactionFenced if a later program took its name over; TransactionEnded after `abort`. Raises Timeout if the
+        commit is durable and not visible in time. After OutcomeUnknown call `commit` again, or ask
+        `transaction_status`.
         """
         self._finish(self._current().commit(wait))
 
@@ -493,14 +504,15 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
         more. The transaction then waits for its end for `until` seconds (0: as long as the cluster allows), even if
         this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
         `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
-        Raises what `commit` raises.
+        May be called again before the end. Raises what `commit` raises, and TransactionEnded after the end.
         """
         self._finish(self._current().prepare(until))
 
     def abort(self, wait: Wait = "durable") -> None:
-        """Aborts the transaction: nothing in it counts; messages that it acknowledged are delivered again. May be
-        called again. Raises TransactionEnded if the transaction is committed, or may be; OutcomeUnknown if it was
-        prepared, and its coordinator does not answer.
+        """Aborts the transaction: nothing in it counts, and messages that it acknowledged are delivered again. Returns
+        when the abort is durable, with `wait` "visible" when it has taken effect at all topics, or when no coordinator
+        answers: then the time-out aborts it. May be called again. Raises TransactionEnded if the transaction is
+        committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer.
         """
         self._finish(self._current().abort(wait))
 

@@ -14,7 +14,7 @@ accepted as a number, nor a number as a member of an enum; text must be encodabl
 number is bounded by the type that carries it: signed 64 bits on the wire, or the timers of an event loop.
 Guard: tests/client/model/test_wrong_arguments.py.
 
-Also in this file, below its heading: packages that only some parts of the SDK need, and what installs them (extras)."""
+Also in this file, under the heading "extras": the packages that only some parts of the SDK need."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class WrongTopic(InvalidTopicName, ValueError):
 
 class ParameterCheck(NamedTuple):
     """The check of one parameter: the allowed types (`types`), a function that says whether a value is allowed
-    (`fits`), and a description of the allowed values for the error message (`allowed_text`)."""
+    (`fits`), and a description of the allowed values for the error message (`allowed_text`). `optional`: whether None
+    is allowed, too."""
 
     allowed_text: str
     types: tuple[type, ...]
@@ -77,6 +78,8 @@ class ParameterCheck(NamedTuple):
     optional: bool = False
 
     def find_error_class(self, value: object) -> type[TypeError] | type[ValueError] | None:
+        """Returns TypeError if the value has a wrong type, ValueError if it is not allowed, None if it passes the
+        check."""
         if value is None and self.optional:
             return None
         if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
@@ -88,8 +91,8 @@ Table = Mapping[str, ParameterCheck]
 
 
 def check_parameters(table: Table, values: Mapping[str, Any]) -> None:
-    """Checks parameters: raises WrongType or WrongValue for the first of `values` that does not pass the check with its
-    name in `table`."""
+    """Raises WrongType or WrongValue for the first of `values` that does not pass the check with its name in `table`.
+    Values whose names are not in `table` are not checked."""
     for name, value in values.items():
         row = table.get(name)
         if row is not None and (problem := row.find_error_class(value)) is not None:
@@ -99,11 +102,13 @@ def check_parameters(table: Table, values: Mapping[str, Any]) -> None:
 
 
 def check_parameter(name: str, row: ParameterCheck, value: object) -> None:
+    """Raises WrongType or WrongValue if the value of the parameter `name` does not pass the check `row`."""
     check_parameters({name: row}, {name: value})
 
 
 def shorten_value(value: object) -> str:
-    """Returns a value as text for an error message, of at most 80 characters; a private key is left out."""
+    """Returns a value as text for an error message, of at most 80 characters. The text of a PEM file, which may be a
+    private key, is left out."""
     try:
         text = repr(value)
     except Exception:
@@ -126,18 +131,21 @@ def _encodable(text: str) -> bool:
 
 
 def make_whole_number_check(least: int, most: int = INT32_MAX, *, optional: bool = False) -> ParameterCheck:
+    """Returns the check of a parameter that must be an int from `least` to `most`, both included; with `optional` also
+    None."""
     return ParameterCheck(
         f"a whole number from {least} to {most}", (int,), lambda value: least <= value <= most, optional
     )
 
 
 def make_enum_check(kind: type[IntEnum]) -> ParameterCheck:
+    """Returns the check of a parameter that must be a member of the enum `kind`."""
     return ParameterCheck(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
 
 
 def to_plain_text(value: Any) -> Any:
-    """Returns a text, or a dict of texts, with plain `str` objects in place of subclasses of `str`, because a member of
-    an enum prints as something else. Returns any other value unchanged."""
+    """Returns a text as a plain `str`, and a dict with plain `str` objects as keys and values, in place of objects of
+    subclasses of `str`: a member of a text enum prints as something else. Returns any other value unchanged."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_ascii_properties(value):
@@ -150,6 +158,7 @@ def _texts(pairs: Mapping[Any, Any]) -> bool:
 
 
 def make_instance_check(kind: type, *, optional: bool = True) -> ParameterCheck:
+    """Returns the check of a parameter that must be an instance of `kind`, or None unless `optional` is False."""
     return ParameterCheck(f"a {kind.__name__}{', or None' if optional else ''}", (kind,), optional=optional)
 
 
@@ -254,6 +263,8 @@ MESSAGE: Table = {
 
 
 def check_message_parameters(values: Mapping[str, Any]) -> None:
+    """Raises InvalidMessage for the first of the parameters of a message that does not pass its check in `MESSAGE`.
+    None always passes."""
     for name, value in values.items():
         if value is not None and (problem := MESSAGE[name].find_error_class(value)) is not None:
             kind = WrongMessageType if problem is TypeError else WrongMessageValue
@@ -261,12 +272,13 @@ def check_message_parameters(values: Mapping[str, Any]) -> None:
 
 
 def is_ascii_key(key: object) -> bool:
-    """Returns whether the key is ASCII text, as nearly all keys are, so that it needs no further check."""
+    """Returns whether the key is a plain `str` of ASCII characters, so that it needs no further check."""
     return type(key) is str and key.isascii()
 
 
 def are_ascii_properties(properties: object) -> bool:
-    """Returns whether all names and values of the properties are plain ASCII text."""
+    """Returns whether `properties` is a dict whose names and values are plain `str` objects of ASCII characters, so
+    that they need no further check."""
     if type(properties) is not dict:
         return False
     for key, value in properties.items():

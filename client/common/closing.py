@@ -1,10 +1,9 @@
 """Objects that are closed at the end of an `async with` or `with` block, unless the program closed them before.
 
-Also: `close_all_parts` closes several objects at once; `timeout_after_silence` ends a wait for a server that sends
-nothing; `register_connection_holder` refuses connections in a forked process, where gRPC cannot work.
-
-Also waits that end at a deadline, with one timer for all of them (`Deadlines`); that timer (`DueTimer`); and calls from
-any thread into the event loop (`EventLoopCaller`).
+`close_all_parts` closes several objects at once. `timeout_after_silence` ends a wait for a server that sends nothing.
+`register_connection_holder` refuses connections in a forked process, where gRPC cannot work. `Deadlines` ends many
+waits at their deadlines by one timer, a `DueTimer`. `EventLoopCaller` runs functions in an event loop for other
+threads.
 
     deadlines = Deadlines(now)
     await deadlines.wait(future, at)      returns its result; raises TimeoutError at the deadline
@@ -38,13 +37,14 @@ from .loggers import Broke, ignore_error, report_failure, run_logging_errors
 
 
 class DueTimer:
-    """A timer of the event loop. Calls the function `reached(now)` once the time in its field `at` has come."""
+    """A timer of the event loop. Calls the function `reached(now)` once when the time in its field `at` has come, and
+    is then not set any more."""
 
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
     def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
         """Makes a timer that is not set. Must be called in the event loop. `now`: a monotonic clock, in seconds;
-        `move_to_earlier` and `reached` use its times."""
+        `move_to_earlier` and `reached` use its times. `broke(error)` is called if `reached` raises."""
         self.at = inf  # when it fires; inf: never
         self._now = now
         self._reached = reached
@@ -65,6 +65,7 @@ class DueTimer:
         self._reached(max(self._now(), at))
 
     def stop(self) -> None:
+        """Cancels the timer. `move_to_earlier` may set it again."""
         self.at = inf
         if self._handle is not None:
             self._handle.cancel()
@@ -86,8 +87,8 @@ class Deadlines:
         self._timer = DueTimer(now, self._reached, self._broke)
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
-        """Waits for `future` and returns its result; raises TimeoutError if there is no result at the time `at`. No
-        other code may await the future: if this wait is cancelled, the future is cancelled, too."""
+        """Waits for `future` and returns its result, or raises its error. Raises TimeoutError if there is no result at
+        the time `at`. No other code may await the future: it ends at the deadline, and is cancelled if this wait is."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -116,7 +117,7 @@ class Deadlines:
                 future.set_exception(error)
 
     def stop(self) -> None:
-        """Stops the timer: no wait ends at its deadline any more."""
+        """Stops the timer: the present waits do not end at their deadlines any more."""
         self._timer.stop()
 
 
@@ -128,7 +129,7 @@ class Deadlines:
 
 
 class EventLoopCaller:
-    """Runs functions in one event loop for other threads. All functions that wait run in one wake-up of the loop."""
+    """Runs functions in one event loop for other threads. The loop is woken once for all functions that wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -155,9 +156,11 @@ class EventLoopCaller:
 
 
 class ClosedAfterAsyncWith:
-    """Base class of objects that are closed at the end of their `async with` block."""
+    """Base class of objects that are closed at the end of their `async with` block. AlreadyClosed is not raised
+    there."""
 
     async def close(self) -> None:
+        """Closes the object; a subclass overrides this."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -175,25 +178,25 @@ class AsyncClosable(Protocol):
 
 
 async def close_all_parts(parts: Iterable[AsyncClosable]) -> None:
-    """Closes all objects of `parts` at the same time and waits for them; then raises the first error other than
-    AlreadyClosed."""
+    """Closes all objects of `parts` at the same time and waits until each is closed or has failed. Then raises the
+    first error other than AlreadyClosed, if there is one."""
     for outcome in await asyncio.gather(*(each.close() for each in parts), return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
             raise outcome
 
 
 SOON_S = 0.001
-"""Less time than this is no time: a timer may ring by the resolution of its clock too early, and would be set anew in
-the same moment, again and again where the clock stands still (seed 89100)."""
+"""A deadline that is at most this many seconds away counts as reached. A timer may fire too early, by the resolution of
+its clock; without this tolerance it would be set again for the same moment."""
 
 
 @asynccontextmanager
 async def timeout_after_silence(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
-    """Ends the `async with` block with a time-out, like `asyncio.timeout`, when nothing was received for `quiet_s`
-    seconds, or after `longest_s` seconds. `received_at` returns the time of the last receipt and `now` the present
-    time, in seconds of one monotonic clock."""
+    """Returns a context manager that cancels its `async with` block and raises TimeoutError, like `asyncio.timeout`,
+    when nothing was received for `quiet_s` seconds, or after `longest_s` seconds. `received_at` returns the time of the
+    last receipt and `now` the present time, in seconds of one monotonic clock."""
     loop, begun = asyncio.get_running_loop(), now()
     async with asyncio.timeout(None) as limit:
         timer: asyncio.TimerHandle | None = None
@@ -215,9 +218,10 @@ async def timeout_after_silence(
 
 
 class ClosedAfterWith:
-    """Base class of objects that are closed at the end of their `with` block."""
+    """Base class of objects that are closed at the end of their `with` block. AlreadyClosed is not raised there."""
 
     def close(self) -> None:
+        """Closes the object; a subclass overrides this."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -257,8 +261,8 @@ _used_by_parent = [False]
 
 
 def register_connection_holder(holder: object) -> None:
-    """Registers an object, `holder`, that is about to make its first connection. Raises OperationNotSupported in a
-    forked child process whose parent had connections, because gRPC cannot work there."""
+    """Registers an object, `holder`, that is about to make its first connection, until it is garbage-collected. Raises
+    OperationNotSupported in a forked child process whose parent had connections, because gRPC cannot work there."""
     if _used_by_parent[0]:
         raise OperationNotSupported(
             "this process was forked from one that had connections, and gRPC does not survive that: "

@@ -12,7 +12,7 @@ TimeoutError, and an exception for a wrong argument is also a ValueError and a T
 `runtime/` are translated here (`translate_error`) and nowhere else; the original error is `__cause__`, and `definite`
 and `retryable` are copied from it.
 
-Also in this file, below its heading: enums of the SDK (enums)."""
+Also in this file: `ClientEnum`, the base class of the SDK's enums."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ class PulsarException(MagnetarError):
         cls.result = Result.__members__.get(cls.__name__, cls.result)
 
     def __init__(self, message: str | Result = "", msg: str | None = None, **fields: object) -> None:
-        """Makes an error from a text, or, like pulsar.asyncio, from a Result and its text."""
+        """Makes an error from its text, or, like pulsar.asyncio, from a Result (`message`) and its text (`msg`).
+        `fields`: details of the error, by name, which are in `fields`."""
         if isinstance(message, Result):
             self.result, message = message, msg or message.name
         super().__init__(message or self.result.name, **fields)
@@ -190,8 +191,8 @@ class Timeout(PulsarException, TimeoutError):
 
 
 class NoMessageAvailable(Timeout):
-    """Raised by `receive(now=True)` when the brokers have no message for the consumer. `end_indexes` is their word, by
-    topic: nothing with an index below was left for this consumer; `reasons` says why, by topic."""
+    """Raised by `receive(now=True)` when the brokers have no message for the consumer. `end_indexes`: topic → an index,
+    below which the topic had no message left for this consumer. `reasons`: topic → why it had none, as text."""
 
     definite = True
     retryable = True
@@ -218,7 +219,8 @@ class ReadError(PulsarException):
 
 
 class AuthenticationError(PulsarException):
-    """Raised when the client could not get a token from its OAuth 2.0 issuer. Base class of LoginRefused."""
+    """Raised when the client could not get a token from its OAuth 2.0 issuer; and, as its subclass LoginRefused, when a
+    server refuses the credentials."""
 
 
 class AuthorizationError(PulsarException):
@@ -247,8 +249,8 @@ class ChecksumError(PulsarException):
 
 
 class ConsumerBusy(PulsarException):
-    """Raised when a consumer cannot join a subscription, because the subscription has an exclusive consumer or
-    consumers of another type."""
+    """Raised when a consumer cannot join a subscription: the subscription has an exclusive consumer, consumers of
+    another type or with other settings (such as `filter` or `isolation`), or the maximum of consumers."""
 
 
 class NotConnected(PulsarException):
@@ -273,8 +275,8 @@ class ProducerNotInitialized(PulsarException):
 
 
 class ProducerBusy(PulsarException):
-    """Raised when a producer cannot be opened, because another producer has exclusive access to the topic, or has the
-    same name."""
+    """Raised when a producer cannot be opened: another producer has exclusive access to the topic or has the same name,
+    or the topic has its maximum of producers."""
 
 
 class TooManyLookupRequestException(PulsarException):
@@ -468,12 +470,12 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def first(self) -> int:
-        """Returns the id of the first lost entry."""
+        """Returns the id of the first lost entry; -1 if the topic cannot be opened."""
         return int(self.fields.get("first", -1))
 
     @property
     def last(self) -> int:
-        """Returns the id of the last entry that is known to be lost."""
+        """Returns the id of the last entry that is known to be lost; -1 if the topic cannot be opened."""
         return int(self.fields.get("last", -1))
 
 
@@ -483,7 +485,7 @@ class OutcomeUnknown(Timeout):
 
     @property
     def txn(self) -> str:
-        """Returns the id of the transaction, which can be passed to `transaction_status`."""
+        """Returns the id of the transaction, which can be passed to `transaction_status`; empty if it is not known."""
         return self.fields.get("txn", "")
 
 
@@ -537,13 +539,15 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
 
 
 def make_exception_for_result(result: Result, message: str = "") -> PulsarException:
-    """Returns the exception of the class that belongs to `result`, with the text `message`."""
+    """Returns a new exception of the class that belongs to `result`, with the text `message`; an UnknownError if no
+    class does."""
     return _CLASSES.get(result, UnknownError)(message)
 
 
 def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarException:
-    """Returns the SDK's exception for any error, with that error as its `__cause__`; an exception of the SDK is
-    returned unchanged. `by_slots`: whether the error occurred in a Key_Shared consumer."""
+    """Returns the SDK's exception for any error, with that error as its `__cause__`; UnknownError if there is no class
+    for it. Returns an exception of the SDK unchanged. `by_slots`: whether the error occurred in a Key_Shared consumer,
+    so that a refusal because of its key ranges becomes ConsumerAssignError."""
     if isinstance(error, PulsarException):
         return error
     target: type[PulsarException] = UnknownError

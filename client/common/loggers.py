@@ -37,14 +37,16 @@ class LoggerLevel(ClientEnum):
 
 
 class ConsoleLogger:
-    """A logger that writes log lines to standard output."""
+    """A logger that writes log lines of the level `log_level` or above to standard output. Raises InvalidConfiguration
+    for another type of `log_level`."""
 
     def __init__(self, log_level: LoggerLevel = LoggerLevel.Info) -> None:
         self.log_level = _level(log_level)
 
 
 class FileLogger:
-    """A logger that appends log lines to a file."""
+    """A logger that appends log lines of the level `log_level` or above to the file `log_file`, which is opened when a
+    client is made with the logger. Raises InvalidConfiguration for an argument of a wrong type."""
 
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)
@@ -84,9 +86,9 @@ def check_logger(logger: object) -> None:
 
 
 def attach_logger(logger: object) -> Callable[[], None] | None:
-    """Sends the log messages of all clients to `logger` from now on. Returns a function that ends this; None if
-    Python's logging passes the messages to `logger` anyway. Raises OSError if the file of a FileLogger cannot be
-    opened."""
+    """Sends the log messages of all clients to `logger` from now on; lowers the level of the logger `magnetar.client`
+    if that is above the level of `logger`. Returns a function that ends this; None if `logger` is None, or Python's
+    logging passes the messages to it anyway. Raises OSError if the file of a FileLogger cannot be opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow
@@ -113,7 +115,7 @@ def _detach(handler: logging.Handler) -> None:
 # --------------------------------------------------------------------------------------------------------- guard
 # No callback of the client fails in silence: the event loop calls each of them by `run_logging_errors`.
 #
-#     loop.call_soon(run, self._pump, self._broke)
+#     loop.call_soon(run_logging_errors, self._pump, self._broke)
 #
 # An unforeseen error is logged and given to `broke`, which gives every waiter an error: so no future stays without an
 # outcome. Tasks do the same: they belong to a `Tasks(self._broke)` (runtime/tasks.py).
@@ -132,6 +134,7 @@ Broke = Callable[[Exception], object]
 
 
 def run_logging_errors(work: Callable[[], object], broke: Broke) -> None:
+    """Calls `work()`. If it raises, logs the error and calls `broke(error)`, as `report_failure` does."""
     try:
         work()
     except BaseException as error:
@@ -139,8 +142,9 @@ def run_logging_errors(work: Callable[[], object], broke: Broke) -> None:
 
 
 def report_failure(work: object, broke: Broke, error: BaseException) -> None:
-    """Logs `error`, which the function `work` raised, and calls `broke(error)`. Must be called while that error is
-    being handled."""
+    """Logs `error`, which the function `work` raised, and calls `broke(error)`, with a RuntimeError in place of an
+    error that is no Exception. Raises KeyboardInterrupt and SystemExit again. Must be called in the `except` block of
+    the error."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
     if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -148,8 +152,8 @@ def report_failure(work: object, broke: Broke, error: BaseException) -> None:
 
 
 def log_foreign_error(error: BaseException, what: str) -> None:
-    """Logs an error that code of the application, such as a callback, raised in the event loop or in a thread of the
-    client."""
+    """Logs an error that code of the application (`what`, such as "a callback") raised in the event loop or in a thread
+    of the client. In an event loop, KeyboardInterrupt is raised again soon after, outside of the caller."""
     _LOG.error("%s failed", what, exc_info=error)
     if isinstance(error, KeyboardInterrupt):
         try:
@@ -163,16 +167,17 @@ def _raise_error(error: KeyboardInterrupt) -> None:
 
 
 def reraise_interrupt(error: BaseException) -> BaseException:
-    """Raises `error` again if it is KeyboardInterrupt (Ctrl-C); otherwise returns it. For errors of a function of the
-    application that the client called without awaiting it."""
+    """Raises `error` again if it is KeyboardInterrupt (Ctrl-C); otherwise returns it. For errors of a plain function of
+    the application; for coroutine functions see `is_cancelled`."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns whether `error`, which ended an `await` of the application's code, means that the awaiting task is
-    cancelled, or that Ctrl-C was pressed."""
+    """Returns whether `error`, which ended an `await` of the application's code, must be raised again: the awaiting
+    task is cancelled or closed, or Ctrl-C was pressed. Returns False for a CancelledError that the code raised
+    itself."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
@@ -215,13 +220,15 @@ STATISTICS = {
 
 
 class StatisticsSource(Protocol):
-    """The interface of a client whose statistics a `StatisticsReporter` logs."""
+    """The interface of a client whose statistics a `StatisticsReporter` logs. `statistics` returns, by title, the
+    numbers of each producer and consumer; their names are those of `STATISTICS`."""
 
     def statistics(self) -> dict[str, dict[str, int]]: ...
 
 
 class StatisticsReporter:
-    """Logs the statistics of one client every `interval_s` seconds."""
+    """Logs the statistics of one client every `interval_s` seconds, until `stop` is called or the client is
+    garbage-collected."""
 
     def __init__(self, client: StatisticsSource, interval_s: float) -> None:
         """Starts the timer of the log. Must be called in the client's event loop. `interval_s` 0: nothing is logged."""
@@ -254,5 +261,6 @@ class StatisticsReporter:
         return f"{name} {number}" + (f" ({more / self._interval_s:.3g}/s)" if rises and more > 0 else "")
 
     def stop(self) -> None:
+        """Stops the timer of the log: nothing more is logged."""
         if self._timer is not None:
             self._timer.cancel()

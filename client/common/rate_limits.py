@@ -1,15 +1,15 @@
-"""What bounds the calls of a program's code: `RateLimiter`, and `CircuitBreaker`. Both are for handlers of messages
-(`Consumer.listen`) and for anything else: they know nothing of messages. All methods may be called from any thread,
-but the `wait` of asyncio, which belongs to an event loop.
+"""Limits for the calls of a program's code: `RateLimiter` and `CircuitBreaker`. `Consumer.listen` uses them for the
+handlers of messages; a program may use them for any other calls. All methods may be called from any thread, except
+`AsyncRateLimiter.wait`, which must be called in an event loop.
 
-The rate of a RateLimiter may follow a key of a topic (`watch`), so that an operator changes it for all programs. It is
-a topic, and not a policy, because whoever may consume reads it, and is told of a change at once: a policy is read by
-administrators, who would have to ask again and again.
+The rate of a RateLimiter may follow a key of a topic (`watch`), so that an operator can change it for all programs. The
+rate is in a topic and not in a policy, because every consumer may read a topic and gets each change at once. Only
+administrators can read a policy, and they would have to ask for it repeatedly.
 
-Their cores are runtime/token_bucket.py, and `BreakerCore` below its heading (breaker).
+The core of a RateLimiter is runtime/token_bucket.py, that of a CircuitBreaker is `BreakerCore`.
 Guards: tests/client/common/test_rate_limits.py.
 
-Also in this file, below its heading: the limits of a client's memory for messages (memory_limits).
+Also in this file, under the heading "memory_limits": the limits of a client's memory for messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from .errors import OperationNotSupported, Timeout
 _LOG = logging.getLogger("magnetar.client")
 
 LOOK_S = 0.5
-"""Longest sleep in seconds of one that waits: so soon it sees that the rate was changed, or that Ctrl-C was pressed."""
+"""Longest sleep in seconds within a wait: after each sleep it is noticed that the rate was changed, or that Ctrl-C was
+pressed."""
 RATE = ParameterCheck("a number above 0 (per second)", (int, float), lambda rate: isfinite(rate) and rate > 0)
 BURST = ParameterCheck("a number from 1 on, or None", (int, float), lambda n: isfinite(n) and n >= 1, True)
 COUNT = ParameterCheck("a number from 0 on", (int, float), lambda n: isfinite(n) and n >= 0)
@@ -51,7 +52,8 @@ SECONDS = ParameterCheck(
 
 
 class RateView(Protocol):
-    """The interface of a table view, of asyncio or blocking."""
+    """The interface of a table view, of the asyncio or the blocking client, that a RateLimiter uses.
+    `for_each_and_listen` calls `callback(key, value)` for each key now, and again after each change."""
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> object: ...
 
@@ -72,7 +74,8 @@ class OpensViews(Protocol[View]):
 
 
 def parse_rate(value: bytes) -> float | None:
-    """Returns the rate per second that the value of a topic is, a number as text; None if it is none."""
+    """Parses the text of a number as a rate per second, and returns the rate; None if the text is not a number above
+    0."""
     try:
         found = float(value)
     except ValueError:
@@ -81,8 +84,9 @@ def parse_rate(value: bytes) -> float | None:
 
 
 class SharedRateLimiter:
-    """A token bucket that several threads may share: `rate` permits a second, of which at most `burst` are saved; with
-    `leaky` none. The base of both RateLimiters, which wait in different ways."""
+    """Base class of both RateLimiters: a token bucket that several threads may share. It gets `rate` permits a second
+    and keeps at most `burst` of them. `burst` None: the permits of one second; with `leaky` one permit. `clock`: a
+    monotonic clock, in seconds. Raises InvalidConfiguration for a wrong argument."""
 
     def __init__(
         self, rate: float, *, burst: float | None = None, leaky: bool = False,
@@ -104,7 +108,8 @@ class SharedRateLimiter:
 
     @property
     def rate(self) -> float:
-        """The rate per second. Set it to change the rate from now on."""
+        """Returns the rate per second. Setting this property changes the rate from now on; raises InvalidConfiguration
+        for a value that is not above 0."""
         return self._bucket.rate
 
     @rate.setter
@@ -127,13 +132,14 @@ class SharedRateLimiter:
         view.for_each_and_listen(change)
 
     def allow(self, count: float = 1) -> bool:
-        """Returns whether `count` may begin now; if so, counts them."""
+        """Takes `count` permits and returns True; returns False, and takes none, if there are too few now. `count`
+        calls may begin after True."""
         check_parameter("count", COUNT, count)
         with self._lock:
             return self._bucket.try_spend_tokens(count, self._clock())
 
     def delay_s(self, count: float = 1) -> float:
-        """Returns the seconds until `allow(count)` returns True, if no other caller is faster."""
+        """Returns the seconds until `allow(count)` returns True, if no other caller takes the permits; 0: now."""
         check_parameter("count", COUNT, count)
         with self._lock:
             return self._bucket.seconds_until_tokens(count, self._clock())
@@ -143,22 +149,23 @@ class SharedRateLimiter:
 
 
 class AsyncRateLimiter(SharedRateLimiter):
-    """Limits a rate, such as calls per second: `magnetar.asyncio.RateLimiter`.
+    """Limits the rate of calls, for asyncio: `magnetar.asyncio.RateLimiter`.
 
         limiter = RateLimiter(10)                # ten a second, and up to ten at once after a pause
         limiter = RateLimiter(10, leaky=True)    # one each tenth of a second
         if limiter.allow(): …                    # or refuse
         await limiter.wait()                     # or wait
 
-    `burst`: how many may begin at once after a pause; None: as many as in a second. `leaky`: a burst of 1. The rate
-    may be changed at any time (`limiter.rate = 5`): who waits sees it within half a second. Several consumers may share
-    one object. A call of more than `burst` waits for a full bucket, and what follows waits for the rest."""
+    `burst`: how many calls may begin at once after a pause; None: as many as in a second. `leaky`: a burst of 1. The
+    rate may be changed at any time (`limiter.rate = 5`); calls of `wait` that wait then notice it within half a second.
+    Several consumers may share one object. `wait(count)` with more than `burst` waits until `burst` permits are there;
+    later calls wait for the permits that were missing."""
 
     _turn: asyncio.Lock | None = None
 
     async def watch(self, client: OpensAsyncViews[View], topic: str, key: str) -> View:
-        """Follows a key of a compacted topic: its value, a number as text, is the rate from now on, and whenever it
-        changes. Returns the table view that reads the topic; close it to end this. `client`: an asyncio Client.
+        """Makes the rate follow a key of a compacted topic: the value of the key, a number as text, is the rate from
+        now on. Returns the table view that reads the topic; closing the view ends this. `client`: an asyncio Client.
 
             limiter = RateLimiter(10)
             await limiter.watch(client, "rates", "vendor")
@@ -172,8 +179,8 @@ class AsyncRateLimiter(SharedRateLimiter):
         return view
 
     async def wait(self, count: float = 1, timeout: float | None = None) -> None:
-        """Waits until `count` may begin, and counts them. Callers of one event loop have their turn in order. Raises
-        Timeout if that is not within `timeout` seconds; then, and if the caller is cancelled, counts nothing."""
+        """Waits until there are `count` permits, and takes them. Calls in one event loop are served in order. Raises
+        Timeout if there are too few within `timeout` seconds. Takes none then, and none if the caller is cancelled."""
         check_parameter("timeout", SECONDS, timeout)
         if self._turn is None:
             self._turn = asyncio.Lock()
@@ -186,21 +193,21 @@ class AsyncRateLimiter(SharedRateLimiter):
 
 
 class RateLimiter(SharedRateLimiter):
-    """Limits a rate, such as calls per second.
+    """Limits the rate of calls, for programs without asyncio.
 
         limiter = magnetar.RateLimiter(10)               # ten a second, and up to ten at once after a pause
         limiter = magnetar.RateLimiter(10, leaky=True)   # one each tenth of a second
         if limiter.allow(): …                            # or refuse
         limiter.wait()                                   # or wait, in this thread
 
-    `burst`: how many may begin at once after a pause; None: as many as in a second. `leaky`: a burst of 1. The rate
-    may be changed at any time (`limiter.rate = 5`): who waits sees it within half a second. Several consumers and
-    threads may share one object. A call of more than `burst` waits for a full bucket, and what follows waits for the
-    rest."""
+    `burst`: how many calls may begin at once after a pause; None: as many as in a second. `leaky`: a burst of 1. The
+    rate may be changed at any time (`limiter.rate = 5`); calls of `wait` that wait then notice it within half a second.
+    Several consumers and threads may share one object. `wait(count)` with more than `burst` waits until `burst` permits
+    are there; later calls wait for the permits that were missing."""
 
     def watch(self, client: OpensViews[View], topic: str, key: str) -> View:
-        """Follows a key of a compacted topic: its value, a number as text, is the rate from now on, and whenever it
-        changes. Returns the table view that reads the topic; close it to end this. `client`: a Client.
+        """Makes the rate follow a key of a compacted topic: the value of the key, a number as text, is the rate from
+        now on. Returns the table view that reads the topic; closing the view ends this. `client`: a blocking Client.
 
             limiter = magnetar.RateLimiter(10)
             limiter.watch(client, "rates", "vendor")
@@ -214,8 +221,8 @@ class RateLimiter(SharedRateLimiter):
         return view
 
     def wait(self, count: float = 1, timeout: float | None = None) -> None:
-        """Waits in the calling thread until `count` may begin, and counts them. Raises Timeout if that is not within
-        `timeout` seconds, and then counts nothing."""
+        """Waits in the calling thread until there are `count` permits, and takes them. Raises Timeout, and takes none,
+        if there are too few within `timeout` seconds; None: waits for ever."""
         check_parameter("timeout", SECONDS, timeout)
         deadline = None if timeout is None else self._clock() + timeout
         never = threading.Event()
@@ -240,7 +247,8 @@ class RateLimiter(SharedRateLimiter):
 
 
 class BreakerState(enum.Enum):
-    """The states of a circuit breaker."""
+    """The states of a circuit breaker. CLOSED: calls may begin. OPEN: no call may begin. HALF_OPEN: some calls may
+    begin, as trials, whose outcome decides the next state."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -248,7 +256,9 @@ class BreakerState(enum.Enum):
 
 
 class BreakerCore:
-    """Decides whether calls may begin, from the outcomes of earlier calls."""
+    """The core of a circuit breaker: decides from the outcomes of earlier calls whether calls may begin. It opens after
+    `failures` failures in a row; after `pause_s` seconds at most `trials` calls may run at once as trials. `opened`:
+    how often it has opened."""
 
     def __init__(self, failures: int, pause_s: float, trials: int) -> None:
         self._failures_max, self._pause_s, self._trials_max = failures, pause_s, trials
@@ -259,12 +269,13 @@ class BreakerCore:
         self.opened = 0  # how often
 
     def find_state(self, now: float) -> BreakerState:
+        """Returns the state at the time `now`."""
         if not self._is_open:
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if now >= self._until else BreakerState.OPEN
 
     def delay_s(self, now: float) -> float:
-        """Returns the seconds until a call may begin; 0: now; inf: when a trial has ended."""
+        """Returns the seconds until a call may begin; 0: now; inf: not before a running trial has ended."""
         if not self._is_open:
             return 0.0
         if now < self._until:
@@ -272,14 +283,15 @@ class BreakerCore:
         return 0.0 if self._trials < self._trials_max else inf
 
     def begin_call(self, now: float) -> int:
-        """Returns the ticket of a call that begins now; 0 if none may begin."""
+        """Begins a call, and returns its ticket for `end_call`; returns 0 if no call may begin at the time `now`."""
         if self.delay_s(now) > 0:
             return 0
         self._trials += self._is_open
         return self._era
 
     def end_call(self, ticket: int, is_failure: bool | None, now: float) -> None:
-        """Fact: the call with this ticket has ended; `is_failure` None: without an outcome."""
+        """Fact: the call with this ticket has ended. `is_failure` None: it has no outcome. Changes nothing if the state
+        has changed since the call began."""
         if ticket != self._era:
             return
         if self._is_open:
@@ -305,21 +317,24 @@ class BreakerCore:
 
 
 class CircuitOpen(OperationNotSupported):
-    """Raised by `CircuitBreaker.guard` while the breaker is open."""
+    """Raised by `CircuitBreaker.guard` if no call may begin: the breaker is open, or half-open with all its trials
+    running."""
 
 
 class CircuitBreaker:
-    """Stops calls of what fails, for a while: `Consumer.listen(…, breaker=CircuitBreaker())`.
+    """Refuses calls for a while after several failures in a row: `Consumer.listen(…, breaker=CircuitBreaker())`.
 
         breaker = magnetar.CircuitBreaker(failures=5, pause=30)
         consumer.listen(call_the_vendor, breaker=breaker)
 
-    After `failures` calls in a row that failed it is open: for `pause` seconds no call begins. Then it is half-open:
-    `trials` calls begin, and their outcome closes or opens it. `counts`: the exceptions that count; others count as
-    success, because what was called answered. A listener whose breaker is open begins no message and asks for no more:
-    nothing is given back in a loop, and no message comes closer to the dead letters. Several listeners may share one.
+    After `failures` failed calls in a row the breaker is open: for `pause` seconds no call begins. Then it is
+    half-open: up to `trials` calls may run at once. The first success closes the breaker, the first failure opens it
+    again. `counts`: the exceptions that count as failures; with any other exception the call counts as a success. While
+    the breaker is open, a listener handles no message and requests no more, so that no message is redelivered or
+    becomes a dead letter because of it. Several listeners may share one breaker.
 
-    Elsewhere: `with breaker.guard(): …`, which raises CircuitOpen while it is open."""
+    Other code calls `with breaker.guard(): …`, which raises CircuitOpen if no call may begin. Raises
+    InvalidConfiguration for a wrong argument."""
 
     def __init__(
         self, failures: int = 5, pause: float = 30.0, *, trials: int = 1,
@@ -338,31 +353,33 @@ class CircuitBreaker:
 
     @property
     def current_state(self) -> BreakerState:
-        """Returns CLOSED, OPEN or HALF_OPEN."""
+        """Returns the present state: CLOSED, OPEN or HALF_OPEN."""
         with self._lock:
             return self._core.find_state(self._clock())
 
     @property
     def opened(self) -> int:
-        """Returns how often it has opened."""
+        """Returns how often the breaker has opened since it was made."""
         return self._core.opened
 
     def delay_s(self) -> float:
-        """Returns the seconds until a call may begin; 0: now; inf: when a trial that runs has ended."""
+        """Returns the seconds until a call may begin; 0: now; inf: not before a running trial has ended."""
         with self._lock:
             return self._core.delay_s(self._clock())
 
     def begin_call(self) -> int:
-        """Begins a call: returns its ticket, for `end_call`; 0 if no call may begin now."""
+        """Begins a call, and returns its ticket; returns 0 if no call may begin now. The ticket must be passed once, to
+        `end_call` or `abandon_call`."""
         with self._lock:
             return self._core.begin_call(self._clock())
 
     def end_call(self, ticket: int, error: BaseException | None) -> None:
-        """Ends a call with what it raised; None: it succeeded."""
+        """Records that the call with this ticket has ended. `error`: the exception that it raised; None: it
+        succeeded."""
         self._end(ticket, error is not None and isinstance(error, self._counts))
 
     def abandon_call(self, ticket: int) -> None:
-        """Ends a call that has no outcome: it was not made, or was cancelled."""
+        """Records that the call with this ticket has no outcome, because it was not made or was cancelled."""
         self._end(ticket, None)
 
     def _end(self, ticket: int, is_failure: bool | None) -> None:
@@ -371,7 +388,8 @@ class CircuitBreaker:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Makes a `with` block a call. Raises CircuitOpen if no call may begin now."""
+        """Counts a `with` block as one call, which fails if the block raises an exception of `counts`. Raises
+        CircuitOpen, and does not run the block, if no call may begin now."""
         ticket = self.begin_call()
         if not ticket:
             raise CircuitOpen(f"the circuit breaker is {self.current_state.value}")
@@ -428,7 +446,9 @@ EXCEPTIONS = ParameterCheck(
 
 
 class SendMemoryLimit:
-    """The memory budget for messages without an outcome, which all producers of one client share."""
+    """The memory budget for messages without an outcome, which all producers of one client share. `limit_bytes`: the
+    client's memory limit; `reserved_bytes`: bytes of the messages without an outcome; `claimed()` returns the bytes
+    that receiver queues claim. All methods may be called from any thread."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -445,7 +465,7 @@ class SendMemoryLimit:
 
     def reserve(self, size: int) -> bool:
         """Reserves memory for `size` bytes and returns True. Returns False, and reserves nothing, if too little memory
-        is free."""
+        is free. If nothing is reserved, any size is accepted."""
         with self._lock:
             if self.reserved_bytes and self.reserved_bytes + size > self.current_limit_bytes:
                 return False
@@ -453,6 +473,8 @@ class SendMemoryLimit:
             return True
 
     def release(self, size: int) -> None:
+        """Releases `size` reserved bytes. If there is room then, calls the functions of `call_when_memory_is_free` in
+        this thread."""
         waiting: deque[Callable[[], object]] = deque()
         with self._lock:
             self.reserved_bytes -= size
@@ -463,11 +485,12 @@ class SendMemoryLimit:
 
     @property
     def has_room(self) -> bool:
+        """Returns whether at least a quarter of `current_limit_bytes` is free, or nothing is reserved."""
         return not self.reserved_bytes or self.reserved_bytes <= self.current_limit_bytes * 3 / 4
 
     def call_when_memory_is_free(self, call: Callable[[], object]) -> None:
-        """Registers the function `call`, which is called once when memory becomes free. The caller must try `reserve`
-        again after this, because memory may be free already."""
+        """Registers the function `call`, which is called once, in any thread, when a `release` leaves room
+        (`has_room`). The caller must try `reserve` again after this, because memory may be free already."""
         with self._lock:  # or it would be lost to a `release` that takes the others at this moment
             self._waiting.append(call)
 
@@ -493,7 +516,8 @@ NEW_WEIGHT = 1 / 4
 
 
 class ReceiveMemoryLimit:
-    """The memory limit for received messages, which the receiver queues of all consumers of one client share."""
+    """The memory limit for received messages, which the receiver queues of all consumers of one client share. Must be
+    used in the client's event loop. `limit_bytes` 0: there is no limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
@@ -502,8 +526,8 @@ class ReceiveMemoryLimit:
         self.decompressed_bytes = 0  # of large entries that wait for their application
 
     def compute_window_messages(self, claimed: float, message_bytes: float, wanted: int) -> int:
-        """Returns how many messages a consumer may have in flight and in its queue together, at most `wanted`.
-        `message_bytes`: the size of a message; `claimed`: the bytes that this consumer claims now."""
+        """Returns how many messages a consumer may have in flight and in its queue together: at least 1, at most
+        `wanted`. `message_bytes`: the average size of a message; `claimed`: the bytes that this consumer claims now."""
         sent = 0.0 if self.producers is None else min(self.producers.reserved_bytes, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
@@ -525,8 +549,8 @@ class ReceiveMemoryClaim:
         self.resize_queue(queue_size)
 
     def resize_queue(self, queue_size: int) -> None:
-        """Replaces the claim by the claim for a receiver queue of `queue_size` messages, as far as the limit allows
-        it."""
+        """Sets `window` and the claim for a receiver queue of `queue_size` messages, or for fewer if the limit does not
+        allow so many."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
@@ -557,6 +581,7 @@ class ReceiveMemoryClaim:
         return changed
 
     def release(self) -> None:
+        """Releases the whole claim, because the consumer is closed."""
         self._claim(0.0)
 
     def _claim(self, now: float) -> None:

@@ -43,25 +43,28 @@ def __getattr__(name: str) -> Any:
 
 def message_key(message: Message) -> str:
     """Returns a key of the message: its topic, producer name and sequence id as one text. A message that its producer
-    sends again has the same key; a new message has another. The key is unique only if the producer has a fixed name, as
-    the relays of an outbox have; otherwise use a key from the message itself, such as an order number or an id among
-    its properties."""
+    sends again has the same key; a new message has another. This holds only if the producer has a fixed name, as the
+    relays of an outbox have. Otherwise use a key from the message itself, such as an order number among its
+    properties."""
     return f"{message.topic_name()}|{message.producer_name()}|{message.sequence_id()}"
 
 
 def shorten_inbox_key(key: str) -> str:
-    """Returns the form of the key that is stored: the key itself, or its hash if the key is longer than KEY_MAX."""
+    """Returns the form of the key that is stored: the key itself, or its SHA-256 hash as text if the key has more than
+    KEY_MAX characters."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
 class Inbox(Protocol):
-    """The interface of an inbox that `once` uses: DjangoInbox, SQLAlchemyInbox."""
+    """The interface of an inbox that `once` uses; DjangoInbox and SQLAlchemyInbox implement it. `first_time` records a
+    message as processed, and returns whether it was not recorded before."""
 
     def open_transaction(
         self, begin: Callable[[], AbstractContextManager[Any]] | None
     ) -> AbstractContextManager[tuple[Any, ...]]:
-        """Begins a database transaction, which commits at the end of the `with` block and is rolled back if that
-        raises. Yields what `first_time` takes before its other parameters, and the handler after the message."""
+        """Begins a database transaction, which commits at the end of the `with` block and is rolled back if the block
+        raises. Yields a tuple of arguments, which `once` passes to `first_time` as the first ones and to the handler
+        after the message: the session of SQLAlchemy, or nothing. `begin`: the parameter of `once`."""
         ...
 
     first_time: Callable[..., bool]
@@ -88,8 +91,10 @@ def once(
 
     `begin` (SQLAlchemy only): a function that returns a context manager of a Session or Connection in a transaction.
     `subscription` None: the subscription that received the message. `key`: a function that names a message
-    (`message_key` needs producers with fixed names). The handler of a message that was processed before is not called,
-    and the result is None: acknowledge it as after the first time. What the handler raises undoes both, and is raised.
+    (`message_key` needs producers with fixed names). If a message was processed before, the handler is not called, and
+    the result is None: the message must be acknowledged as after the first time. If the handler raises, its work and
+    the record are rolled back, and the exception is raised. Raises InvalidConfiguration for a wrong argument, and for a
+    coroutine function as handler.
     """
     check_parameter("inbox", make_methods_check("open_transaction", "first_time"), inbox)
     check_parameter("subscription", NAME._replace(optional=True), subscription)

@@ -32,7 +32,8 @@ _clock = SystemClock()
 class SQLAlchemyInbox:
     """The inbox of an application that uses SQLAlchemy: records which messages were processed, so that a message that
     is delivered twice is processed once. `metadata`: the application's MetaData, to which the inbox's table is added,
-    so that the application's migrations create it."""
+    so that the application's migrations create it. `table`: the name of that table; `schema`: the schema of the
+    database that contains it, None for the default one."""
 
     def __init__(self, metadata: MetaData, table: str = "magnetar_inbox", *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -48,15 +49,17 @@ class SQLAlchemyInbox:
     def open_transaction(
         self, begin: Callable[[], AbstractContextManager[Session | Connection]] | None
     ) -> Iterator[tuple[Session | Connection]]:
-        """Begins a transaction by `begin()`, for `once`. Raises WrongType without it: an inbox has no engine."""
+        """Begins a transaction with `begin()`, for `once`, and yields its Session or Connection. Raises WrongType if
+        `begin` is None: this inbox has no engine of its own."""
         if begin is None:
             raise WrongType("once(inbox, begin=…) needs what begins a transaction, such as sessionmaker(engine).begin")
         with begin() as session:
             yield (session,)
 
     def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
-        """Returns True if `subscription` has not processed the message `key` before, and then records the message as
-        processed; the record counts if the transaction of `session` commits."""
+        """Records the message `key` as processed by `subscription`, in the transaction of `session`. Returns False if
+        it was recorded before, else True. Waits for a transaction that records the same message at this moment.
+        Databases other than PostgreSQL, SQLite, MySQL and MariaDB raise IntegrityError in that case."""
         row = {"subscription": subscription, "key": shorten_inbox_key(key), "done": _clock.wall_ms()}
         dialect = session.get_bind().dialect.name if isinstance(session, Session) else session.dialect.name
         statement: Any
@@ -82,8 +85,9 @@ class SQLAlchemyInbox:
         return True
 
     def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` records that are older than `older_than_s` seconds, and returns their number.
-        `older_than_s` must be longer than the time within which a message may be delivered again."""
+        """Deletes up to `limit` records that are older than `older_than_s` seconds, in the transaction of `session`,
+        and returns their number. `older_than_s` must be longer than the time within which a message may be delivered
+        again."""
         c = self.rows.c
         before = _clock.wall_ms() - int(older_than_s * 1000)
         old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()

@@ -1,8 +1,9 @@
-"""Schemas in addition to those of client/model/schema.py: schemas of single values, of (key, value) pairs and of
-Protobuf messages; and schemas that take the definition from the topic, for consumers and for producers.
+"""Schemas in addition to those of client/model/schema.py: schemas of single values in the bytes of Pulsar's Java
+client, of (key, value) pairs and of Protobuf messages; and schemas that take the definition from the topic, for
+consumers and for producers.
 
-Also in this file, below its heading: schemas of single values, in the bytes of Pulsar's Java client
-(primitive_schemas)."""
+Also in this file, under the heading "without a class": functions that encode and decode Avro payloads to and from plain
+values, for programs that have no Record class."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ _DAY = timedelta(days=1)
 
 
 class PrimitiveSchema(Schema):
-    """The schema of one plain Python type, such as `int` or `datetime`: its `struct` format, and two functions that
-    convert a value to the fields of that format and back."""
+    """The schema of one plain Python type, such as `int` or `datetime`. The functions below make the instances, such as
+    `Int32Schema()`. Raises InvalidMessage for a value of another type or out of range, and for a payload of another
+    length."""
 
     def __init__(
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],
@@ -92,32 +94,32 @@ def BooleanSchema() -> PrimitiveSchema:
 
 
 def Int8Schema() -> PrimitiveSchema:
-    """Returns the schema of `int` of 8 bits."""
+    """Returns the schema of signed integers of 8 bits, -128 … 127."""
     return _number(SchemaType.INT8, ">b")
 
 
 def Int16Schema() -> PrimitiveSchema:
-    """Returns the schema of `int` of 16 bits."""
+    """Returns the schema of signed integers of 16 bits, -32768 … 32767."""
     return _number(SchemaType.INT16, ">h")
 
 
 def Int32Schema() -> PrimitiveSchema:
-    """Returns the schema of `int` of 32 bits."""
+    """Returns the schema of signed integers of 32 bits."""
     return _number(SchemaType.INT32, ">i")
 
 
 def Int64Schema() -> PrimitiveSchema:
-    """Returns the schema of `int` of 64 bits."""
+    """Returns the schema of signed integers of 64 bits."""
     return _number(SchemaType.INT64, ">q")
 
 
 def FloatSchema() -> PrimitiveSchema:
-    """Returns the schema of `float` of 32 bits."""
+    """Returns the schema of `float`, stored in 32 bits: digits beyond single precision are lost."""
     return _number(SchemaType.FLOAT, ">f", float)
 
 
 def DoubleSchema() -> PrimitiveSchema:
-    """Returns the schema of `float` of 64 bits."""
+    """Returns the schema of `float`, stored in 64 bits."""
     return _number(SchemaType.DOUBLE, ">d", float)
 
 
@@ -130,7 +132,7 @@ def DateSchema() -> PrimitiveSchema:
 
 
 def TimeSchema() -> PrimitiveSchema:
-    """Returns the schema of `datetime.time`, as ms since midnight."""
+    """Returns the schema of `datetime.time`, as ms since midnight; microseconds are rounded down."""
     return PrimitiveSchema(
         SchemaType.TIME, time, ">q", lambda value: (_since_midnight(value) // _MS,),
         lambda ms: (_LOCAL_EPOCH + ms % (_DAY // _MS) * _MS).time(),
@@ -138,14 +140,15 @@ def TimeSchema() -> PrimitiveSchema:
 
 
 def TimestampSchema() -> PrimitiveSchema:
-    """Returns the schema of `datetime.datetime` with a time zone, as ms since the epoch; consumers get it in UTC."""
+    """Returns the schema of `datetime.datetime` with a time zone, as ms since the epoch. Microseconds are rounded down;
+    consumers get the time in UTC."""
     return PrimitiveSchema(
         SchemaType.TIMESTAMP, datetime, ">q", lambda value: ((value - _EPOCH) // _MS,), lambda ms: _EPOCH + ms * _MS
     )
 
 
 def InstantSchema() -> PrimitiveSchema:
-    """Returns the schema of `datetime.datetime` with a time zone, to the microsecond; consumers get it in UTC."""
+    """Returns the schema of `datetime.datetime` with a time zone, to the microsecond; consumers get the time in UTC."""
     return PrimitiveSchema(
         SchemaType.INSTANT, datetime, ">qi",
         lambda value: ((value - _EPOCH) // (1_000_000 * _US), (value - _EPOCH) // _US % 1_000_000 * 1000),
@@ -185,7 +188,8 @@ _U32 = struct.Struct(">I")
 
 
 class KeyValueEncodingType(Enum):
-    """The places where the key of a (key, value) pair can be stored: in the payload, or as the key of the message."""
+    """The places where the key of a (key, value) pair can be stored. INLINE: in the payload, in front of the value.
+    SEPARATED: as the key of the message."""
 
     INLINE = "INLINE"
     SEPARATED = "SEPARATED"
@@ -195,9 +199,9 @@ class KeyValueSchema(Schema):
     """The schema of pairs `(key, value)`, each with its own schema; either may be None. The bytes are those of
     Pulsar's Java client.
 
-    SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value. A key that is
-    None becomes no key (`null_partition_key`), and a value that is None no value (`null_value`); both differ from
-    empty ones.
+    With SEPARATED the key of the pair is the key of the message (`partition_key`, base64), and the payload is the
+    value. A message whose key is None has no key (`null_partition_key`); one whose value is None has no value
+    (`null_value`). Both differ from an empty key or value. Raises InvalidMessage if `key` or `value` is not a Schema.
     """
 
     def __init__(
@@ -261,7 +265,8 @@ def _part(payload: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 class ProtobufNativeSchema(Schema):
-    """The schema of the messages of one Protobuf class. The descriptor of the class is registered with the topic."""
+    """The schema of the messages of one Protobuf class, `record_cls`. The descriptor of the class is registered with
+    the topic. Raises InvalidMessage if `record_cls` is not a class of Protobuf messages."""
 
     def __init__(self, record_cls: type[Any]) -> None:
         from google.protobuf.message import Message
@@ -319,9 +324,10 @@ SINGLE = {
 
 
 class AutoConsumeSchema(Schema):
-    """The schema for consumers that decodes each message with the schema with which it was written: a record to a
-    `dict`, a pair to a tuple, a single value to a plain value. The data of a message without a schema, or with a
-    Protobuf schema, is returned as `bytes`."""
+    """The schema for consumers that decodes each message with the schema with which it was written. A record becomes a
+    `dict`, a single value a plain value, and a pair a tuple; of a pair with a SEPARATED key only the value is returned.
+    The data of a message without a schema, or with a Protobuf schema, is returned as `bytes`. `encode` raises
+    InvalidMessage."""
 
     by_writer = needs_writer = True
 
@@ -366,8 +372,8 @@ class AutoConsumeSchema(Schema):
 
 
 class PreEncodedSchema(Schema):
-    """The schema for producers whose program encodes the values itself: a value is the payload, as bytes. The given
-    schema is registered with the topic."""
+    """The schema for producers whose program encodes the values itself: a value is the payload, as bytes. The schema
+    `info` is registered with the topic; payloads are not compared with it."""
 
     def __init__(self, info: SchemaInfo) -> None:
         super().__init__(bytes, schema_name=info.name)
@@ -385,7 +391,7 @@ class AutoPublishSchema(Schema):
     """The schema for producers that send encoded payloads as bytes. Each payload must fit the schema that was the
     newest of the topic when the producer was opened.
 
-    Raises InvalidMessage if the bytes do not fit. A topic without a schema accepts any bytes."""
+    `send` raises InvalidMessage for bytes that do not fit. A topic without a schema accepts any bytes."""
 
     of_topic = True
 
@@ -434,7 +440,7 @@ Encode = Callable[[Any], bytes]
 
 def parse_avro_definition(info: SchemaInfo) -> Any:
     """Parses the definition of an AVRO or JSON schema. Returns the schema as fastavro parses it, with full names.
-    Raises InvalidSchema if the definition is not valid."""
+    Raises InvalidSchema if the definition is not valid, or is nested too deeply."""
     try:
         return fastavro().parse_schema(json.loads(info.data))
     except RecursionError:
@@ -444,16 +450,17 @@ def parse_avro_definition(info: SchemaInfo) -> Any:
 
 
 def make_avro_decoder(writer: Any, reader: Any = None) -> Decode:
-    """Returns a function that decodes payloads written by the definition `writer` to values of the definition `reader`
-    (None: of `writer`). The function raises InvalidMessage for a payload that does not fit `writer`."""
+    """Returns a function that decodes Avro payloads to plain values. `writer`: the definition with which the payloads
+    were written; `reader`: the definition of the values (None: `writer`). The function raises InvalidMessage for a
+    payload that does not fit `writer`."""
     parsed = CheckedSchema(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
     return lambda payload: decode_avro_payload(payload, parsed, own)
 
 
 def make_avro_encoder(definition: Any) -> Encode:
-    """Returns a function that encodes values by a definition. The function raises InvalidMessage for a value that does
-    not fit."""
+    """Returns a function that encodes plain values as Avro payloads, by the Avro schema `definition`. The function
+    raises InvalidMessage for a value that does not fit."""
     write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)
 
     def encode(value: Any) -> bytes:

@@ -2,8 +2,8 @@
 (`CryptoKeyReader`), and the description of an encrypted message for a program (`EncryptionContext`). The public classes
 have the names and methods of Pulsar's Python client.
 
-Also in this file, below its heading: the two ciphers of an encrypted entry, over the package `cryptography`, which is
-loaded when the first key is (cipher)."""
+Also in this file, under the heading "cipher": the two ciphers of an encrypted entry, over the package `cryptography`.
+That package is imported when the first key is loaded."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class EncryptionKey:
 
 
 class EncryptionContext:
-    """The description of how an entry is encrypted. With `ConsumerCryptoFailureAction.CONSUME` a program can decrypt
-    the entry by this description."""
+    """The description of how an entry is encrypted; `Message.encryption_context` returns it. A consumer with
+    `ConsumerCryptoFailureAction.CONSUME` gets entries that it cannot decrypt: the program can then decrypt them
+    itself by this description."""
 
     def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
         self._metadata = metadata
@@ -117,6 +118,8 @@ def require_cryptography() -> None:
 
 
 def make_cipher(key: bytes) -> AESGCM:
+    """Returns the AES-256-GCM cipher of a data key of DATA_KEY_BYTES bytes. Raises OperationNotSupported if
+    `cryptography` is not installed."""
     found: AESGCM = _load("hazmat.primitives.ciphers.aead").AESGCM(key)
     return found
 
@@ -131,6 +134,7 @@ def decrypt_payload(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
 
 
 def wrap_data_key(key: bytes, reader: RSAPublicKey) -> bytes:
+    """Returns the data key `key`, encrypted with the public key of one reader; `unwrap_data_key` reverses this."""
     return reader.encrypt(key, _oaep())
 
 
@@ -153,15 +157,15 @@ def _oaep() -> Any:
 
 # ------------------------------------------------------------------------------ keys of readers
 def parse_public_key(pem: bytes, name: str) -> RSAPublicKey:
-    """Parses a public key in PEM and returns it. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN bits or
-    more."""
+    """Parses a public key in PEM and returns it. `name`: the name of the key, for error messages. Raises CryptoError
+    unless it is an RSA key of RSA_BITS_MIN to RSA_BITS_MAX bits, both included."""
     found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shorten_value(name)}"), name)
     return found
 
 
 def parse_private_key(pem: bytes, name: str) -> RSAPrivateKey:
-    """Parses a private key in PEM and returns it. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN bits or
-    more, or is protected by a password."""
+    """Parses a private key in PEM and returns it. `name`: the name of the key, for error messages. Raises CryptoError
+    unless it is an RSA key of RSA_BITS_MIN to RSA_BITS_MAX bits, both included, without a password."""
     found: RSAPrivateKey = _rsa(
         _parsed("load_pem_private_key", (pem, None), f"the private key of {shorten_value(name)}"), name
     )
@@ -219,15 +223,16 @@ class EncryptionKeyInfo(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """The interface of the parameter `crypto_key_reader`. Its methods raise any exception if there is no such key, or
-    if the key cannot be read now."""
+    """The interface of the parameter `crypto_key_reader`, which a program implements. The client calls the methods in
+    its event loop, so they must not wait for long, and caches each result for KEPT_S seconds. A method raises any
+    exception if there is no such key, or if the key cannot be read now."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
-        """Returns the public key with the name `name`. Producers call this."""
+        """Returns the public key with the name `name`, in PEM. Producers call this."""
         ...
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes | EncryptionKeyInfo:
-        """Returns the private key with the name `name`. Consumers call this. `metadata`: the metadata that the
+        """Returns the private key with the name `name`, in PEM. Consumers call this. `metadata`: the metadata that the
         producer's key reader returned with the public key; it is not authenticated."""
         ...
 
@@ -245,11 +250,13 @@ class CryptoKeyReader:
         return f"CryptoKeyReader({self._public_key_path!r}, {self._private_key_path!r})"
 
     def get_public_key(self, name: str) -> bytes:
-        """Returns the content of the file at `public_key_path`. Raises CryptoError if it cannot be read."""
+        """Returns the content of the file at `public_key_path`, whatever `name` is. Raises CryptoError if the file
+        cannot be read, or is larger than KEY_FILE_BYTES_MAX."""
         return _read(self._public_key_path)
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
-        """Returns the content of the file at `private_key_path`. Raises CryptoError if it cannot be read."""
+        """Returns the content of the file at `private_key_path`, whatever `name` is. Raises CryptoError if the file
+        cannot be read, or is larger than KEY_FILE_BYTES_MAX."""
         return _read(self._private_key_path)
 
 
@@ -291,14 +298,15 @@ USES_MAX = 1 << 31
 
 
 class Encryptor:
-    """Encrypts the payloads of one producer. Belongs to the producer's event loop."""
+    """Encrypts the payloads of one producer. Must be used only in the producer's event loop."""
 
     def __init__(
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:  # fmt: skip
-        """Makes an encryptor for the keys `names`, at least one. Raises OperationNotSupported if `cryptography` is not
-        installed."""
+        """Makes an encryptor, and its first data key. `names`: the names of the readers' public keys, at least one;
+        `now`: a clock, in seconds. Raises CryptoError if a public key cannot be read, OperationNotSupported if
+        `cryptography` is not installed."""
         assert names, "something is encrypted for a reader"
         require_cryptography()
         self._reader = reader
@@ -308,7 +316,8 @@ class Encryptor:
         self._renew()
 
     def __call__(self, metadata: MessageMetadata, payload: bytes) -> bytes:
-        """Returns the ciphertext, and sets in `metadata` how to decrypt it."""
+        """Encrypts a payload and returns the ciphertext. Writes the wrapped data keys and the initialization vector
+        into `metadata`. Raises CryptoError if a new data key is due, and a public key cannot be read."""
         if not metadata.num_chunks_from_msg and (self._uses >= USES_MAX or self._now() >= self._until):
             self._renew()
         iv = self._random(IV_BYTES)
@@ -394,11 +403,11 @@ class _TimedCache(Generic[T]):
 
 
 class Decryptor:
-    """Decrypts the payloads of one consumer. Belongs to the consumer's event loop."""
+    """Decrypts the payloads of one consumer. Must be used only in the consumer's event loop."""
 
     def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
-        """Makes a decryptor. `reader` None: nothing can be decrypted. Raises OperationNotSupported if `cryptography` is
-        not installed."""
+        """Makes a decryptor. `reader` None: nothing can be decrypted. `now`: a clock, in seconds. Raises
+        OperationNotSupported if there is a reader and `cryptography` is not installed."""
         if reader is not None:
             require_cryptography()
         self._reader = reader
@@ -408,8 +417,9 @@ class Decryptor:
         self._parsed: _TimedCache[RSAPrivateKey] = _TimedCache(now)  # by their PEM
 
     def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
-        """Returns the decrypted payload, which is still compressed if it was compressed before encryption. Raises
-        CryptoError."""
+        """Decrypts a payload and returns it, still compressed if it was compressed before encryption. Raises
+        CryptoError if there is no key reader, no private key of the reader fits, or `metadata` or the ciphertext is
+        damaged."""
         iv, keys = metadata.encryption_param, metadata.encryption_keys
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
@@ -420,8 +430,9 @@ class Decryptor:
         return decrypt_payload(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
     def decrypt_entry(self, entry: bytes) -> bytes:
-        """Decrypts a stored entry and returns it, without the fields of encryption in its metadata. Raises CorruptEntry
-        if the entry is damaged, or CryptoError if it cannot be decrypted."""
+        """Decrypts a stored entry and returns it, without the fields of encryption in its metadata. Returns an entry
+        that is not encrypted unchanged. Raises CorruptEntry if the entry is damaged, CryptoError if it cannot be
+        decrypted."""
         header = parse_header(entry)
         metadata = header.metadata
         if not metadata.encryption_param:
@@ -434,9 +445,9 @@ class Decryptor:
         return entry[:start] + encode_client_part(metadata, payload)
 
     def make_copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
-        """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy:
-        with the data key of the message and an initialization vector (IV) of its own. Raises CryptoError if no key
-        decrypts the message."""
+        """Returns a function that encrypts a copy of a message for the readers of that message. `metadata`: that of the
+        message, whose data key is used again, with a new initialization vector for each copy. Raises CryptoError if
+        there is no key reader, or no private key decrypts the message."""
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
         keys = list(metadata.encryption_keys)

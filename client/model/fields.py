@@ -33,7 +33,8 @@ _COUNTED = ("bytes", "string")
 
 
 def collect_named_types(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a dict of the named types in a schema that fastavro parsed: full name → type."""
+    """Returns a dict of the named types in a schema that fastavro parsed: full name → type. `names`: a dict to which
+    the types are added, and which is returned; None: a new dict."""
     found: dict[str, Any] = {} if names is None else names
     for each in _inner(schema):
         collect_named_types(each, found)
@@ -54,7 +55,8 @@ def _inner(schema: Any) -> list[Any]:
 
 def must_check_payload(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
     """Returns whether payloads of this Avro type must be checked before fastavro decodes them: the type contains
-    itself, or items of an array may take no bytes."""
+    itself, or items of an array may take no bytes. `names`: the named types of the schema (`collect_named_types`);
+    `around`: the names of the types that enclose this one."""
     if isinstance(schema, str):
         return schema in around
     if isinstance(schema, dict):
@@ -157,7 +159,8 @@ class CheckedSchema:
 
     def check(self, payload: bytes) -> None:
         """Raises InvalidMessage if the payload is nested too deeply, declares more items than it can contain, or does
-        not fit the schema. Takes time linear in the size of the payload."""
+        not fit the schema. Takes time linear in the size of the payload. Does nothing if no payload of the schema can
+        have so many levels or items."""
         if self._names is not None:
             _Walk(payload, self._names).walk(self.schema, 0)
 
@@ -175,8 +178,8 @@ _OF_THE_PARSER = ("__fastavro_parsed__", "__named_schemas")
 
 
 def add_reader_aliases(reader: Any, writer: Any) -> Any:
-    """Returns a copy of `reader`, a parsed Avro schema, in which the records have the names of the corresponding
-    records of the parsed schema `writer` as aliases, so that fastavro finds them."""
+    """Returns a copy of the parsed Avro schema `reader`, which gives its records additional names (aliases): the names
+    of the corresponding records in the parsed schema `writer`. fastavro needs these to find the records."""
     if isinstance(reader, dict):
         reader = {name: value for name, value in reader.items() if name not in _OF_THE_PARSER}
     found = copy.deepcopy(reader)
@@ -274,9 +277,9 @@ class DefinedTypes:
 
 
 class Field(Generic[V]):
-    """Base class of the fields of a Record. `required`: the value must not be None. `default`: the value of the field
-    if the program gives none, or None; `required_default`: whether the Avro schema contains the default. Raises
-    InvalidMessage if the default does not fit the field."""
+    """Base class of the fields of a Record. `required`: the value must not be None. `default`: the value that the field
+    gets if the program gives no value, or None. `required_default`: whether the Avro schema contains the default.
+    Raises InvalidMessage if the default does not fit the field."""
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
@@ -306,8 +309,8 @@ class Field(Generic[V]):
         return self.python if len(self.python) > 1 else self.python[0]
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Returns the value that a record stores when the field called `name` is set to `val`. Raises InvalidMessage
-        (a TypeError) if `val` does not fit."""
+        """Returns the value that a record stores when the field called `name` is set to `val`; the default if `val` is
+        None. Raises InvalidMessage, which is a TypeError too, if `val` does not fit."""
         if val is None:
             return self.initial_value()
         val = self.convert_value(val)
@@ -349,9 +352,9 @@ class Field(Generic[V]):
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def convert_value(self, value: Any) -> Any:
-        """Converts a value that a program assigns to the field, and returns the value that the record stores. A dict
-        becomes a record and the name of a member becomes this member of the enum, if the field has such a type; any
-        other value is returned unchanged."""
+        """Converts a value that a program assigns to the field, and returns the value that the record stores. If the
+        field has such a type, a dict becomes a record, the name or value of a member of an enum becomes the member,
+        text becomes bytes, and bytes become text. Any other value is returned unchanged."""
         return value
 
     def absent_value(self) -> Any:
@@ -506,7 +509,8 @@ class Double(Field[V]):
 
 
 class Bytes(Field[V]):
-    """A field with bytes. JSON encodes them as text with one character for each byte."""
+    """A field with bytes. Text that a program assigns is converted to UTF-8. JSON encodes the bytes as text, with one
+    character for each byte."""
 
     avro, python = "bytes", (bytes,)
 
@@ -537,7 +541,8 @@ class Bytes(Field[V]):
 
 
 class String(Field[V]):
-    """A field with text."""
+    """A field with text. Bytes that a program assigns are decoded as UTF-8; InvalidMessage is raised if they are not
+    UTF-8."""
 
     avro, python = "string", (str,)
 
@@ -565,8 +570,9 @@ class String(Field[V]):
 
 
 class CustomEnum(Field[V]):
-    """A field with a member of `enum_type`. Avro encodes its name. JSON encodes its value, as Pulsar's client does, or
-    its name if the value is not text, a number or a bool; names are read from JSON, too."""
+    """A field with a member of the enum `enum_type`. Avro encodes the member's name. JSON encodes its value, as
+    Pulsar's client does, or its name if the value is not text, a number or a bool. From JSON both names and values are
+    read."""
 
     if TYPE_CHECKING:
 

@@ -1,18 +1,19 @@
-"""Hooks: what a program, or OpenTelemetry (client/model/tracing.py), does with each message of a client on its way.
+"""Hooks: objects whose methods the client calls for each message that it sends or receives. A program derives its hooks
+from `Hook`; the OpenTelemetry tracing of client/model/tracing.py is one, too.
 
 | hook | is called | by |
 |---|---|---|
 | `before_send` | before a message is added to a producer; may change its content and properties | the sender |
-| `sent` | when the message has an outcome, once for each `before_send` | the loop thread |
+| `sent` | once, when the message has an outcome | the loop thread; the sender if the message was refused at once |
 | `before_deliver` | before the program gets a message | the receiver |
 | `settled` | when received messages are acknowledged, given back, or can no longer be settled | any thread |
 
-A hook never breaks a send or a delivery: what it raises is logged (the 1st, 10th, 100th … time), counted
-(`hook_failures` of the statistics), and the work goes on as if it had returned. One exception is meant: SendVetoed of
-`before_send` refuses the message, and the sender gets it. Without hooks nothing here is called.
+An exception of a hook does not stop a send or a delivery. It is logged (the 1st, 10th, 100th … time) and counted
+(`hook_failures` of the statistics), and the client goes on as if the hook had returned. There is one exception to this:
+SendVetoed, raised by `before_send`, refuses the message, and the sender gets it.
 
-Copies to a retry-letter or dead-letter topic pass `before_send` and `sent`, with `Sending.original`, and cannot be
-refused. Half messages and rows of an outbox are published by others, and readers settle nothing: neither passes hooks.
+Hooks are also called for copies to a retry-letter or dead-letter topic, with `Sending.original`; SendVetoed does not
+refuse these. Hooks are not called for half messages, for the rows of an outbox, nor for messages of a reader.
 Guards: tests/client/model/test_hooks.py."""
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class SendVetoed(NotAllowedError):
 
 
 class Sending:
-    """A message that is being sent, for `Hook.before_send` and `Hook.sent`."""
+    """A message that is being sent: the argument of `Hook.before_send` and `Hook.sent`. `before_send` may change
+    `content` and `properties`. `result`, `message_id` and `error` are set only in `sent`; `error` is set instead of
+    `result` if the message was refused before it was sent. A hook may store values in `notes`, under itself as key."""
 
     __slots__ = ("callback", "content", "error", "message_id", "notes", "original", "properties", "result", "topic")
 
@@ -59,12 +62,12 @@ class Sending:
 
 
 class Settlement(NamedTuple):
-    """What became of received messages, for `Hook.settled`.
+    """The event that received messages were settled, or can no longer be: the argument of `Hook.settled`.
 
-    `how`: acknowledge, cumulative_acknowledge (`which` and all before it), negative_acknowledge, ack_timeout;
-    redelivered (the program asked for everything again), moved (the subscription's cursor) and closed (the consumer):
-    they can no longer be settled. `which` is None if several
-    entries are meant: `covers` tells of each message."""
+    `how`: "acknowledge", "cumulative_acknowledge" (`which` and all messages before it), "negative_acknowledge" or
+    "ack_timeout". With the other values the messages can no longer be settled: "redelivered" (the program asked for all
+    messages again), "moved" (the subscription's cursor was moved) and "closed" (the consumer was closed). `which`: the
+    message, or None if several entries are concerned; `covers` says for each message whether it is."""
 
     consumer: ReceivingConsumer  # of the partition
     how: str
@@ -72,7 +75,7 @@ class Settlement(NamedTuple):
     entries: EntrySets | None = None  # None, without `which`: all that was delivered
 
     def covers(self, message: Message) -> bool:
-        """Returns whether this settles a received message, if nothing settled it before."""
+        """Returns whether this event concerns `message`, if the message was not settled before."""
         if message.entry.consumer is not self.consumer:
             return False
         position: Position = message.entry.position
@@ -90,7 +93,8 @@ class Settlement(NamedTuple):
 
 
 class Hook:
-    """What is called for each message of a client: derive a class, and override what you need.
+    """Base class of hooks, whose methods are called for each message of a client. A program derives a class and
+    overrides the methods that it needs.
 
         class Sizes(magnetar.Hook):
             def before_send(self, sending):
@@ -103,7 +107,8 @@ class Hook:
     `sent` and often `settled` run in the client's loop thread. What they raise is logged and counted."""
 
     def is_interested(self) -> bool:
-        """Returns whether `before_send` is to be called for what is sent now."""
+        """Returns whether `before_send` must be called for the message that is sent now. The sender calls this before
+        each message."""
         return True
 
     def before_send(self, sending: Sending) -> None:
@@ -111,13 +116,15 @@ class Hook:
         to refuse the message."""
 
     def sent(self, sending: Sending) -> None:
-        """Called once after `before_send`, when the message has an outcome: `result`, `message_id`, `error`."""
+        """Called once when the message has an outcome: `result` and `message_id`, or `error`. With several hooks it may
+        be called for a message without a call of this hook's `before_send`: if only another hook is interested in the
+        message, or an earlier hook refused it."""
 
     def before_deliver(self, message: Message) -> None:
         """Called before the program gets a message from a consumer."""
 
     def settled(self, settlement: Settlement) -> None:
-        """Called when received messages are settled, or can no longer be."""
+        """Called when received messages are settled, or can no longer be settled."""
 
 
 HOOKS = ParameterCheck(
@@ -127,7 +134,7 @@ HOOKS = ParameterCheck(
 
 
 def chain_hooks(*groups: Iterable[Hook]) -> HookChain | None:
-    """Returns one chain of all hooks; None if there are none."""
+    """Returns one chain of all hooks of `groups`, in this order; None if there are none."""
     hooks = [hook for group in groups for hook in group]
     return HookChain(hooks) if hooks else None
 
@@ -138,7 +145,8 @@ def _overriding(hooks: list[Hook], *names: str) -> tuple[Hook, ...]:
 
 
 class HookChain:
-    """The hooks of one producer or consumer. Its methods may be called from any thread."""
+    """The hooks of one producer or consumer. Each method calls the method of the same purpose of all hooks, in order,
+    and logs and counts (`failures`) the exceptions. The methods may be called from any thread."""
 
     def __init__(self, hooks: list[Hook]) -> None:
         self.failures = 0
@@ -155,7 +163,8 @@ class HookChain:
 
     # ------------------------------------------------------------------------------ sending
     def is_interested(self) -> bool:
-        """Returns whether messages that are sent now pass `run_send_hooks`."""
+        """Returns whether any hook is interested in the message that is sent now: the sender must then send it within
+        `run_send_hooks`."""
         for hook in self._senders:
             try:
                 if hook.is_interested():
@@ -168,8 +177,9 @@ class HookChain:
     def run_send_hooks(
         self, topic: str, content: Any, properties: dict[str, str] | None, callback: Callback
     ) -> Iterator[tuple[Any, dict[str, str] | None, Callback]]:
-        """Calls the hooks around the `with` block, which adds a message to a producer with the content, the properties
-        and the callback that this yields. If the block raises, the message was refused. Raises SendVetoed."""
+        """Calls `before_send` of the hooks, and `sent` when the message has an outcome. Yields the content, the
+        properties and the callback with which the `with` block must add the message to a producer. If the block raises,
+        the message was refused, and `sent` is called at once. Raises SendVetoed if a hook refuses the message."""
         if not isinstance(properties, dict | None):  # it is refused
             yield content, properties, callback
             return
@@ -185,8 +195,9 @@ class HookChain:
 
     @contextmanager
     def run_copy_hooks(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
-        """Calls the hooks around the `with` block, which sends a copy of the received message `message` with these
-        properties and waits for its outcome. Changes the properties as the hooks do."""
+        """Calls `before_send` before the `with` block, and `sent` after it. The block sends a copy of the received
+        message `message` to `topic` and waits for the outcome. Replaces the content of `properties` by that which the
+        hooks leave in `Sending.properties`."""
         passed = Sending(topic, None, properties, message)
         self._before_send(passed, may_veto=False)
         properties.clear()
@@ -222,8 +233,8 @@ class HookChain:
 
     # ------------------------------------------------------------------------------ receiving
     def add_partition(self, consumer: ReceivingConsumer, *, times_out: bool) -> PartitionHooks | None:
-        """Registers a partition's consumer, which must report what is settled to the returned object. `times_out`:
-        whether messages that are not acknowledged in time are delivered again."""
+        """Registers the consumer of a partition. Returns the object to which this consumer must report the messages
+        that are settled. `times_out`: whether the consumer redelivers messages that are not acknowledged in time."""
         self._consumers.add(consumer)
         return PartitionHooks(self, consumer, times_out)
 
@@ -240,6 +251,8 @@ class HookChain:
                 self._fail(hook, "before_deliver", error)
 
     def report_settled(self, settlement: Settlement) -> None:
+        """Calls `settled` of the hooks. After the event CLOSED, hooks are not called for the consumer's messages any
+        more."""
         if settlement.how == CLOSED:
             self._consumers.discard(settlement.consumer)
         for hook in self._settlers:
@@ -271,7 +284,7 @@ class _Sent:
 
 
 class PartitionHooks:
-    """The hooks of one partition's consumer, which reports what is settled."""
+    """The hooks of one partition's consumer. The consumer reports here the messages that are settled."""
 
     __slots__ = ("_chain", "_consumer", "_times_out")
 
@@ -283,13 +296,14 @@ class PartitionHooks:
         self._chain.report_settled(Settlement(self._consumer, how, which))
 
     def report_redelivered(self, entries: EntrySets | None) -> None:
-        """Reports that entries are delivered again (None: all), because they were not acknowledged in time, or because
-        another message of their batch was negatively acknowledged."""
+        """Reports that the messages of `entries` are delivered again, because they were not acknowledged in time, or
+        because another message of their entry was negatively acknowledged. `entries` None: all delivered messages,
+        because the program asked for them."""
         how = REDELIVERED if entries is None else TIMEOUT if self._times_out else NEGATIVE
         self._chain.report_settled(Settlement(self._consumer, how, None, entries))
 
     def report_all_unsettleable(self, how: str) -> None:
-        """Reports that all messages can no longer be settled: MOVED or CLOSED."""
+        """Reports that no delivered message can be settled any more. `how`: MOVED or CLOSED."""
         self._chain.report_settled(Settlement(self._consumer, how))
 
 

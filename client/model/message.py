@@ -1,8 +1,9 @@
-"""Received messages. A `Message` is a view of a part of its entry, which is parsed once.
+"""Received messages. A `Message` is a view of its part of an entry; the entry is parsed once for all its messages.
 
 A `ReceivedEntry` has the fields that all messages of one entry share; a `Message` has its batch index, its own
-metadata and its payload, and computes everything else when a program asks for it. Also the parser of a single batch
-(`MessageBatch`), and the events of Failover consumers (`ConsumerEventListener`, `ActiveConsumerEvents`)."""
+metadata and its payload, and computes everything else when a program asks for it. Also the parser of a batch that a
+program has as bytes (`MessageBatch`), and the events of Failover consumers (`ConsumerEventListener`,
+`ActiveConsumerEvents`)."""
 
 from __future__ import annotations
 
@@ -40,16 +41,27 @@ from .schema import BytesSchema, Schema
 
 
 class SchemasByVersion(Protocol):
-    """The interface of the cache of a topic's schemas, by version (client/connect/connections.py)."""
+    """The interface of the cache of a topic's schemas, by version, that a Message uses. An object of
+    client/connect/connections.py implements it. A version is 8 bytes; an empty one means the newest."""
 
-    def get_schema(self, version: bytes) -> SchemaInfo: ...
-    def find_cached_schema(self, version: bytes) -> SchemaInfo | None: ...
-    async def fetch_schema(self, version: bytes) -> None: ...
+    def get_schema(self, version: bytes) -> SchemaInfo:
+        """Returns the schema with a version; asks the broker if the schema is not cached. Raises InvalidMessage if the
+        topic has no such schema, or the broker's error."""
+        ...
+
+    def find_cached_schema(self, version: bytes) -> SchemaInfo | None:
+        """Returns a schema that was fetched before; None if it was not fetched, or if the topic lacks this version."""
+        ...
+
+    async def fetch_schema(self, version: bytes) -> None:
+        """Asks the broker for a schema, unless it is cached, and caches the answer, also that the topic lacks the
+        version. Raises the broker's error."""
+        ...
 
 
 class ReceivingConsumer(Protocol):
-    """The interface of one partition's consumer that its received entries and messages use
-    (client/consume/partition_consumer.py)."""
+    """The interface of one partition's consumer that its received entries and messages use.
+    client/consume/partition_consumer.py implements it."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -69,13 +81,13 @@ class ReceivingConsumer(Protocol):
         ...
 
     def on_taken(self, message: Message) -> None:
-        """Fact: the application, or a filter in the client, received the last message of an entry, so that the permits
-        of the entry can be granted again."""
+        """Fact: the application, or a filter in the client, received the last message of an entry. The consumer may now
+        grant the broker the permits of the entry again."""
         ...
 
     def on_message_put_back(self, message: Message) -> None:
-        """Fact: the message was taken, did not reach the application, and waits again. May be called from any
-        thread."""
+        """Fact: the message was taken out of the receiver queue and put back, because it did not reach the application.
+        May be called from any thread."""
         ...
 
     def on_dequeue_interrupted(self) -> None:
@@ -84,22 +96,22 @@ class ReceivingConsumer(Protocol):
         ...
 
     def drop_if_expired(self, message: Message) -> bool:
-        """Acknowledges the message, and returns whether it has expired since it was delivered, so that the application
-        does not get it. Called for messages of entries that have a `broker_clock_ms`."""
+        """Returns whether the message has expired since it was delivered. If so, acknowledges the message, and the
+        caller must not give it to the application. Called for messages of entries that have a `broker_clock_ms`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
     def remember_failure(self, position: Position, failure: Failure) -> None:
-        """Fact: a message of the entry was given back for this reason."""
+        """Fact: a message of the entry at `position` was negatively acknowledged, for the reason `failure`."""
         ...
 
     def find_failure(self, message: Message) -> Failure | None:
-        """Returns why the message was given back last; None if that is not known."""
+        """Returns the reason of the last negative acknowledgement of the message; None if it is not known."""
         ...
 
     def make_copy_encryptor(self, message: Message) -> Encrypt | None:
-        """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy;
-        None if the message was not encrypted. Raises CryptoError if the message cannot be decrypted."""
+        """Returns a function that encrypts a copy of `message` for the readers of `message`; None if `message` was not
+        encrypted. Raises CryptoError if it cannot be decrypted."""
         ...
 
 
@@ -177,7 +189,7 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """Returns the bytes of the message as the producer sent them."""
+        """Returns the bytes of the message as the producer sent them, as `data` does."""
         payload = self._payload
         return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
@@ -201,8 +213,8 @@ class Message:
         return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
-        """Returns the key of the message as bytes; a text key as UTF-8. A key that is marked as base64 but is no valid
-        base64 counts as text."""
+        """Returns the key of the message as bytes, a text key as UTF-8; empty if the message has no key. A key that is
+        marked as base64 but is no valid base64 counts as text."""
         key = self.fields.partition_key
         if self.fields.partition_key_b64_encoded:
             with suppress(ValueError):
@@ -210,15 +222,15 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """Returns the schema with which the producer wrote the message. Returns None if the message names no schema;
-        the message is then decoded with the consumer's own schema. Raises InvalidMessage if the topic lacks the
-        schema."""
+        """Returns the schema with which the producer wrote the message; asks the broker if it is not cached. Returns
+        None if the consumer's own schema decodes the message, for example because the message names no schema. Raises
+        InvalidMessage if the topic lacks the schema, or the broker's error."""
         writers = self._decoded_by()
         return None if writers is None else writers.get_schema(self.writer_version)
 
     async def fetch_writer_schema(self) -> None:
-        """Fetches from the broker the schema with which the message was written, if decoding needs this schema and the
-        client does not have it yet."""
+        """Waits until the client has the schema with which the message was written; asks the broker if it is not
+        cached. Does nothing if decoding does not need that schema. Raises the broker's error."""
         if (writers := self._decoded_by()) is not None:
             await writers.fetch_schema(self.writer_version)
 
@@ -297,7 +309,8 @@ class Message:
         return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
 
     def sequence_id(self) -> int:
-        """Returns the sequence id with which the producer sent the message."""
+        """Returns the sequence id with which the producer sent the message: its number among the messages of that
+        producer."""
         own = getattr(self.fields, "sequence_id", 0)
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
@@ -325,8 +338,8 @@ class CiphertextMessage(Message):
 
 
 class DamagedMessage(Message):
-    """A placeholder for an entry that cannot be read. A call of `receive` raises its `error` in place of returning
-    it."""
+    """A placeholder for an entry that cannot be read, in the receiver queue. `receive` raises the placeholder's `error`
+    instead of returning the placeholder."""
 
     __slots__ = ("_cause", "_id")
 
@@ -339,13 +352,15 @@ class DamagedMessage(Message):
         self._id = position
 
     def error(self) -> PulsarException:
+        """Returns a new ChecksumError that names the entry; its cause is the error of the parser."""
         error = ChecksumError(f"entry {self._id} is damaged: {self._cause.message}", entry=self._id)
         error.__cause__ = self._cause
         return error
 
 
 def read_filter_field(message: Message, name: str) -> str | int | None:
-    """Returns the value of a name of `proto.filters.SYSTEM_NAMES`."""
+    """Returns the value of a field of the message for a filter expression, such as "message.key"; None if the message
+    does not have the field. `name`: one of `proto.filters.SYSTEM_NAMES`."""
     if name == "message.key":
         return message.partition_key() if message.fields.HasField("partition_key") else None
     if name == "message.ordering_key":
@@ -370,11 +385,9 @@ _NOWHERE = TopicName.parse("persistent://public/default/batch")
 
 
 class MessageBatch:
-    """Parses the messages of a batch: `MessageBatch().with_message_id(id).parse_from(payload, count)`.
-
-    The payload must be neither compressed nor encrypted. Raises InvalidMessage if it is not a batch of `count`
-    messages.
-    """
+    """Parses the messages of a batch that a program did not get from a consumer:
+    `MessageBatch().with_message_id(id).parse_from(payload, count)`. The payload must be neither compressed nor
+    encrypted."""
 
     def __init__(self) -> None:
         self._id = MessageId()
@@ -386,7 +399,9 @@ class MessageBatch:
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
-        """Parses the payload `data` of a batch and returns its `size` messages."""
+        """Parses the payload `data` of a batch and returns its messages. `size`: the number of messages in the batch,
+        from 1 to MESSAGES_MAX. Raises InvalidMessage if `data` is not a batch of `size` messages, InvalidConfiguration
+        for a wrong `size`."""
         check_parameter("size", make_whole_number_check(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
@@ -456,17 +471,18 @@ class _Unconnected(ReceivingConsumer):
 
 
 class ConsumerEventListener(Protocol):
-    """Base class of a program's listener for a Failover subscription. The client calls it, for each partition, when
-    this consumer becomes the active one or stops being it.
+    """Base class of a program's listener for a Failover subscription. The client calls the listener, for each
+    partition, when the consumer becomes the active one or stops being the active one: the asyncio client in the event
+    loop, the blocking client in a thread of its own.
 
     `partition_id` -1: the topic is not partitioned. Exceptions that the listener raises are logged."""
 
     def became_active(self, consumer: Any, partition_id: int) -> object:
-        """Called when this consumer becomes the active one of the partition: it gets the messages from now on."""
+        """Called when `consumer` becomes the active one of the partition: it gets the messages from now on."""
         ...
 
     def became_inactive(self, consumer: Any, partition_id: int) -> object:
-        """Called when another consumer becomes the active one of the partition, and this one gets no more messages."""
+        """Called when another consumer becomes the active one of the partition: `consumer` gets no more messages."""
         ...
 
 
@@ -480,6 +496,8 @@ class ActiveConsumerEvents:
         self._told: deque[tuple[int, bool]] = deque()
 
     def notify(self, partition: int, active: bool) -> None:
+        """Calls the listener with an event: the consumer became the active one of a partition (`active`), or stopped
+        being it. Stores the event if no consumer is attached yet."""
         self._told.append((partition, active))
         if self._consumer is not None:
             self._call()
@@ -495,8 +513,8 @@ class ActiveConsumerEvents:
 
 
 def call_event_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
-    """Calls the listener with an event: the consumer became active or inactive. Logs an exception that the listener
-    raises; the consumer goes on."""
+    """Calls the listener with one event: `consumer` became the active one of a partition (`active`), or stopped being
+    it. Logs an exception that the listener raises."""
     try:
         if active:
             listener.became_active(consumer, partition)

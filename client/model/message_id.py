@@ -1,5 +1,5 @@
-"""MessageId of the SDK: it has the methods, the serialized form and the order of Pulsar's, over
-`ledger:entry:partition:batch`."""
+"""The SDK's MessageId. It has the methods, the serialized form and the order of the class of that name in Pulsar's
+client."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class MessageId:
     and `chunks` returns the positions of all chunks. Ids are hashable, and ordered by ledger, entry, batch index, and
     last by partition.
 
-    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `ledger:entry:partition:batch` in brackets,
-    as Pulsar prints it. The id of a received message also contains its topic and the size of its batch."""
+    `serialize` returns the bytes of Pulsar's MessageIdData; `str()` returns `(ledger,entry,partition,batch)`, as Pulsar
+    prints it. The id of a received message also contains its topic and the size of its batch."""
 
     __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
 
@@ -102,8 +102,8 @@ class MessageId:
         return self._topic
 
     def serialize(self) -> bytes:
-        """Converts the id to bytes and returns these: Pulsar's MessageIdData, without the topic. `deserialize` reads
-        them."""
+        """Returns the id as bytes, Pulsar's MessageIdData, without the topic. `deserialize` converts them back. Of the
+        chunks the bytes contain only the first and the last."""
         data = MessageIdData(ledgerId=self._ledger_id % _U64, entryId=self._entry_id % _U64)
         if self._partition >= 0:
             data.partition = self._partition
@@ -118,8 +118,8 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
-        """Returns the message id that was passed, unchanged; exists because Pulsar's client has two such classes and
-        converts between them."""
+        """Returns the message id that was passed, unchanged. Exists because Pulsar's client has two such classes and
+        converts between them. Raises InvalidMessage if `msg_id` is not a MessageId."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shorten_value(msg_id)}")
         return msg_id
@@ -161,14 +161,14 @@ class MessageId:
         return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
 
     def to_wire(self) -> wire.MessageId:
-        """Converts the id to the Protobuf message with which it is sent to a broker, and returns this."""
+        """Returns the id as the Protobuf message that is sent to a broker: without its batch size, topic and chunks."""
         return wire.MessageId(
             ledger_id=self._ledger_id, entry_id=self._entry_id, partition=self._partition, batch_index=self._batch_index
         )
 
     @staticmethod
     def from_wire(message: wire.MessageId) -> MessageId:
-        """Makes the id from the Protobuf message that a broker sent, and returns it."""
+        """Returns the id that a Protobuf message of a broker contains."""
         return UncheckedMessageId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
@@ -205,8 +205,8 @@ class MessageId:
 
 
 class UncheckedMessageId(MessageId):
-    """A MessageId whose arguments are not checked when it is made, because the client makes one for each message that
-    is sent or received."""
+    """A MessageId whose arguments are not checked. The client makes one for each message that is sent or received, from
+    numbers that it knows to be valid."""
 
     __slots__ = ()
 

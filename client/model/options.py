@@ -203,12 +203,15 @@ READER: Table = {
 
 
 def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Returns the parameters of the calling method from its `locals()`, without `self` and the names in `without`. Must
-    be called in the first line of that method."""
+    """Returns a copy of the parameters of the calling method without `self` and the names in `without`. `parameters`:
+    the `locals()` of that method, in its first line. Subclasses of `str` are replaced by plain text
+    (`to_plain_text`)."""
     return {name: to_plain_text(value) for name, value in parameters.items() if name != "self" and name not in without}
 
 
 def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
+    """Returns the settings for the parameters of `Client`. Raises InvalidConfiguration if a value is wrong; logs a
+    warning for each parameter without effect."""
     checks.check_parameters(checks.CLIENT, options)
     check_logger(options.get("logger"))
     checks.check_parameter("tracing", make_instance_check(Tracing), options.get("tracing"))
@@ -228,12 +231,15 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
 
 
 def warn_of_ignored_options(options: Mapping[str, Any]) -> None:
+    """Logs a warning for each parameter of `TUNING` whose value is not its default."""
     for name, (default, why) in TUNING.items():
         if options.get(name, default) != default:
             _LOG.warning("%s=%r has no effect: %s", name, options[name], why)
 
 
 def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
+    """Returns the settings for the parameters of `Client.create_producer`. Raises InvalidConfiguration if a value is
+    wrong, or if two parameters contradict each other."""
     checks.check_parameters(PRODUCER, options)
     found = _without(options)
     key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
@@ -250,6 +256,8 @@ def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
 
 
 def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
+    """Returns the settings for the parameters of `Client.subscribe` or `Client.create_reader`. Raises
+    InvalidConfiguration if a value is wrong, or if two parameters contradict each other."""
     checks.check_parameters(CONSUMER, options)
     warn_of_ignored_options(options)
     if options.get("filter") is not None:
@@ -279,8 +287,10 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SubscriptionStart(NamedTuple):
-    """Which subscription a consumer has, and where it begins if it is made: whether it is durable, what is added to its
-    name, the message (not durable) and the time (ms since the epoch; 0: none)."""
+    """The subscription that a call of `Client.subscribe` asks for, and the position at which it begins if it does not
+    exist. `durable`: whether it exists without consumers. `name_suffix`: the text that is appended to its name.
+    `start`: the message at which a subscription that is not durable begins; None: its initial position. `start_at_ms`:
+    the time of the first message, in ms since the epoch; 0: none."""
 
     durable: bool
     name_suffix: str
@@ -292,8 +302,10 @@ class SubscriptionStart(NamedTuple):
         cls, durable: bool | None, place: MessageId | None, at: datetime | None, consumer_name: str | None, *,
         broadcast: bool, inclusive: bool, make_name: Callable[[], str],
     ) -> SubscriptionStart:  # fmt: skip
-        """Returns what these parameters of `Client.subscribe` say. Raises WrongValue if they contradict each other.
-        `make_name()` returns a random name."""
+        """Returns the subscription for these parameters of `Client.subscribe`: `durable`, `start_message_id` (`place`),
+        `start_at` (`at`), `consumer_name`, `broadcast` and `start_message_id_inclusive` (`inclusive`). Raises
+        WrongValue if they contradict each other. `make_name()` returns a random name, for a broadcast that is not
+        durable."""
         lasts = not broadcast if durable is None else durable
         if lasts and place is not None:
             raise WrongValue("start_message_id is of a subscription that is not durable: seek, or give start_at")
@@ -311,7 +323,7 @@ BATCH_INDEX_MAX = 2**31 - 1
 
 
 class ReaderStart:
-    """The position at which a reader starts to read. It stays the same when the reader reconnects."""
+    """The position at which a reader starts to read. The position does not change when the reader reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
 
@@ -324,6 +336,8 @@ class ReaderStart:
         self.begun = begun if begun is not None and begun < id.position() else None
 
     def is_chunk_wanted(self, position: Position) -> bool:
+        """Returns whether the reader needs the chunk at `position`: the chunk is not before the start, or belongs to a
+        message that the reader has read in part."""
         return not self.is_before_start(position, 0) or (self.begun is not None and position >= self.begun)
 
     def is_before_start(self, position: Position, index: int) -> bool:

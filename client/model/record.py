@@ -1,25 +1,19 @@
-"""Records: classes with typed fields, for JsonSchema and AvroSchema. The names are those of `pulsar.schema`.
+"""Records: classes with typed fields, for JsonSchema and AvroSchema. The classes have the names of `pulsar.schema`.
 
     class Flight(Record):
         carrier = String(required=True)
         delay = Integer(default=0)
 
-A field that is not required may be None; a field with a default replaces None by the default, as in Pulsar. A record as
-a field of another record (`origin = Place()`, `Place(required=True)`) has as its default the record as it was declared,
-as in Pulsar, unless that lacks a required field; a program may assign a dict to it. A program may assign an enum's name
-or value to an enum field.
+A field that is not required may be None; a field with a default replaces None by the default, as in Pulsar. A record
+may be a field of another record: `origin = Place()`, `Place(required=True)`. The default of that field is the record as
+it was declared, as in Pulsar, unless the record lacks a required field. A program may assign a dict to such a field,
+and an enum's name or value to an enum field.
 
 `schema()` returns the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their
 definition, which is the order of Avro's encoding (with `_sorted_fields = True`: by name); with a default if
 `required_default` is set; a record or enum that is used twice is defined once and then named. The schema differs from
 Pulsar's in two cases: a record also has the fields of its base class, which Pulsar leaves out; and two things are valid
 Avro that are not in Pulsar's schema: arrays and maps of enums, and references to a type in another namespace.
-
-`schema()` is the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their definition,
-which is the order of Avro's encoding (`_sorted_fields = True`: of their names); a default is in it when
-`required_default` says so; a record or enum that is used twice is defined once and then named. Its text differs in
-two cases: a record has the fields of its base class, which Pulsar leaves out; and arrays and maps of enums, and what
-is named in another namespace than its own, are valid Avro, which Pulsar's are not.
 
 Type checkers see a field as its value (`flight.delay` is an int), which may be None where neither `required` nor a
 default excludes it. Guard: tests/client/model/test_schema.py, tests/docs/typed_program.py."""
@@ -81,7 +75,8 @@ def _field(kind: Any) -> Field[Any]:
 
 
 class Array(Field[V]):
-    """A field with a list whose elements have one type: a field, a class of fields, an enum, or a record."""
+    """A field with a list whose elements have one type, `array_type`: a Field or a class of fields, an enum, or a
+    Record or its class. Raises InvalidConfiguration for any other type."""
 
     avro, python = "array", (list,)
 
@@ -117,8 +112,8 @@ class Array(Field[V]):
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
-        """Checks all elements of the list. Raises InvalidMessage; for an element of a wrong type, with the error text
-        of Pulsar's client."""
+        """Raises InvalidMessage if `value` is not a list, or an element of it does not fit. For an element of a wrong
+        type the error text is that of Pulsar's client."""
         super().check(value)
         for each in value:
             if not self.items.is_of_type(each):
@@ -141,7 +136,8 @@ class Array(Field[V]):
 
 
 class Map(Field[V]):
-    """A field with a dict from text to values of one type: a field, a class of fields, an enum, or a record."""
+    """A field with a dict from text to values of one type, `value_type`: a Field or a class of fields, an enum, or a
+    Record or its class. Raises InvalidConfiguration for any other type."""
 
     avro, python = "map", (dict,)
 
@@ -177,8 +173,8 @@ class Map(Field[V]):
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
-        """Checks all keys and values of the dict. Raises InvalidMessage; for a value of a wrong type, with the error
-        text of Pulsar's client, including its two spaces."""
+        """Raises InvalidMessage if `value` is not a dict, a key is not text, or a value of it does not fit. For a key
+        or value of a wrong type the error text is that of Pulsar's client."""
         super().check(value)
         for key, each in value.items():
             if not isinstance(key, str):
@@ -247,8 +243,8 @@ FIELD_PARAMETERS = ("default", "required", "required_default")
 
 
 class NoSuchField(InvalidMessage, AttributeError):
-    """Raised when a record has no field of that name. It is an AttributeError, too, because Pulsar's records raise
-    that."""
+    """Raised when a program sets a field that the record does not have. It is an AttributeError, too, because Pulsar's
+    records raise an AttributeError."""
 
 
 class _RecordType(type):
@@ -280,8 +276,9 @@ class Record(metaclass=_RecordType):
         producer = client.create_producer("flights", schema=JsonSchema(Flight))
         producer.send(Flight(number="UA 1545"))
 
-    A field without a value is None. Raises InvalidMessage if a value does not fit its field, or no field has that
-    name.
+    A field that gets no value has its default, or None. Making a record and setting a field raise InvalidMessage if a
+    value does not fit its field, or no field has that name. A required field may still be None then: sending the record
+    raises InvalidMessage.
     """
     _fields: ClassVar[dict[str, Field[Any]]]
     _avro_namespace: ClassVar[str | None] = None
@@ -292,8 +289,8 @@ class Record(metaclass=_RecordType):
     name)."""
 
     def __init__(self, *declared: Any, **values: Any) -> None:
-        """Makes a record. `declared`: default, required_default and required, for a record that is a field of another
-        one."""
+        """Makes a record with the field values `values`. `declared`: default, required_default and required, in this
+        order, for a record that declares a field of another record."""
         fields = self._fields
         values.update(zip(("default", "required_default", "required"), declared, strict=False))
         if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
@@ -333,8 +330,8 @@ class Record(metaclass=_RecordType):
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
     def to_plain(self, text: FieldEncoding) -> dict[str, Any]:
-        """Returns the fields of the record as a dict by name, with their values converted to plain Python values that
-        JSON or Avro can encode."""
+        """Returns the fields of the record as a dict by name, with values converted to plain Python values, which the
+        encoding `text` (JSON or Avro) can write."""
         return {
             name: None if (value := getattr(self, name)) is None else field.to_plain(value, text)
             for name, field in self._fields.items()
@@ -342,8 +339,8 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], text: FieldEncoding) -> Any:
-        """Makes a record from a dict that was decoded from JSON or Avro, and returns the record. Unknown fields are
-        ignored, and missing fields get their defaults."""
+        """Returns the record for a dict that was decoded from the encoding `text` (JSON or Avro). Unknown fields are
+        ignored, and missing fields get their defaults. Raises InvalidMessage if a value does not fit its field."""
         return cls(
             **{
                 name: None if plain[name] is None else field.from_plain(plain[name], text)
@@ -366,7 +363,7 @@ class Record(metaclass=_RecordType):
         return _Nested(type(self), self).validate_type(name, val)
 
     def default(self) -> Any:
-        """Returns the default value of a field whose type is this record: the value that the field has when it is
+        """Returns the default value of a field whose type is this record; None if it has none. The default replaces
         None."""
         return self.declared_.get("default")
 
@@ -388,8 +385,9 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def avro_definition(cls, names: DefinedTypes, namespace: str) -> Any:
-        """Returns the record's type as a part of an Avro schema: its definition, or only its full name if the schema
-        has defined it already."""
+        """Returns the record's type as a part of an Avro schema: its definition, or only its name if the schema has
+        defined it already. `names`: the types that the schema has defined, to which this adds the record; `namespace`:
+        the namespace of the enclosing record. Raises InvalidMessage if another type has the record's name."""
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
         if not names.add_if_new(name, cls):

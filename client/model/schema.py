@@ -1,7 +1,7 @@
-"""Schemas: how a value is encoded to a payload and decoded again. Names of `pulsar.schema`.
+"""Schemas: they encode the values of a program to payloads, and decode payloads to values. The classes have the names
+of `pulsar.schema`. More schemas are in composite_schemas.py.
 
-`encode` raises InvalidMessage if a value does not fit the schema, before anything is sent. More schemas:
-composite_schemas.py."""
+`encode` raises InvalidMessage if a value does not fit the schema, before anything is sent."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class Schema:
     def __init__(
         self, record_cls: Any, schema_type: Any = SchemaType.NONE, schema_definition: Any = None, schema_name: str = ""
     ) -> None:
-        """Makes a schema. `schema_definition`: a value of JSON, such as the Avro schema of JSON and AVRO. A text in
-        place of `schema_type` is the name of a schema that is not registered with topics. Raises InvalidConfiguration.
-        """
+        """Makes a schema. `record_cls`: the type of its values. `schema_definition`: a value that JSON can represent,
+        such as an Avro schema. If `schema_type` is a text, it is the name of a schema that is not registered with
+        topics. Raises InvalidConfiguration if there is no such type, or JSON cannot represent the definition."""
         if isinstance(schema_type, str):
             schema_type, schema_name = SchemaType.NONE, schema_type
         self._record_cls = record_cls
@@ -126,22 +126,25 @@ class Schema:
             ) from error
 
     def encode(self, obj: Any) -> bytes:
-        """Encodes a value and returns the payload, as bytes."""
+        """Encodes a value and returns the payload. Raises InvalidMessage if the value does not fit the schema."""
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """Decodes a payload and returns the value."""
+        """Decodes a payload and returns the value. Raises InvalidMessage if the payload does not fit the schema."""
         raise NotImplementedError
 
     def decode_message(self, msg: Message) -> Any:
-        """Decodes a received message and returns its value. `Message.value` calls this."""
+        """Decodes a received message and returns its value. `Message.value` calls this. Asks the broker for the schema
+        with which the message was written, if it is needed and not cached. Raises InvalidMessage if the payload does
+        not fit."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
             return self.decode_separated(key, None if msg.has_null_value() else msg.data())
         return self.decode_with_writer_schema(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
-        """Returns the description of the schema that is registered with the topic, as Pulsar's client has it."""
+        """Returns `info()` in the form of Pulsar's client: the description of the schema that is registered with the
+        topic."""
         return SchemaDescription.from_info(self.info())
 
     def attach_client(self, client: Any) -> None:
@@ -156,26 +159,30 @@ class Schema:
 
     def decode_with_writer_schema(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         """Decodes a payload that was written with the schema `writer` and returns the value. `writer` None: the message
-        does not name the schema with which it was written."""
+        does not name the schema with which it was written. Raises InvalidMessage if the payload does not fit. Called
+        only for schemas with `by_writer`."""
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
-        """Returns the schema to use in place of this one, made for a topic's schema. Called only for schemas with
-        `of_topic`, which depend on the topic. `info`: the schema of the topic; None: the topic has none."""
+        """Returns the schema that a producer must use in place of this one. A producer calls this when it is opened, if
+        `of_topic` is set. `info`: the newest schema of the topic; None: the topic has none."""
         return self
 
     def encode_separated(self, value: Any) -> tuple[bytes | None, bytes | None]:
         """Encodes a (key, value) pair whose key is SEPARATED from the payload. Returns the encoded key, which becomes
-        the key of the message, and the payload; either may be None."""
+        the key of the message, and the payload; either is None if its part of the pair is None. Raises InvalidMessage
+        if the schema has no pairs, or `value` is not a pair that fits."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
-        """Encodes the key of a (key, value) pair whose key is SEPARATED, and returns it; None if the key is None."""
+        """Encodes the key of the (key, value) pair `value`, whose key is SEPARATED, and returns it; None if the key is
+        None. Raises InvalidMessage as `encode_separated` does."""
         return self.encode_separated(value)[0]
 
     def decode_separated(self, key: bytes | None, payload: bytes | None) -> Any:
-        """Decodes a (key, value) pair whose key is SEPARATED, and returns it. `key`: the key of the message; `payload`:
-        the encoded value."""
+        """Decodes a (key, value) pair whose key is SEPARATED, and returns the pair. `key`: the key of the message;
+        `payload`: the encoded value. None stays None. Raises InvalidMessage if the schema has no pairs, or a part does
+        not fit."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:
@@ -190,7 +197,8 @@ class Schema:
 
 
 class BytesSchema(Schema):
-    """The schema of payloads that are not encoded: the value is `bytes` or a similar type. This is the default."""
+    """The schema of payloads that are not encoded, which is the default. `encode` accepts `bytes`, `bytearray` and
+    `memoryview`."""
     def __init__(self) -> None:
         super().__init__(bytes, schema_name="BYTES")
 
@@ -222,8 +230,8 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """The schema of a Record as compact JSON. NaN and infinities are refused, because they are not JSON; they are
-    decoded if another client sent them."""
+    """The schema of a Record as compact JSON. `encode` raises InvalidMessage for NaN and infinities, which are not
+    JSON; `decode` accepts them, because other clients send them."""
 
     def __init__(self, record_cls: type[Record]) -> None:
         super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
@@ -249,8 +257,8 @@ class JsonSchema(Schema):
 
 
 class AvroSchema(Schema):
-    """The schema of a Record, or of a dict if only `schema_definition` is given, as Avro. Needs the extra `avro`
-    (fastavro).
+    """The schema of a Record, or of a dict if only `schema_definition` is given, as Avro. Raises InvalidMessage if the
+    package fastavro is not installed (`pip install 'magnetar[avro]'`).
 
     A message is decoded with the schema with which it was written, and converted to this one: fields that the message
     lacks get their defaults, and fields that this schema lacks are left out.
@@ -318,8 +326,8 @@ def fastavro() -> Any:
 
 
 def parse_avro_schema(writer: SchemaInfo) -> Any:
-    """Parses an Avro schema with fastavro and returns the parsed schema. Raises InvalidMessage if the schema is not
-    valid."""
+    """Parses the schema with which a message was written, and returns the schema as fastavro parses it. Raises
+    InvalidMessage if `writer` is not of type AVRO, or not valid."""
     if writer.type is not SchemaType.AVRO:
         raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
     try:
@@ -329,8 +337,9 @@ def parse_avro_schema(writer: SchemaInfo) -> Any:
 
 
 def decode_avro_payload(payload: bytes, writer: CheckedSchema, reader: Any = None) -> Any:
-    """Decodes an Avro payload and returns the value. Raises InvalidMessage if the payload does not fit the writer's
-    schema, has additional bytes, or declares more items than it can contain."""
+    """Decodes an Avro payload and returns the value. `writer`: the schema with which the payload was written; `reader`:
+    a parsed schema to which the value is converted (None: `writer`). Raises InvalidMessage if the payload does not fit,
+    has additional bytes, or declares more items than it can contain."""
     writer.check(payload)
     source = io.BytesIO(payload)
     try:

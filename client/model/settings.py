@@ -4,8 +4,7 @@ Names and defaults are those of `pulsar-client`; if a default of ours differs, t
 are checked before a settings object is made (client/model/options.py); the settings object checks the relations between
 its fields, and raises InvalidConfiguration.
 
-Also in this file, below its heading: how long an entry waits for its redelivery, by how often it came back
-(redelivery_backoff)."""
+Also in this file, under the heading "redelivery_backoff": the rules that choose the delay before a redelivery."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ from .tracing import Tracing
 
 
 class RedeliveryBackoff(Protocol):
-    """Base class of the rules that choose the delay before a redelivery, by how often the entry was delivered
-    before."""
+    """Base class of the rules that choose the delay before a redelivery. A program may derive a rule of its own; the
+    consumer calls `next` for each entry that it redelivers."""
 
     def next(self, redelivery_count: int) -> int:
         """Returns the delay in ms before an entry is delivered again that was redelivered `redelivery_count` times."""
@@ -57,7 +56,7 @@ class RedeliveryBackoff(Protocol):
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
     """A redelivery delay that grows exponentially, as in Pulsar: min_delay_ms, min_delay_ms × multiplier, … up to
-    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7)."""
+    max_delay_ms. With the defaults: 1, 2, 4, … 60 s (A7 in docs/features.md)."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -86,7 +85,7 @@ __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition",
 
 
 class CompressionType(ClientEnum):
-    """The methods by which a producer can compress its entries."""
+    """The algorithms by which a producer can compress its entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
     ZLib = Compression.ZLIB
@@ -97,7 +96,7 @@ class CompressionType(ClientEnum):
 if TYPE_CHECKING:
 
     class ConsumerType(ClientEnum):  # for type checkers alone
-        """The consumers that get the messages of a subscription."""
+        """The types of a subscription, which say which of its consumers get a message."""
 
         Exclusive = 0
         Shared = 1
@@ -117,14 +116,15 @@ acknowledged by itself."""
 
 
 class InitialPosition(ClientEnum):
-    """The positions at which a new subscription can begin: after the last message of the topic, or at the first stored
-    message."""
+    """The positions at which a new subscription can begin. Latest: after the last message of the topic. Earliest: at
+    the first stored message."""
     Latest = model.InitialPosition.LATEST
     Earliest = model.InitialPosition.EARLIEST
 
 
 class BatchingType(ClientEnum):
-    """The rules by which messages share an entry: consecutive messages, or messages of the same key (for KeyShared)."""
+    """The rules by which a producer groups messages into batches. Default: consecutive messages. KeyBased: messages of
+    the same key, as KeyShared subscriptions need them."""
     Default = 0
     KeyBased = 1
 
@@ -142,8 +142,8 @@ class ProducerAccessMode(ClientEnum):
 
 
 class RegexSubscriptionMode(ClientEnum):
-    """The kinds of topics that a topic pattern can match: persistent, non-persistent, or all. Non-persistent topics are
-    found only while a broker has them open."""
+    """The kinds of topics that a topic pattern can match: persistent topics, non-persistent topics, or both.
+    Non-persistent topics are found only while a broker has them open."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
@@ -161,8 +161,8 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """The ways in which the keys of a KeyShared subscription are divided among its consumers: by the broker, or by the
-    `sticky_ranges` of each consumer."""
+    """The ways in which the keys of a KeyShared subscription are divided among its consumers. AutoSplit: the broker
+    divides them. Sticky: each consumer gets the keys whose hashes are in its `sticky_ranges`."""
     AutoSplit = model.KeySharedMode.AUTO_SPLIT
     Sticky = model.KeySharedMode.STICKY
 
@@ -248,8 +248,9 @@ class ConsumerKeySharedPolicy:
     """The policy by which the consumers of a KeyShared subscription divide the keys. All consumers must set the same
     policy, except for the ranges.
 
-    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, for this consumer; with Sticky, and
-    only then. The ranges of all consumers must cover all hashes: a message whose hash is in no range waits.
+    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, for this consumer; required with Sticky,
+    and not allowed otherwise. The ranges of all consumers must cover all hashes: a message whose hash is in no range
+    waits. Raises InvalidConfiguration for a wrong value, and for ranges that overlap.
     """
 
     def __init__(
@@ -309,11 +310,13 @@ class ConsumerKeySharedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
-    """The policy for messages that are redelivered too often (client/consume/dead_letters.py).
+    """The policy for messages that are redelivered too often. A message that is not acknowledged after its first
+    delivery and `max_redeliver_count` redeliveries is moved to `dead_letter_topic` (client/consume/dead_letters.py).
 
-    If a topic is None or "", its name is `<topic>-<subscription>-DLQ` or `-RETRY`. The subscription
-    `initial_subscription_name` is created with the dead-letter topic, so that the topic retains its messages. A
-    parameter that is not given has the value "", as in Pulsar's client."""
+    `retry_letter_topic`: the topic to which `reconsume_later` sends messages. By default the topics are called
+    `<topic>-<subscription>-DLQ` and `-RETRY`. The subscription `initial_subscription_name` is created with the
+    dead-letter topic, so that the topic retains its messages. A text that is not given is "", as in Pulsar's client.
+    Raises InvalidConfiguration for a wrong value."""
 
     max_redeliver_count: int
     dead_letter_topic: str | None = None

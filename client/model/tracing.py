@@ -1,5 +1,5 @@
-"""OpenTelemetry traces of a client: `Client(…, tracing=Tracing())`. Without this parameter the client calls nothing of
-this module. It is a hook (client/model/hooks.py): all that it records it is told there.
+"""OpenTelemetry traces of a client: `Client(…, tracing=Tracing())`. Without this parameter the client does not use this
+module. `Tracing` is a hook (client/model/hooks.py): the client calls it for each message.
 
 | span | kind | from | to |
 |---|---|---|---|
@@ -76,9 +76,9 @@ class Tracing(Hook):
                 consumer.acknowledge(message)
 
     `tracer_provider` None: OpenTelemetry's global one. Sends are traced where the current span is recorded, received
-    messages if they carry a sampled context; with `every_message` all are. docs/tracing.md has the spans and their
-    cost. Several clients may share one object. Needs `pip install 'magnetar[otel]'`; raises OperationNotSupported
-    without it.
+    messages if they carry a sampled context; with `every_message` all are. At most `open_spans_max` spans are open at
+    once; messages beyond that are not traced. docs/tracing.md has the spans and their cost. Several clients may share
+    one object. Raises OperationNotSupported if OpenTelemetry is not installed (`pip install 'magnetar[otel]'`).
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Tracing(Hook):
             spans.add(message, span)
 
     def settled(self, settlement: Settlement) -> None:
-        """Ends the process spans of messages that are settled, or can no longer be."""
+        """Ends the process spans of messages that are settled, or can no longer be settled."""
         spans = self._partitions.get(settlement.consumer)
         if spans is None:
             return
@@ -243,13 +243,13 @@ class Tracing(Hook):
         return None
 
     def end(self, span: Span) -> None:
-        """Ends a span that this Tracing object began."""
+        """Ends a span that this Tracing object began. Each span must be ended once, by `end` or by `fail`."""
         self._room.append(0)
         span.end()
 
     def fail(self, span: Span, kind: str, text: str) -> None:
-        """Ends a span with an error. `kind`: the value of the attribute `error.type`; `text`: the description of the
-        error."""
+        """Ends a span that this Tracing object began, with an error. `kind`: the value of the attribute `error.type`;
+        `text`: the description of the error."""
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, text)
         self.end(span)
@@ -276,7 +276,8 @@ class Tracing(Hook):
 
 
 class ProcessSpans:
-    """The spans of messages that the program has received from one partition and not acknowledged yet."""
+    """The open process spans of one partition's consumer: those of messages that the program has received and not
+    settled yet."""
 
     __slots__ = ("_open", "_tracing", "attributes", "topic")
 
@@ -296,11 +297,12 @@ class ProcessSpans:
         self._open[key] = span
 
     def find(self, message: Message) -> Span | None:
+        """Returns the open span of a message; None if the message is not traced, or is settled."""
         return self._open.get((*message.entry.position, message.batch_index))
 
     def settle(self, settlement: Settlement) -> None:
-        """Ends the spans of all messages that are settled. If a message id of a whole entry is settled, those are all
-        messages of the entry."""
+        """Ends the spans of all messages that the event concerns. A message id without a batch index means all messages
+        of the entry."""
         which, how = settlement.which, settlement.how if settlement.how in _SHOWN else ""
         if not self._open:
             return

@@ -42,7 +42,8 @@ stored. Guard: tests/client/outbox/test_together.py.
 Also the values, effects and settings of the relay's core (relay_core.py).
 
 A *destination* is the topic to which one producer publishes: a topic without partitions, or one partition, by its full
-name. Positions are sequence ids; -1: none."""
+name. Positions are sequence ids; -1: none. A row that *gives its id back* is no longer claimed: it waits again, and a
+later claim gives it a new sequence id."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ NONE = -1
 
 
 class ClaimedRow(NamedTuple):
-    """A row that a relay has claimed. It keeps its sequence id and its destination until its outcome is recorded."""
+    """A row that a relay has claimed. It keeps its sequence id (`seq`) and its destination until its outcome is
+    recorded. `id`: the row's key in the database."""
 
     id: int
     seq: int
@@ -78,9 +80,11 @@ class ClaimedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedShard:
-    """The state of a shard that a relay has just claimed. `stored`: by destination, the highest sequence id that is
-    known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`: seconds
-    since a relay last had the shard; None: no relay ever had it. `was_atomic`: whether an atomic relay ever had it."""
+    """The state of a shard that a relay has just claimed. `epoch`: the number of this claim, higher than that of every
+    earlier one. `next_seq`: the sequence id that the next claimed row will get. `stored`: by destination, the highest
+    sequence id that is known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids.
+    `absent_s`: seconds since a relay last had the shard; None: no relay ever had it. `was_atomic`: whether an atomic
+    relay ever had it."""
 
     epoch: int
     next_seq: int
@@ -100,8 +104,8 @@ class RowsOutcome(Enum):
 
 
 class RefusedRow(NamedTuple):
-    """A row that its topic refused. The row gives its sequence id back, and is sent again after `retry_after_s`
-    seconds; if `parked`, no relay sends it again by itself."""
+    """A row that its topic refused, with the reason (`error`). The row gives its sequence id back. It may be claimed
+    again after `retry_after_s` seconds; if `parked`, it is claimed only after an operator has revived it."""
 
     row: ClaimedRow
     error: str
@@ -111,9 +115,9 @@ class RefusedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """A request to claim rows, at most `rows_max` rows and `bytes_max` bytes. `topics`: topic → the number of its
-    partitions (0: not partitioned), and the partitions that have room. `units`: only whole units are claimed; the first
-    unit may exceed the bounds."""
+    """A request to claim rows, at most `rows_max` rows and `bytes_max` bytes; one row may be larger than that.
+    `topics`: topic → the number of its partitions (0: not partitioned), and the numbers of those that have room.
+    `units`: only whole units are claimed; the first unit may exceed the bounds."""
 
     rows_max: int
     bytes_max: int
@@ -123,9 +127,10 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class RelayDatabaseTransaction:
-    """A *turn*: the steps of one database transaction of a relay, in this order: check that this relay still has the
-    shard; record outcomes; claim rows. If it is unknown whether a turn committed, it can be run again: `next_seq` shows
-    whether its claim was committed."""
+    """A *turn*: one database transaction of a relay. Its steps, in this order: check that the shard still has the epoch
+    `epoch`; record outcomes (`delete`, `stored`, `failures`, `release`); claim rows (`claim`). If it is unknown whether
+    a turn committed, it can be run again: its claim was committed if the shard's next sequence id is above `next_seq`.
+    `stored`: by destination, the highest sequence id that is known to be stored."""
 
     epoch: int
     next_seq: int
@@ -138,21 +143,24 @@ class RelayDatabaseTransaction:
 
 @dataclass(frozen=True, slots=True)
 class AskTopicPartitions:
-    """Effect: ask the cluster how many partitions the topic has, and whether its deduplication is on."""
+    """Effect: ask the cluster how many partitions the topic has, and whether its deduplication is on. The answer is the
+    fact `RelayCore.on_topic_resolved` or `on_topic_resolve_failed`."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDestination:
-    """Effect: close the present producer of a destination, and open a new one."""
+    """Effect: close the present producer of a destination, and open a new one. The result is the fact
+    `RelayCore.on_opened` or `on_producer_open_failed`."""
 
     destination: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendRows:
-    """Effect: publish the rows `rows` to `destination` as one entry, under their sequence ids."""
+    """Effect: publish the rows `rows` to `destination` as one entry, under their sequence ids. The result is the fact
+    `RelayCore.on_group_outcome`."""
 
     destination: str
     rows: tuple[ClaimedRow, ...]
@@ -160,21 +168,24 @@ class SendRows:
 
 @dataclass(frozen=True, slots=True)
 class SendInTransaction:
-    """Effect: publish the entries of each destination, in order, in one cluster transaction, and commit it."""
+    """Effect: publish the entries of each destination, in order, in one cluster transaction, and commit it. `parts`:
+    destination → entries, each a tuple of rows. The result is the fact `RelayCore.on_transaction_outcome`."""
 
     parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunDatabaseTransaction:
-    """Effect: run the database transaction `turn`, which records outcomes and claims rows."""
+    """Effect: run the database transaction `turn`, which records outcomes and claims rows. The result is the fact
+    `RelayCore.on_database_committed`, `on_database_outcome_unknown` or `on_fenced`."""
 
     turn: RelayDatabaseTransaction
 
 
 @dataclass(frozen=True, slots=True)
 class FindTopics:
-    """Effect: search the outbox for topics for which rows wait."""
+    """Effect: search the outbox for topics for which rows wait. The result is the fact `RelayCore.on_topics_found` or
+    `on_topic_search_failed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +260,13 @@ class DestinationCore:
 
     @property
     def row_count(self) -> int:
+        """Returns the number of rows that wait or are in flight."""
         return len(self.queue) + len(self.in_flight)
 
     @property
     def last_claimed_id(self) -> int:
-        """Returns the highest sequence id that the topic may have stored: the highest id of the waiting rows, the rows
-        in flight and the rows known to be stored."""
+        """Returns the highest sequence id of the rows that wait, are in flight, or are known to be stored; NONE if
+        there are no such rows. The topic cannot have stored a higher one."""
         last = self.queue[-1] if self.queue else self.in_flight[-1] if self.in_flight else None
         return self.stored if last is None else max(self.stored, last.seq)
 
@@ -266,12 +278,13 @@ class DestinationCore:
         return open_ and len(self.queue) < self._settings.rows_per_claim
 
     def add(self, row: ClaimedRow) -> None:
+        """Adds a claimed row at the end of the queue. Its sequence id must be above `last_claimed_id`."""
         assert row.seq > self.last_claimed_id, "sequence ids of a destination rise"
         self.queue.append(row)
 
     def take_next_group(self) -> tuple[ClaimedRow, ...]:
-        """Moves the next group of rows, which are sent as one entry, to `in_flight` and returns the group; returns an
-        empty tuple if nothing can be sent now."""
+        """Moves the next group of rows, which must be sent as one entry, to `in_flight`, and returns the group. Returns
+        an empty tuple if the destination is not READY, or no row waits."""
         if self.state is not DestinationStatus.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
@@ -290,8 +303,8 @@ class DestinationCore:
         self.in_flight, self.state = rows, DestinationStatus.SENDING
 
     def end_sending(self, state: DestinationStatus = DestinationStatus.READY) -> None:
-        """Records that this destination's part of a cluster transaction has ended and was not stored. The rows are not
-        put back into the queue of the destination: they belong to their units."""
+        """Records that this destination's part of a cluster transaction has ended and was not stored; the destination
+        gets the state `state`. The rows are not put back into its queue: AtomicUnitQueue has them."""
         self.in_flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
@@ -315,15 +328,16 @@ class DestinationCore:
         return found
 
     def on_group_stored(self) -> tuple[ClaimedRow, ...]:
+        """Fact: the topic stored the rows in flight. Returns these rows."""
         done, self.in_flight = self.in_flight, ()
         self.stored = done[-1].seq
         self.state, self._failed = DestinationStatus.READY, 0
         return done
 
     def on_group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
-        """Fact: the topic refused the group in flight. Returns the refused row, and the waiting rows with the same key;
-        all of them give their ids back. If the group had several rows, returns (None, []): these rows are sent again
-        one by one, under the same ids."""
+        """Fact: the topic refused the group in flight. Returns the refused row, and the waiting rows with the same key,
+        all of which give their ids back; no group is sent until `on_refusal_recorded`. If the group had several rows,
+        returns (None, []): these rows are sent again one by one, under the same ids."""
         group, self.in_flight = self.in_flight, ()
         if len(group) > 1:
             self.queue.extendleft(reversed(group))
@@ -344,8 +358,8 @@ class DestinationCore:
             self.state = DestinationStatus.READY
 
     def on_producer_failed(self, error: str, now: float) -> None:
-        """Fact: the producer ended, or could not be opened. The rows in flight go back to the front of the queue, and
-        the producer is opened again after a pause."""
+        """Fact: the producer ended, or could not be opened, for the reason `error`. The rows in flight go back to the
+        front of the queue. The producer is opened again after a pause, which is longer after each failure."""
         assert self.state in (DestinationStatus.OPENING, DestinationStatus.SENDING), (
             "it was being opened, or a group was in flight"
         )
@@ -356,14 +370,14 @@ class DestinationCore:
         self._failed += 1
 
     def on_transaction_failed(self, error: str, now: float, *, sure: bool) -> None:
-        """Fact: the cluster transaction that contains this destination's part failed. The producer is opened again
-        after a pause. If not `sure`, the transaction may be committed."""
+        """Fact: the cluster transaction that contains this destination's part failed, for the reason `error`. The
+        producer is opened again after a pause. `sure`: whether the transaction certainly did not commit."""
         self.in_flight = ()
         self.last_open = self.last_open if sure else ANY
         self.on_producer_failed(error, now)
 
     def try_begin_opening_producer(self, now: float) -> bool:
-        """Returns True if the producer must be opened now, and then changes the state to OPENING."""
+        """Returns whether the producer must be opened at the time `now`; if so, changes the state to OPENING."""
         if self.state is DestinationStatus.WAITS and now >= self.due:
             self.state = DestinationStatus.CLOSED
         if self.state is DestinationStatus.CLOSED:
@@ -372,6 +386,7 @@ class DestinationCore:
         return False
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         ids = [row.seq for row in (*self.in_flight, *self.queue)]
         assert ids == sorted(set(ids)), "rows are in the order of their sequence ids"
         assert not ids or ids[0] > self.stored, "what is stored is not sent again"
@@ -381,8 +396,8 @@ class DestinationCore:
 
 
 def may_join_entry(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
-    """Returns whether `row` may be sent in the same entry as the rows of `group`. A delayed row has an entry of its
-    own, and an entry has one schema."""
+    """Returns whether `row` may be sent in the same entry as the rows of `group`, which have `size` bytes together. A
+    delayed row has an entry of its own, and an entry has one schema."""
     if row.value_schema != group[0].value_schema:
         return False
     if group[0].deliver_at is not None or row.deliver_at is not None:
@@ -435,13 +450,15 @@ class AtomicUnitQueue:
         return self.row_count < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
     def may_be_stored(self, unit: Unit) -> bool:
+        """Returns whether the topics may have stored the unit already: each of its rows has a sequence id that its
+        destination may know."""
         return all(row.seq <= self._at[row.destination].last_open for row in unit)
 
     # ------------------------------------------------------------------------------ a flight
     def start_transaction(self) -> Parts:
-        """Starts the next cluster transaction: moves units to `in_flight` and returns their entries by destination.
-        Returns an empty dict if a transaction is in flight, no unit waits, or a destination of the first unit is not
-        ready."""
+        """Starts the next cluster transaction: moves units to `in_flight` and returns their entries by destination. The
+        caller must call `start_sending` of these destinations. Returns an empty dict if a transaction is in flight, no
+        unit waits, or a destination of the first unit is not READY."""
         if self.in_flight:
             return {}
         chosen: list[Unit] = []
@@ -482,6 +499,7 @@ class AtomicUnitQueue:
 
     # ------------------------------------------------------------------------------ how it ended
     def take_stored_rows(self) -> list[ClaimedRow]:
+        """Removes and returns the rows of the units in flight, because their cluster transaction committed."""
         flight, self.in_flight = self.in_flight, ()
         return [row for unit in flight for row in unit]
 
@@ -493,7 +511,7 @@ class AtomicUnitQueue:
     @property
     def is_outcome_unknown(self) -> bool:
         """Returns whether the cluster transaction in flight has a single unit, and the topics may have stored this unit
-        already. A refusal then does not show that the unit is not stored."""
+        in an earlier transaction. If the unit is refused now, it is then still unknown whether it is stored."""
         return len(self.in_flight) == 1 and self.may_be_stored(self.in_flight[0])
 
     def take_refused_unit(self) -> Unit:
@@ -524,6 +542,7 @@ class AtomicUnitQueue:
         return not self.in_flight and any(each is DestinationStatus.WAITS for each in needed)
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         ids = [row.seq for unit in (*self.in_flight, *self.queue) for row in unit]
         assert ids == sorted(set(ids)), "units are in the order of their claims"
         flying: dict[str, list[ClaimedRow]] = {}

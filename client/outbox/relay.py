@@ -11,9 +11,8 @@ long as it lasts: the database or a broker is not reachable. An error that an op
 is in `error`. An unforeseen error is logged, and the relay starts again, as after a crash.
 
 Also the operations of an operator on an outbox (`OutboxAdmin`), for `magnetar outbox`: to list, park, revive and delete
-rows.
-
-They may be called while relays run: they do not change rows that a relay has claimed."""
+rows. They may be called while relays run, because they do not change rows that a relay has claimed. There are two
+exceptions: `set_shard_count` raises ShardsDiffer while a relay runs, and `renumber_shard` fences it."""
 
 from __future__ import annotations
 
@@ -67,8 +66,10 @@ ALIVE_MS = 10_000
 
 
 class OutboxRow(NamedTuple):
-    """A row of an outbox without its value, for the CLI. `created_ms`: ms since the epoch. `unit`: a number that is
-    equal for all rows of one transaction of the application."""
+    """A row of an outbox without its value, for the CLI. `state`: a name of RowState in small letters. `size`: bytes of
+    key, value and properties. `created_ms`: ms since the epoch. `seq`, `shard`: the sequence id and the shard of a
+    claimed row, else None. `error`: why it was refused last. `unit`: a number that is equal for all rows of one
+    transaction of the application."""
 
     id: int
     state: str
@@ -84,8 +85,9 @@ class OutboxRow(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """The record of a shard in the database. `holder`: the relay that holds the shard; `seen_s`: seconds since that
-    relay was last active."""
+    """The record of a shard in the database. `shards`: the number of shards of the outbox. `epoch`: how often the shard
+    was claimed. `holder`: the host and process id of the relay that has the shard. `seen_s`: seconds since that relay
+    was last active. `next_seq`: the sequence id that the next claimed row gets."""
 
     shard: int
     shards: int
@@ -96,8 +98,9 @@ class ShardRecord(NamedTuple):
 
 
 class OutboxAdmin:
-    """The operations of an operator on an outbox: see its rows and shards, and park, revive, delete or renumber
-    them."""
+    """The operations of an operator on an outbox: to list its rows and shards, to park, revive and delete rows, and to
+    renumber a shard. Each raises OutboxUnreachable if the database does not answer, or another OutboxError if the
+    database refuses the statement."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
@@ -119,7 +122,7 @@ class OutboxAdmin:
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
         """Returns up to `limit` rows in the order of their ids; only rows in the state `state` and of the topic
-        `topic`, if these are given."""
+        `topic` (its full name), if these are given."""
         c = self._rows.c
         query = select(
             c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit
@@ -133,6 +136,7 @@ class OutboxAdmin:
         return [OutboxRow._make(each)._replace(state=RowState(each[1]).name.lower()) for each in found]
 
     def read_shards(self) -> list[ShardRecord]:
+        """Returns the records of all shards that a relay ever claimed, in the order of their numbers."""
         table = self._outbox.shards
         with translate_database_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table).order_by(table.c.shard)).all()
@@ -168,8 +172,8 @@ class OutboxAdmin:
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
     def set_shard_count(self, shards: int) -> None:
-        """Changes the number of shards into which the outbox is divided. Raises ShardsDiffer if a relay runs or rows
-        are claimed."""
+        """Changes the number of shards into which the outbox is divided. Raises ShardsDiffer if a relay was active in
+        the last 10 s, or rows are claimed."""
         running = [each for each in self.read_shards() if each.seen_s * 1000 < ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
@@ -183,7 +187,8 @@ class OutboxAdmin:
     def renumber_shard(self, client: Client, name: str, shard: int) -> dict[str, int]:
         """Renumbers the sequence ids of a shard after the error OutboxBehind or SequencesForgotten: new ids continue
         after the highest id that the topics know. Claimed rows wait again, so rows that were stored already are stored
-        a second time. Fences a running relay. Returns the highest id of each destination."""
+        a second time. Fences a running relay. `name`: the name of the relay's producers (`producer_name`). Returns the
+        highest id of each destination. Raises OutboxError if no relay ever had the shard."""
         known = [each for each in self.read_shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
@@ -223,7 +228,8 @@ _clock = SystemClock()
 
 
 class TablesProvider(Protocol):
-    """The interface of an outbox whose tables a relay can read: SQLAlchemyOutbox or DjangoOutbox."""
+    """The interface of an outbox for its relays; SQLAlchemyOutbox and DjangoOutbox implement it. `tables` returns the
+    tables that a relay reads. `relays`: the set of running relays of this process, which a commit wakes."""
 
     relays: Any
 
@@ -271,8 +277,9 @@ class Relay:
 
     # ------------------------------------------------------------------------------ start and stop
     def start(self) -> Self:
-        """Starts the relay in a thread of its own, and returns the relay. Raises OutboxTableMissing or
-        OutboxColumnsMissing if the tables of the outbox are missing or lack columns; a later error is in `error`."""
+        """Starts the relay in a thread of its own, and returns the relay. Must be called once. Raises
+        OutboxTableMissing or OutboxColumnsMissing if the tables of the outbox are missing or lack columns; a later
+        error is in `error`. A database that does not answer is tried again."""
         assert self._thread is None, "a relay is started once"
         try:
             self._store.check()
@@ -292,7 +299,8 @@ class Relay:
             _LOG.exception("%s: the relay ended", self.name)
 
     def run(self) -> None:
-        """Runs the relay in the calling thread until `stop` is called. Raises the error that ended the relay."""
+        """Runs the relay in the calling thread until `stop` is called in another thread. Raises the error that ended
+        the relay, which is also in `error`."""
         self._outbox.relays.add(self)
         failed = 0
         try:
@@ -329,9 +337,9 @@ class Relay:
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Stops the relay: it claims no more rows, waits up to `stop_s` seconds for rows in flight, and ends. The next
-        relay of the shard sends the claimed rows that were not sent. A second call does nothing. Never raises; an error
-        is in `error`."""
+        """Stops the relay: it claims no more rows, waits up to `stop_s` seconds for rows in flight, and ends. Returns
+        when the thread of `start` has ended, after `stop_s` + 30 seconds at the latest; at once for a relay of `run`.
+        The next relay of the shard sends the claimed rows that were not sent. May be called again."""
         self._stop.set()
         self._facts.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -456,8 +464,8 @@ class Relay:
 
     def statistics(self) -> dict[str, Any]:
         """Returns counters since the start, without a query to the database: rows sent, stored, refused and parked;
-        claimed rows in memory; destinations and topics that wait, with the reason; `trouble`: the reason why the relay
-        itself waits."""
+        claimed rows in memory; destinations and topics that wait, with the reason (`waits`). `trouble`: the reason why
+        the relay itself waits; empty if it does not. `phase`: new, standby, running, stopped or failed."""
         core = self._core
         found: dict[str, Any] = {
             "name": self.name, "shard": self._shard, "shards": self._shards, "phase": self._phase, **self._counters(),
@@ -476,8 +484,8 @@ class Relay:
         return found
 
     def lag(self) -> Lag:
-        """Queries the database. Returns the number of rows of the whole outbox by state, and the age of the oldest row
-        that is not parked."""
+        """Returns the number of rows of the whole outbox by state, and the age of the oldest row that is not parked.
+        Counts all rows in the database, so call it rarely. Raises an OutboxError if the query fails."""
         return self._store.measure_lag()
 
 

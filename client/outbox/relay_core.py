@@ -1,22 +1,22 @@
 """The core of a relay for its shard (`RelayCore`): decides which rows the relay claims and sends, which outcomes it
 records, and when it must stop. No I/O; times are seconds of a monotonic clock.
 
-Facts in (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`, `on_opened`, `on_group_outcome`,
-`on_database_committed`, …), effects out (destination_core.py). A *turn* is one database transaction, which records
-outcomes and claims rows.
+The driver (relay.py) calls a method for each fact (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`,
+`on_opened`, `on_group_outcome`, `on_database_committed`, …). The method returns the effects that the driver must carry
+out, in order (destination_core.py). A *turn* is one database transaction, which records outcomes and claims rows.
 
 **Shards.** Each destination belongs to one shard: a hash of its topic's name, plus the number of the partition, modulo
 the number of shards. So no two relays ever send to one destination, and the producer of a destination can be exclusive.
 
 **Exactly once.** A row gets its sequence id when it is claimed, in the database, and keeps it until its outcome is in
 the database. Sequence ids follow the order of claims, not of row ids, because transactions with row ids commit out of
-order: a row that is committed late is claimed late. A relay that starts claims the shard (with a new epoch), opens the
-destinations, learns from each topic the highest id that it has stored, deletes the rows up to that id, and sends the
-other claimed rows again under their ids before any new row. What one destination may have in flight:
-destination_core.py.
+order: a row that is committed late is claimed late. A starting relay first claims the shard, with a new epoch. It
+then opens the destinations, learns from each topic the highest id that the topic has stored, and deletes the rows up to
+that id. It sends the other claimed rows again under their ids, before any new row. destination_core.py says what one
+destination may have in flight.
 
 **Units.** An atomic relay sends the rows that one transaction of the application wrote in one transaction of the
-cluster: destination_core.py. If a shard ever had an atomic relay, its relay does not conclude from the topic's highest
+cluster (destination_core.py). If a shard ever had an atomic relay, its relay does not conclude from the topic's highest
 id that rows are stored, because an open transaction may contain them: it sends the rows again, until the topic has
 dropped them as duplicates.
 
@@ -94,7 +94,8 @@ class RelayCore:
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
     ) -> None:
-        """Makes the core. `name` is the name of the relay's producers, for texts of errors."""
+        """Makes the core of the relay of shard number `shard` of `shards`. `name`: the name of the relay's producers,
+        for error messages. `atomic`: whether each unit is sent in one cluster transaction; `shards` must then be 1."""
         assert 0 <= shard < shards, "a shard has a number below that of the shards"
         assert not atomic or shards == 1, "a unit may be for any destinations"
         self.shard, self.shards = shard, shards
@@ -127,8 +128,9 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ facts
     def on_shard_claimed(self, found: ClaimedShard, now: float) -> list[Effect]:
-        """Fact: this relay has claimed the shard; `found` is the state of the shard in the database. Restores the rows
-        that were claimed before; their destinations are opened next, to learn which rows they have stored."""
+        """Fact: this relay has claimed the shard; `found` is the state of the shard in the database. Takes over the
+        rows that an earlier relay claimed. Their destinations are opened next, to learn which of these rows are
+        stored."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
         for name in found.stored:
@@ -158,6 +160,7 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_topic_search_failed(self, now: float) -> list[Effect]:
+        """Fact: the search of the outbox for topics failed. The search is repeated after one second."""
         self._finding = False
         self._find_due = now + 1.0
         return []
@@ -221,12 +224,14 @@ class RelayCore:
         )
 
     def on_producer_open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
+        """Fact: the producer of `destination` could not be opened, for the reason `error`. It is opened again after a
+        pause."""
         self._put_off(self.destinations[destination], error, now)
         return []
 
     def on_group_outcome(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
-        """Fact: the group of rows in flight to `destination` has the outcome `outcome`; `error` says why it was not
-        stored."""
+        """Fact: the group of rows in flight to `destination` has the outcome `outcome`. `error`: why the group was not
+        stored; empty if it was."""
         at = self.destinations[destination]
         match outcome:
             case RowsOutcome.STORED:
@@ -241,9 +246,9 @@ class RelayCore:
     def on_transaction_outcome(
         self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float
     ) -> list[Effect]:
-        """Fact: the cluster transaction in flight has the outcome `outcome`. `failed`: the destinations whose producers
-        ended; if it is empty, no single destination failed, and all destinations are opened again after a pause.
-        `error`: the reason, as text."""
+        """Fact: the cluster transaction in flight has the outcome `outcome`. `error`: the reason if it was not stored,
+        as text. `failed`: the destinations whose producers ended, if it was put off. If `failed` is empty then, all its
+        destinations are opened again after a pause; otherwise only those of `failed`."""
         together = self.atomic_units
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.in_flight for row in unit}
@@ -334,8 +339,8 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_database_outcome_unknown(self, now: float) -> list[Effect]:
-        """Fact: it is unknown whether the database transaction of the present turn committed. The same turn is repeated
-        after a pause."""
+        """Fact: it is unknown whether the database transaction of the turn in progress committed. The same turn is
+        repeated after a pause."""
         assert self._turning is not None, "a turn was begun"
         self._turn_due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._turn_failed, 20))
         self._turn_failed += 1
@@ -360,7 +365,7 @@ class RelayCore:
 
     def begin_stop(self, now: float) -> list[Effect]:
         """Begins to stop the relay: no more rows are claimed or sent, but the outcomes of the rows in flight are still
-        recorded."""
+        recorded. `is_idle` then says when the driver may end."""
         self.stopping = True
         return self.run_timers(now)
 
@@ -378,7 +383,8 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ effects
     def run_timers(self, now: float) -> list[Effect]:
-        """Returns the effects that are due at `now`. The driver must call it again when `next_timer_at` is reached."""
+        """Returns the effects that are due at `now`. The driver must call this again when `next_timer_at` is
+        reached."""
         if self.stopped is not None:
             return []
         effects: list[Effect] = []
@@ -480,7 +486,8 @@ class RelayCore:
 
     @property
     def next_timer_at(self) -> float:
-        """Returns the time at which the driver must call `run_timers` if no fact comes before."""
+        """Returns the time at which the driver must call `run_timers` if no fact comes before; infinity if there is no
+        such time."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)

@@ -1,7 +1,6 @@
 """Makes the row of an outbox for a message. The row is checked when the application writes it, so that a wrong value
-fails in the application's transaction and not later in the relay. Also the errors of an outbox.
-
-Also in this file, below its heading: the errors of an outbox and its relay beyond the SDK's (errors)."""
+fails in the application's transaction and not later in the relay. Also the errors that an outbox and its relays raise
+in addition to those of the SDK."""
 
 from __future__ import annotations
 
@@ -32,7 +31,9 @@ _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """The states of a row of an outbox. The comment names what the row waits for."""
+    """The states of a row of an outbox. WAITING: it waits to be claimed. CLAIMED: a relay sends it. HELD: it was
+    refused and waits for its next attempt. PARKED: it was refused too often, or an operator parked it; no relay claims
+    it."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome
@@ -41,14 +42,17 @@ class RowState(IntEnum):
 
 
 class RowKeyEncoding(IntEnum):
-    """The encodings of a row's key that is not text. A row without a `key_form` has a text key, or no key."""
+    """The encodings of a row's key that is not text, in the column `key_form`. BYTES: the key is bytes, and the column
+    `key` has their base64. NULL: the key of a (key, value) pair is None. A row without a `key_form` has a text key, or
+    no key."""
 
     BYTES = 1  # base64 of a key of bytes
     NULL = 2  # nothing: the key of its pair is None
 
 
 class NewOutboxRow(TypedDict):
-    """A new row of an outbox: the columns that the application writes, with their values."""
+    """A new row of an outbox: the columns that the application writes, with their values. Times are ms since the epoch;
+    `size` is the number of bytes of key, value and properties."""
 
     topic: str
     key: str | None
@@ -75,6 +79,7 @@ def make_random_unit_id() -> int:
 
 
 def now_ms() -> int:
+    """Returns the present time of the system's clock, in ms since the epoch."""
     return _clock.wall_ms()
 
 
@@ -83,8 +88,9 @@ def make_outbox_row(
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewOutboxRow:  # fmt: skip
     """Returns the row of a message, after checking the message's values. `value`: bytes, or a value that `schema`
-    encodes; None: a message without a value. Raises InvalidTopicName, InvalidMessage if a value is wrong, or
-    MessageTooBig."""
+    encodes; None: a message without a value. Times are ms since the epoch. `unit`: the id of the unit
+    (`make_random_unit_id`). Raises InvalidTopicName, InvalidMessage if a value is wrong, or MessageTooBig if the row is
+    larger than ROW_BYTES_MAX."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:
@@ -109,15 +115,15 @@ def make_outbox_row(
 
 
 def encode_row_schema(info: SchemaInfo) -> str:
-    """Encodes a schema as text for the schema column of a row, and returns the text: JSON, with the definition as
-    base64."""
+    """Returns a schema as text for the column `value_schema` of a row: JSON, with the definition as base64.
+    `parse_schema` reads the text."""
     told = {"type": info.type.name, "name": info.name, "data": b64encode(info.data).decode()}
     return json.dumps({**told, "properties": dict(info.properties)}, sort_keys=True, ensure_ascii=False)
 
 
 def parse_schema(text: str) -> SchemaInfo:
-    """Parses the text in the schema column of a row, and returns the schema. Raises ValueError if the text is not
-    valid."""
+    """Parses the text in the column `value_schema` of a row, and returns the schema. Raises ValueError if the text is
+    not valid."""
     try:
         found = json.loads(text)
         return SchemaInfo(
@@ -136,7 +142,7 @@ def parse_schema(text: str) -> SchemaInfo:
 
 
 class OutboxError(MagnetarError):
-    """Base class of the errors of an outbox."""
+    """Base class of the errors that an outbox and its relays raise in addition to those of the SDK."""
 
     definite = True
 
@@ -150,12 +156,13 @@ class OutboxColumnsMissing(OutboxError):
 
 
 class OutboxReadOnly(OutboxError):
-    """Raised when the database or its role is read-only; a relay must update and delete rows."""
+    """Raised when the database is read-only, or its role may not change the outbox's tables: a relay must update and
+    delete rows."""
 
 
 class OutboxUnreachable(OutboxError):
-    """Raised when the database does not answer, or a connection to it broke. The relay retries; its next transaction
-    shows whether the failed one committed."""
+    """Raised when the database does not answer, a connection to it broke, or it reports an error that is not known
+    here, such as a deadlock. The relay retries; its next transaction shows whether the failed one committed."""
 
     definite = False
     retryable = True
@@ -171,7 +178,8 @@ class RelayFenced(OutboxError):
 
 
 class ShardsDiffer(OutboxError):
-    """Raised when the outbox is divided into another number of shards than this relay was started with."""
+    """Raised when the outbox is divided into another number of shards than this relay was started with; and when that
+    number cannot be changed, because a relay runs or rows are claimed."""
 
 
 class OutboxBehind(OutboxError):

@@ -1,9 +1,9 @@
 """The requests of a relay to the cluster (`RelaySender`): asks for the partitions of topics, opens one producer per
 destination, and publishes rows.
 
-Each call returns at once; the loop thread of the client later puts its result, a fact, into the relay's queue. A group
-of rows becomes one entry: its messages are added one after the other, nothing closes their batch before the last one,
-and that producer has nothing else in flight.
+Each call returns at once; later the client's loop thread puts the result, a fact, into the relay's queue. `close` alone
+waits. A group of rows becomes one entry: its messages are added one after the other, nothing closes their batch before
+the last one, and that producer has nothing else in flight.
 
 **Schemas.** A row names the schema of its value. All rows of a group have the same schema, and the group is sent by a
 producer that was opened with it: so the topic has that schema, and the messages name its version. If the next group has
@@ -61,11 +61,12 @@ _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedErr
 
 
 class RelaySender:
-    """Sends one relay's requests to the cluster: opens its producers and publishes its rows."""
+    """Sends one relay's requests to the cluster: asks for topics, opens producers and publishes rows. `Relay` calls it
+    from its thread."""
 
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
-        """Makes a sender. `name`: the name of all its producers. `tell(fact)` is called with each result as a fact, in
-        the client's loop thread."""
+        """Makes a sender. `name`: the name of all its producers. `tell(fact)` is called with each result in the
+        client's loop thread; a fact is a function that calls a method `on_…` of the RelayCore."""
         self._client = client
         self._name = name
         self._settings = settings
@@ -79,6 +80,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ topics
     def start_resolving_topic(self, topic: str) -> None:
+        """Asks the cluster for the partitions of the topic, and whether its deduplication is on; returns at once.
+        Reports the answer as `on_topic_resolved` or `on_topic_resolve_failed`."""
         shared_loop_thread().start_in_background(self._resolve(topic))
 
     async def _resolve(self, topic: str) -> None:
@@ -113,6 +116,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ producers
     def open(self, destination: str) -> None:
+        """Replaces the producer of a destination by a new one; returns at once. Reports the outcome as `on_opened` or
+        `on_producer_open_failed`."""
         shared_loop_thread().start_in_background(self._open(destination))
 
     async def _open(self, destination: str) -> None:
@@ -136,8 +141,9 @@ class RelaySender:
         self._tell(lambda core, now: core.on_opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Opens the producer of a destination and returns it. Fences the producer that was open before: when this
-        returns, no message of that producer is in flight any more."""
+        """Opens the producer of a destination, waits until it is open, and returns it. Fences the producer of this name
+        that was open before: no message of that one can be stored after this returns. `schema` None: bytes. Raises the
+        errors of `Client.create_producer`."""
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
@@ -168,8 +174,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """Sends `rows` to `destination` as one entry; returns at once. Reports the outcome of the group as a fact when
-        all its rows have outcomes."""
+        """Sends `rows` to `destination`, whose producer must be open, as one entry; returns at once. Reports
+        `on_group_outcome` when all rows have outcomes."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(
@@ -228,6 +234,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ flights
     def send_in_transaction(self, parts: Parts) -> None:
+        """Sends the entries `parts` in one cluster transaction and commits it; returns at once. Reports
+        `on_transaction_outcome`."""
         shared_loop_thread().start_in_background(self._send_flight(parts))
 
     async def _send_flight(self, parts: Parts) -> None:
@@ -283,7 +291,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
-        """Closes the producers at once; the outcome of rows in flight stays unknown."""
+        """Closes the producers at once; the outcome of rows in flight stays unknown. Waits for the abort of the open
+        cluster transaction, for ABORT_S seconds at most. No call may follow."""
         self._closed = True
         shared_loop_thread().run(self._close())
 

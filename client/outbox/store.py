@@ -7,7 +7,7 @@ nothing, and the next sequence id in the record shows whether the claim was comm
 `SKIP LOCKED` where the database has it, so that an operator who revives a row blocks no relay.
 Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
 
-Also in this file, below its heading: the claim of whole units (units)."""
+Also in this file, under the heading "units": the claim of whole units of rows (`UnitClaimer`)."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaimer:
-    """Claims whole units of rows within one database transaction. `phases`: SQL conditions of rows that may be claimed,
-    in the order in which they are tried."""
+    """Claims whole units of rows within the database transaction of `connection`. `phases`: SQL conditions of rows that
+    may be claimed; a later condition is tried only if the earlier ones found no unit."""
 
     def __init__(self, connection: Connection, rows: Table, claim: ClaimRequest, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
@@ -70,6 +70,8 @@ class UnitClaimer:
         self._kept: set[tuple[str, str]] = set()  # topic and key of what was passed over
 
     def claim_units(self) -> list[Any]:
+        """Locks and returns the rows of the claimed units, unit by unit, in the order of the units' first ids; an empty
+        list if no unit can be claimed. The caller must mark the rows as claimed. Must be called once."""
         for phase in self._phases:
             after = 0
             for _ in range(WINDOWS):
@@ -139,6 +141,7 @@ class UnitClaimer:
 
 
 def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    """Yields the ids in order, in sequences of at most CHUNK ids."""
     return (ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK))
 
 
@@ -146,7 +149,8 @@ def split_ids_into_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 class Lag(NamedTuple):
-    """The lag of an outbox: the number of its rows by state, and the age of its oldest row that is not parked."""
+    """The lag of an outbox: the number of its rows by state, and the age of its oldest row that is not parked, in
+    seconds (`oldest_s`; 0 if there is none)."""
 
     waiting: int
     claimed: int
@@ -156,7 +160,8 @@ class Lag(NamedTuple):
 
 
 class RelayStore:
-    """Runs the database transactions of one relay in the application's database."""
+    """Runs the database transactions of one relay in the application's database. Each method raises OutboxUnreachable
+    if the database does not answer, or another OutboxError if the database refuses the statement."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
@@ -191,9 +196,9 @@ class RelayStore:
         return (0, 0) if found is None else (found.epoch, found.seen)
 
     def claim_shard(self, holder: str, *, atomic: bool = False) -> ClaimedShard:
-        """Claims the shard for the relay `holder` and fences the relay that held it before. Returns the state of the
-        shard. `atomic` is recorded permanently, before anything is sent. Raises ShardsDiffer if the outbox has another
-        number of shards."""
+        """Claims the shard for the relay `holder` and fences the relay that held it before. `atomic`: the relay sends
+        units in cluster transactions, which is recorded for good. Returns the state of the shard. Raises ShardsDiffer,
+        and changes nothing, if the outbox has another number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
         with translate_database_errors(), self._engine.begin() as connection:
@@ -238,9 +243,9 @@ class RelayStore:
         return [ClaimedRow._make(each) for each in found]
 
     def renumber_rows(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
-        """Renumbers the sequence ids of the shard: the next claimed row gets `next_seq`; records the highest stored id
-        of each destination (`stored`), and makes claimed rows wait again. Raises RelayFenced if the shard has a newer
-        holder."""
+        """Renumbers the sequence ids of the shard: the next claimed row gets `next_seq`. Records the highest stored id
+        of each destination (`stored`), and makes claimed rows wait again. Raises RelayFenced, and changes nothing, if
+        the epoch of the shard is not `epoch`."""
         shards, rows = self._shards, self._rows
         with translate_database_errors(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
@@ -255,8 +260,9 @@ class RelayStore:
 
     # ------------------------------------------------------------------------------ a turn
     def run_database_turn(self, turn: RelayDatabaseTransaction) -> tuple[list[ClaimedRow], int]:
-        """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows
-        and the next sequence id. Raises RelayFenced if the shard has a newer holder; then nothing was changed."""
+        """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows,
+        in the order of their sequence ids, and the next sequence id. If the turn was committed before, returns what it
+        claimed then. Raises RelayFenced, and changes nothing, if the shard has a newer holder."""
         shards = self._shards
         with translate_database_errors(), self._engine.begin() as connection:
             ours = connection.execute(
@@ -406,7 +412,8 @@ class RelayStore:
 
     # ------------------------------------------------------------------------------ questions
     def list_topics(self) -> list[str]:
-        """Returns the topics for which rows wait or were refused. Reads one index entry for each topic."""
+        """Returns the full names of the topics for which rows wait or were refused, sorted. Reads one index entry for
+        each topic and state."""
         rows = self._rows
         found: set[str] = set()
         with translate_database_errors(), self._engine.connect() as connection:
@@ -418,8 +425,7 @@ class RelayStore:
         return sorted(found)
 
     def measure_lag(self) -> Lag:
-        """Returns the lag of the whole outbox: the number of rows by state, and the age of the oldest row. Counts all
-        rows, so call it rarely."""
+        """Returns the lag of the whole outbox, not only of this shard. Counts all rows, so call it rarely."""
         rows = self._rows
         with translate_database_errors(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()

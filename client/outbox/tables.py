@@ -8,7 +8,8 @@
 There are three tables: the rows; one record per shard (its holder, the next sequence id); one record per shard and
 destination (the highest stored sequence id). `metadata.create_all(engine)` or Alembic creates them.
 
-Also in this file, below its heading: errors of a database, translated once (databases)."""
+Also in this file, under the heading "databases": the translation of a database's errors to OutboxErrors, and the check
+of the tables."""
 
 from __future__ import annotations
 
@@ -56,8 +57,9 @@ _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 class SQLAlchemyOutbox:
     """The outbox of an application that uses SQLAlchemy. `metadata`: the application's MetaData, to which the tables
-    are added, so that the application's migrations create them; `table`: the name of the table of rows, from which the
-    names of the other tables are derived."""
+    are added, so that the application's migrations create them. `table`: the name of the table of rows, from which the
+    names of the other tables are derived. `schema`: the schema of the database that contains the tables; None: the
+    default one."""
 
     def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -110,6 +112,7 @@ class SQLAlchemyOutbox:
         self._units: WeakKeyDictionary[RootTransaction, int] = WeakKeyDictionary()
 
     def tables(self) -> SQLAlchemyOutbox:
+        """Returns this object: a relay calls the method of this name also for a DjangoOutbox."""
         return self
 
     def send(
@@ -117,7 +120,8 @@ class SQLAlchemyOutbox:
         properties: Mapping[str, str] | None = None, event_time: int | None = None, deliver_at: int | None = None,
         schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """Writes a message for `topic` as a row; a relay sends it if and when the transaction of `session` commits.
+        """Writes a message for `topic` as a row. A relay sends it after the transaction of `session` has committed; the
+        commit of a Session wakes the relays of this process.
 
         `value` is bytes, or a value that `schema` encodes; the row stores the schema, and the topic gets it. None: a
         message without a value. With a KeyValue schema whose key is separate, that key replaces `key`. Times are ms
@@ -144,7 +148,8 @@ class SQLAlchemyOutbox:
         self.wake()
 
     def wake(self) -> None:
-        """Makes the relays that run in this process search for rows at once instead of after their pause."""
+        """Makes the relays that run in this process search for rows at once instead of after their pause. A program
+        calls this after a commit of a Connection; the commit of a Session does it by itself."""
         for relay in list(self.relays):
             relay.wake()
 
@@ -176,8 +181,8 @@ WHAT_TO_DO = {
 
 @contextmanager
 def translate_database_errors() -> Iterator[None]:
-    """Context manager: raises an OutboxError in place of an error of SQLAlchemy, and OutboxUnreachable in place of an
-    OSError. The original error is its cause."""
+    """Returns a context manager that raises an OutboxError in place of an error of SQLAlchemy, and OutboxUnreachable in
+    place of an OSError. The original error is the cause."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -206,7 +211,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 
 def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     """Checks the tables of `outbox` in the database. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing
-    if one lacks columns."""
+    if one lacks columns, OutboxUnreachable if the database does not answer."""
     with translate_database_errors():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):
@@ -221,5 +226,5 @@ def check_outbox_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
 
 
 def url_without_password(engine: Engine) -> str:
-    """Returns the URL of the database without its password."""
+    """Returns the URL of the engine's database, with `***` in place of the password."""
     return engine.url.render_as_string(hide_password=True)

@@ -8,16 +8,17 @@ that begin and commit the transactions of a batch).
     await coordinators.get_status(txn)
 
 **Where.** Any broker knows which broker runs a coordinator; the client caches the address until that broker refuses a
-request or the connection to it breaks. **Which.** A client starts with a random coordinator and takes the next one for
-each block of leased ids, so that transactions that end at the same time mostly have the same coordinator, and clients
-are spread over all coordinators. A transaction name always has the same coordinator.
+request or the connection to it breaks. **Which.** A client asks a random coordinator for its first block of leased
+ids, and the next coordinator for each further block. So transactions that end at the same time mostly have the same
+coordinator, and clients are spread over all coordinators. A transaction name always has the same coordinator.
 **Ends.** All transactions that end in one turn of the event loop are sent to their coordinator in one request, with at
 most END_ITEMS_MAX items. At most ENDS_UNDER_WAY requests are in flight to one coordinator; later ends wait, and are
 then sent together. Ends that wait until all consumers can see the transaction have requests of their own. An end is
 sent again until it is answered or its time is over: a repeated end gets the same answer. Each answer, and each failed
 request, makes room for the next request. Guards: tests/client/transactions/test_transactions.py.
 
-Also in this file, below its heading: ids of transactions that a coordinator gave ahead, in blocks (leased_ids)."""
+Also in this file, under the heading "leased_ids": the blocks of transaction ids that coordinators gave in advance
+(`LeasedTransactionIds`)."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ from ..connect.connections import Connections
 #
 #     ids = LeasedTransactionIds()
 #     ids.take_leased_id(now)        an id, or None: ask for `ids.wanted` more, of the next coordinator
-#     ids.leased(first, count, void_at, now)
-#     ids.runs_out            more should be asked for, while there still are some
+#     ids.add_lease(first, count, lease_s, asked_at)
+#     ids.is_running_low      more should be asked for, while there still are some
 #
 # A block is asked for when few are left. It is twice as large as the one before when that one was used in time, and
 # half as large when it became void: an idle client holds few. An id is taken in the first half of its lease only: it is
@@ -70,8 +71,9 @@ s."""
 
 
 class LeasedTransactionIds:
-    """The transaction ids that coordinators gave to one client in advance. All are for transactions with the same
-    time-out."""
+    """The transaction ids that coordinators gave to one client in advance, all for transactions with the same time-out.
+    `wanted`: how many ids the next request should ask for. Times are seconds of one monotonic clock. All methods may be
+    called from any thread."""
 
     def __init__(self) -> None:
         self.wanted = FIRST
@@ -79,6 +81,7 @@ class LeasedTransactionIds:
         self._blocks: deque[tuple[TxnId, int, float]] = deque()  # next one, how many, when they are void
 
     def take_leased_id(self, now: float) -> TxnId | None:
+        """Removes and returns an id; None if there is no id in the first half of its lease."""
         with self._lock:
             while self._blocks:
                 first, count, void_at = self._blocks.popleft()
@@ -91,8 +94,8 @@ class LeasedTransactionIds:
             return None
 
     def add_lease(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
-        """Adds `count` leased transaction ids, of which `first` is the first. The lease lasts `lease_s` seconds from
-        the time `asked_at`, when it was requested."""
+        """Adds `count` leased transaction ids with consecutive numbers, of which `first` is the first. The lease lasts
+        `lease_s` seconds from the time `asked_at`, when it was requested."""
         assert count > 0, "a lease has ids"
         with self._lock:
             self._blocks.append((first, count, asked_at + lease_s / 2))
@@ -100,8 +103,8 @@ class LeasedTransactionIds:
                 self.wanted = min(MOST, 2 * self.wanted)
 
     def discard(self, coordinator: int) -> None:
-        """Drops the ids of a coordinator that aborted a transaction with one of them, or moved to another broker. If
-        the coordinator lost its state, these ids are void."""
+        """Drops the ids of the coordinator `coordinator`. Called when it moved to another broker, or aborted a
+        transaction with one of the ids: if it lost its state, its ids are void."""
         with self._lock:
             kept = deque(block for block in self._blocks if block[0].most != coordinator)
             if len(kept) < len(self._blocks):
@@ -109,10 +112,12 @@ class LeasedTransactionIds:
 
     @property
     def is_running_low(self) -> bool:
+        """Returns whether fewer than a quarter of `wanted` ids are left, so that the client should ask for more."""
         with self._lock:
             return sum(count for _, count, _ in self._blocks) < self.wanted // 4
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
         assert FIRST <= self.wanted <= MOST, "blocks have their bounds"
         assert all(count > 0 for _, count, _ in self._blocks), "a block has ids"
 
@@ -130,15 +135,17 @@ id."""
 
 
 class TransactionEndAnswer(NamedTuple):
-    """The coordinator's answer to a request to end a transaction, or to a request for its status."""
+    """The coordinator's answer to a request to end a transaction, or to a request for its status. `state`: the state of
+    the transaction after the request. `error`: why the coordinator refused, or did not answer; `state` then means
+    nothing. None: no error."""
 
     state: TxnState
     error: MagnetarError | None
 
 
 class CoordinatorClient:
-    """Sends one client's requests to transaction coordinators, and finds the brokers that run them. See the head of the
-    module."""
+    """Sends one client's requests to transaction coordinators, and finds the brokers that run them, as the head of the
+    module describes. Runs in the client's event loop."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -155,6 +162,8 @@ class CoordinatorClient:
 
     # ------------------------------------------------------------------------------ ids
     async def begin_transaction(self, timeout_ms: int) -> TxnId:
+        """Begins a transaction and returns its id. Takes a leased id; if none is left, waits for the answer of a
+        coordinator. Raises the error of that request when the operation's deadline has passed."""
         ids = self._leases.get(timeout_ms)
         if ids is None:
             if len(self._leases) >= LANES_MAX:
@@ -214,8 +223,9 @@ class CoordinatorClient:
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named_transaction(self, name: str, timeout_ms: int) -> TxnId:
-        """Begins a transaction under a name and returns its id. Raises TransactionFenced if a later program has taken
-        over the name."""
+        """Asks the name's coordinator to begin a transaction, and returns its id. The first call of this client takes
+        the name over from its present holder, whose transactions are fenced. Later calls raise TransactionFenced if
+        another program has taken the name over."""
         request = wire.BeginRequest(
             coordinator=coordinator_of(name, await self.count_coordinators()), count=1, timeout_ms=timeout_ms,
             name=name, holder=self._holders.get(name, 0),
@@ -231,8 +241,9 @@ class CoordinatorClient:
 
     # ------------------------------------------------------------------------------ ends
     async def end_transaction(self, item: wire.EndItem) -> TransactionEndAnswer:
-        """Asks the coordinator to end a transaction; returns the coordinator's answer. Raises TimedOut, or the last
-        error, when the operation's deadline has passed."""
+        """Asks the coordinator to end a transaction, again until it answers, and returns the answer. An error that is
+        not retryable is in the answer, not raised. Raises TimedOut, or the last error, when `operation_timeout_seconds`
+        have passed."""
         lane = item.txn.most, item.visible
         queue = self._queues.get(lane)
         if queue is None:
@@ -255,7 +266,8 @@ class CoordinatorClient:
             await asyncio.sleep(pause)
 
     async def send_end_requests(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
-        """Sends one request that ends several transactions to their coordinator, without a retry; returns the reply."""
+        """Sends one request that ends several transactions to their coordinator, and returns the reply. Raises the
+        error of the request: there is no retry."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
             longest = self._connections.settings.operation_timeout_s
@@ -263,8 +275,9 @@ class CoordinatorClient:
         return reply
 
     async def get_status(self, txn: TxnId) -> TransactionEndAnswer:
-        """Asks the coordinator for the state of a transaction and returns the answer. An error such as
-        TransactionForgotten is returned in the TransactionEndAnswer, not raised."""
+        """Asks the coordinator for the state of a transaction, again until it answers, and returns the answer. An error
+        such as TransactionForgotten is in the answer, not raised. Raises the last error when the operation's deadline
+        has passed."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
@@ -282,6 +295,7 @@ class CoordinatorClient:
 
     # ------------------------------------------------------------------------------ where they are
     async def count_coordinators(self) -> int:
+        """Returns the number of coordinators of the cluster. The first call asks a broker."""
         if not self._count:
             await self._connections.retry(lambda: self._find(0))
             self._next = self._connections.world.rng.randrange(self._count)
@@ -308,13 +322,14 @@ class CoordinatorClient:
         return found
 
     async def find_coordinator_channel(self, coordinator: int) -> Channel:
-        """Returns a channel to the broker that runs the coordinator: the one that was found before, else the one that a
-        look-up finds."""
+        """Returns a channel to the broker that runs the coordinator, from the cache or by asking a broker. Raises
+        Unavailable if no broker runs the coordinator, or the error of the request."""
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Sends a request to a coordinator, and repeats it until the coordinator answers, also at another broker, or
-        the operation's deadline has passed; returns the reply."""
+        """Sends a request to a coordinator, and repeats it until the coordinator answers, also at another broker.
+        Returns the reply. Raises the coordinator's error, or the last error when the operation's deadline has
+        passed."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
@@ -334,12 +349,14 @@ class CoordinatorClient:
             each.discard(coordinator)
 
     async def close(self) -> None:
+        """Cancels the requests in flight, whose ends get ConnectionLost, and waits until their tasks have ended."""
         await self._tasks.close()
         self.deadlines.stop()
 
 
 class TransactionEndQueue:
-    """The queue of requests to end transactions at one coordinator: those that wait, and those in flight."""
+    """The queue of requests to end transactions at one coordinator: those that wait, and those in flight. It sends all
+    ends of one turn of the event loop in one request."""
 
     def __init__(self, coordinators: CoordinatorClient, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
@@ -350,6 +367,8 @@ class TransactionEndQueue:
         self._turn_comes = False
 
     def add(self, item: wire.EndItem) -> asyncio.Future[TransactionEndAnswer]:
+        """Adds the end of a transaction, which is sent later. Returns a future of the answer; a failed request is the
+        `error` of the answer. An item whose future is cancelled is not sent."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[TransactionEndAnswer] = loop.create_future()
         self._waiting.append((item, answer))
@@ -400,6 +419,7 @@ class TransactionEndQueue:
 
 
 def decode_transaction_reply(reply: wire.TransactionReply) -> TransactionEndAnswer:
+    """Converts a coordinator's reply about one transaction to a TransactionEndAnswer."""
     error = from_wire(reply.error) if reply.HasField("error") else None
     return TransactionEndAnswer(TxnState(reply.state), error)
 
@@ -428,8 +448,10 @@ NUMBER_MAX = (1 << 63) - 1
 class Batch(NamedTuple):
     """One attempt of a query to write one of its numbered batches to a sink.
 
-    `adopt`: whether this query may take the sink over from another query; its batch numbers then start anew. Without
-    `adopt`, writing to a sink of another query raises SinkFenced."""
+    `sink_id`: the name of the sink; empty: there is no sink, and only the transactions of one `run` commit together.
+    `query_id`: the query that writes to the sink. `number`: the number of the batch, from 0. `run`: a random text that
+    identifies the attempt. `adopt`: whether this query may take the sink over from another query; its batch numbers
+    then start anew. Without `adopt`, writing to a sink of another query raises SinkFenced."""
 
     sink_id: str
     query_id: str
@@ -438,7 +460,7 @@ class Batch(NamedTuple):
     adopt: bool = False
 
     def check(self) -> None:
-        """Checks the values of the batch. Raises InvalidConfiguration if one is wrong."""
+        """Raises InvalidConfiguration if a value is wrong, or if both `sink_id` and `run` are empty."""
         check_parameters(_TABLE, self._asdict())
         if not (self.sink_id or self.run):
             raise WrongValue("a batch has a sink_id, or a run")
@@ -467,8 +489,8 @@ class SinkStatus(NamedTuple):
 
 
 async def begin_sink_batch(coordinators: CoordinatorClient, batch: Batch, timeout_ms: int) -> TxnId | None:
-    """Begins a transaction that writes a part of the batch, and returns its id; None if the sink has committed the
-    batch already. Raises SinkFenced if another query writes the sink."""
+    """Asks the sink's coordinator to begin a transaction that writes a part of the batch. Returns its id; None if the
+    sink has committed the batch already. Raises SinkFenced if another query writes to the sink."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
     if batch.sink_id:
         request.sink.CopyFrom(_tag(batch))
@@ -477,8 +499,10 @@ async def begin_sink_batch(coordinators: CoordinatorClient, batch: Batch, timeou
 
 
 async def commit_batch(coordinators: CoordinatorClient, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
-    """Commits the transactions of a batch together. Raises TransactionAborted if one of them is aborted: then none is
-    committed. Raises SinkFenced, or OutcomeUnknown if no coordinator answered."""
+    """Commits the prepared transactions `txns` of a batch together; waits until the commit is durable. Returns ALREADY
+    if the sink has committed the batch before, by these or other transactions. Raises TransactionAborted if one of them
+    is aborted: then none is committed. Raises SinkFenced if another query writes to the sink, OutcomeUnknown if no
+    coordinator answered in time."""
     number = await _home(coordinators, batch)
     if not txns and not batch.sink_id:
         return BatchOutcome.COMMITTED
@@ -509,8 +533,9 @@ async def get_sink_status(coordinators: CoordinatorClient, sink_id: str) -> Sink
 
 
 async def end_prepared_transaction(coordinators: CoordinatorClient, txn: TxnId, *, is_commit: bool) -> None:
-    """Commits (`is_commit`) or aborts a transaction that another program may have prepared. A transaction that is not
-    prepared can only be aborted, because only its own client knows which of its messages are stored."""
+    """Commits (`is_commit`) or aborts a transaction that another program may have prepared. Does nothing if it has
+    ended in that way. Raises InvalidTxnStatusError if it has ended in the other way, or if an open transaction should
+    be committed: only its own client knows which of its messages are stored."""
     state, error = await coordinators.get_status(txn)
     if error is not None:
         raise translate_error(error) from error

@@ -2,10 +2,10 @@
 them.
 
     half = await producer.prepare(b"…", group="orders", check_key="17")
-    await half.commit()                 or rollback(); any program of the role may, by its id: Halves.end
+    await half.commit()                 or rollback(); also by another program, by the id: Client.commit_half
 
-**An id first.** The client takes the id of a half message from a block of ids that the coordinator gave it in advance,
-so that a request that is repeated, or arrives late, is about the same half message.
+**An id first.** The client takes the id of a half message from a block of ids that the coordinator gave it in advance.
+A request that is repeated, or arrives late, therefore concerns the same half message.
 **Cancelled, or unanswered.** If `prepare` is cancelled or gets no answer, the program does not know about the half
 message, and nothing can depend on it: it is rolled back in the background. A `commit` or `rollback` continues when its
 caller is cancelled, and the cancellation takes effect when the outcome is known. A group always has the same
@@ -58,7 +58,8 @@ TABLE = {
 
 
 class HalfCheckWatchPort(Protocol):
-    """The interface of a HalfCheckWatch that `ClientHalfMessages` uses."""
+    """The interface of a HalfCheckWatch that `ClientHalfMessages` uses. `stop` ends the watch at once, without waiting;
+    `close` waits until its tasks have ended."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
@@ -92,22 +93,26 @@ class ClientHalfMessages:
         return self._home.now
 
     def backoff(self) -> Backoff:
+        """Returns a new Backoff with the client's settings."""
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
     def watch_group(self, group: str, watch: Callable[[ClientHalfMessages], HalfCheckWatchPort]) -> None:
-        """Registers the HalfCheckWatch of a group. Raises InvalidConfiguration if the group has one already."""
+        """Starts the watch of a group: calls `watch(self)`, which returns it. Raises InvalidConfiguration if this
+        client has a watch of the group already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
         self._watches[group] = watch(self)
 
     def stop(self) -> None:
+        """Ends all watches at once, without waiting: this client is not asked about half messages any more."""
         for each in self._watches.values():
             each.stop()
         self._watches.clear()
 
     async def close(self) -> None:
-        """Closes the watches: this client is not asked about half messages any more."""
+        """Ends all watches, and waits until their tasks have ended: this client is not asked about half messages any
+        more."""
         watches, self._watches = self._watches, {}
         await asyncio.gather(*[each.close() for each in watches.values()])
 
@@ -115,6 +120,11 @@ class ClientHalfMessages:
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
+        """Stores a half message at the coordinator of its group, waits until it is durable, and returns it. `messages`:
+        the topic and the encoded entry of each message, 1 to HALF_MESSAGES_MAX. `check_after`: seconds after which the
+        group may be asked for a decision (0: the cluster's default). If this is cancelled, or gets no answer in time, a
+        half message that was stored is rolled back. Raises InvalidConfiguration for a wrong value, MessageTooBig above
+        HALF_BYTES_MAX, AlreadyClosed after the close of the client."""
         check_parameters(TABLE, {"group": group, "check_key": check_key, "check_after": check_after})
         if not 1 <= len(messages) <= HALF_MESSAGES_MAX:
             raise WrongValue(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(messages)}")
@@ -180,16 +190,21 @@ class ClientHalfMessages:
 
     # ------------------------------------------------------------------------------ decisions
     async def commit(self, id_: TxnId) -> TransactionState:
+        """Commits a half message, as `Half.commit` does, and returns its state. Goes on if the caller is cancelled; the
+        cancellation takes effect when the outcome is known."""
         return await self._outlived(self.end_half(id_, wire.EndHalfRequest.COMMIT))
 
     async def rollback(self, id_: TxnId) -> TransactionState:
+        """Rolls back a half message, as `Half.rollback` does, and returns its state. Goes on if the caller is
+        cancelled; the cancellation takes effect when the outcome is known."""
         return await self._outlived(self.end_half(id_, wire.EndHalfRequest.ROLLBACK))
 
     async def end_half(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
-        """Commits or rolls back a half message and returns its state. `number`: the number of the check that this
-        decision answers; 0: it answers no check. `why`: the reason, which the coordinator records."""
+        """Asks the coordinator to commit or roll back a half message (`verb`), and returns its state. `number`: the
+        number of the check that this decision answers; 0: it answers no check. `why`: the reason, which the coordinator
+        records. Raises the coordinator's error, or OutcomeUnknown if there is no answer in time."""
         request = wire.EndHalfRequest(verb=verb, check=number, why=why)
         request.half.most, request.half.least = id_
         try:
@@ -257,8 +272,8 @@ back-off."""
 
 
 class Decision(Enum):
-    """The answers that a program can give to the check of a half message. UNKNOWN: not decided yet; too many of these
-    answers park the half message."""
+    """The answers that a program can give to the check of a half message. UNKNOWN: the program has not decided yet; too
+    many of these answers park the half message, and then an operator must decide."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -272,8 +287,8 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """One message of a half message. `data`: the payload as the producer's schema encoded it; None: the payload is
-    encrypted, or the message has no value."""
+    """One message of a half message. `topic`: the full name of its topic. `data`: the payload as the producer's schema
+    encoded it; None: the payload is encrypted, or the message has no value. `partition_key`: empty if it has no key."""
 
     topic: str
     data: bytes | None
@@ -283,8 +298,9 @@ class HalfContent(NamedTuple):
 
 
 class HalfCheck(NamedTuple):
-    """A check: the coordinator asks a program of the group whether an undecided half message is to be committed or
-    rolled back."""
+    """A check: the coordinator asks a program of the group whether an undecided half message must be committed or
+    rolled back. `check_key`: the text that the program gave to `prepare`. `unknown`: how often a program answered
+    UNKNOWN. `age`: seconds since the half message was stored."""
 
     id: TxnId
     group: str
@@ -296,7 +312,8 @@ class HalfCheck(NamedTuple):
 
 class HalfCheckWatch:
     """Receives the checks of half messages of one group, and answers each with the result of the program's function.
-    Runs in the event loop of the client."""
+    Starts when it is made, and connects again after each failure until it is closed. Runs in the client's event
+    loop."""
 
     def __init__(self, halves: ClientHalfMessages, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group
@@ -410,9 +427,11 @@ class HalfCheckWatch:
         return await answered
 
     def stop(self) -> None:
+        """Ends the watch at once, without waiting. A check that is being answered gets no answer."""
         self._tasks.cancel()
 
     async def close(self) -> None:
+        """Ends the watch, and waits until its tasks have ended. Does not wait for a function that runs in a thread."""
         await self._tasks.close()
 
 

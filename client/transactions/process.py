@@ -2,9 +2,9 @@
 
     await process(consumer, producer, function)          function(message) -> value, values, Output or None
 
-`process` receives messages in batches, calls the function for each message, sends the values that the function returns,
-and acknowledges the messages of the batch in the same transaction, which it then commits. So each message counts once
-in the output, whatever crashes. `process` runs until it is cancelled, or until no message arrived for
+`process` receives messages in batches and calls the function for each message. It sends the values that the function
+returns and acknowledges the messages of the batch in one transaction, which it then commits. So each message counts
+once in the output, whatever crashes. `process` runs until it is cancelled, or until no message arrived for
 `idle_timeout_ms`.
 
 **Pipelining.** Up to `transactions_max` transactions are in flight at once: a batch is sent while earlier batches
@@ -76,8 +76,9 @@ from .transaction import Transaction, Transactions
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message that the function of `process` wants to send, with more fields than its value. `producer`: the producer
-    that sends the message, which must be of the same client; None: the producer of `process`."""
+    """A message with more fields than its value: a result of the function of `process`, or a message of a half message
+    (`Client.half`). `producer`: the producer that sends the message, which must be of the same client; None: the
+    producer of `process`. The other fields are the parameters of `Producer.send`."""
 
     value: Any
     partition_key: str | None = None
@@ -101,8 +102,8 @@ SLICE = 64
 
 @dataclass(slots=True)
 class ProcessStatistics:
-    """The counters of one call of `process`, which are updated while it runs. A message of an aborted transaction is
-    counted as received again when it is redelivered."""
+    """The counters of one call of `process`, which updates them while it runs. A message of an aborted transaction is
+    counted as received again when it is redelivered. `sent` and `acknowledged` count only committed transactions."""
 
     received: int = 0
     sent: int = 0  # of committed transactions
@@ -113,7 +114,8 @@ class ProcessStatistics:
 
 
 class FunctionResult(NamedTuple):
-    """The result of calling the program's function for one message: its outputs, or the error that it raised."""
+    """The result of calling the program's function for one message: its outputs, or the error that it raised (`error`;
+    None: it returned)."""
 
     message: Message
     outputs: Sequence[Any]  # values, and `Output`s
@@ -129,7 +131,7 @@ Apply = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
 
 
 class ProcessOptions(NamedTuple):
-    """The options of one call of `process`, such as the limits of a batch and the time-out of its transactions."""
+    """The options of one call of `process`, which are its parameters: times are in ms, `timeout` in seconds."""
 
     messages_max: int
     linger_ms: int
@@ -140,6 +142,7 @@ class ProcessOptions(NamedTuple):
     statistics: ProcessStatistics
 
     def check(self) -> None:
+        """Raises InvalidConfiguration if an option is wrong."""
         check_parameters(TRANSACTION, {"timeout": self.timeout})
         check_parameter("messages_max", make_whole_number_check(1, 1_000_000), self.messages_max)
         check_parameter("linger_ms", MS, self.linger_ms)
@@ -175,8 +178,9 @@ async def process(
     may return before that, and the next consumer gets them.
 
     `on_error`: "raise" raises what the function raises; "nack" negatively acknowledges the message, which is delivered
-    again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
-    and the error that ends the consumer.
+    again, and becomes a dead letter by the consumer's `dead_letter_policy`. `statistics`: the counters to update, which
+    `process` returns; None: new ones. Raises OutcomeUnknown if a commit got no answer, and the error that ends the
+    consumer or a producer.
     """
     check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
     check_parameter("producer", make_instance_check(Producer, optional=False), producer)
@@ -192,7 +196,8 @@ PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 
 def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | None = None) -> Apply:
     """Returns a coroutine function that calls the program's `function` in the event loop for each message of a batch,
-    one after the other. It returns a FunctionResult per message."""
+    one after the other. That coroutine function returns one FunctionResult for each message, and raises nothing that
+    `function` raises. `tracing`: makes the process span of a message the current span during its call."""
     plain = nullcontext()
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:
@@ -229,7 +234,8 @@ def convert_to_outputs(found: Any) -> Sequence[Any]:
 
 
 class TransactionBatch:
-    """A batch of received messages that are processed and acknowledged in one transaction."""
+    """A batch of received messages that are processed and acknowledged in one transaction. `sent`: the number of its
+    outputs. `ending`: the task that ends the transaction; None until it begins."""
 
     __slots__ = ("ending", "messages", "sent", "txn")
 
@@ -240,12 +246,16 @@ class TransactionBatch:
         self.ending: asyncio.Task[bool | PulsarException] | None = None
 
     async def wait_transaction_ended(self) -> bool | PulsarException:
+        """Waits until the transaction has ended. Returns True if it was committed, False if it was aborted, or the
+        error that `process` must raise."""
         assert self.ending is not None, "it is under way"
         return await asyncio.shield(self.ending)
 
 
 class ProcessLoop:
-    """The loop that one call of `process` runs: receives messages, calls the function, and commits the transactions."""
+    """The loop that one call of `process` runs: it receives messages, calls the function, and commits the transactions.
+    Raises InvalidConfiguration if an option is wrong, the consumer has a listener, or the consumer and the producer are
+    of different clients."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: ProcessOptions) -> None:
         options.check()
@@ -265,7 +275,8 @@ class ProcessLoop:
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
-        """Processes messages until no message arrives for `idle_timeout_ms` milliseconds; returns the statistics."""
+        """Processes messages until none arrives for `idle_timeout_ms`, and returns the statistics. If this is cancelled
+        or fails, waits for the commits that have begun, and has the other messages delivered again."""
         try:
             while True:
                 messages = await self._next_batch()

@@ -4,20 +4,14 @@
         await producer.send(b"…", txn=txn)
         await consumer.acknowledge(message, txn=txn)
 
-**The outcome of a commit is never guessed.** `commit` sends the open batches of the transaction's producers, waits for
-the outcome of every operation, and sends the end to the coordinator until it is answered; without an answer, it asks
-for the status. It raises OutcomeUnknown if both get no answer in time. If the caller is cancelled meanwhile, the
-cancellation takes effect when the outcome is known; `state` then tells the outcome. **An abort** is sent for as long as
-an operation may take; if no coordinator answers, the transaction's time-out aborts it.
+**The outcome of a commit is never guessed.** `commit` sends the open batches of the transaction's producers and waits
+for the outcome of every operation. It then asks the coordinator to commit, again until there is an answer; without an
+answer it asks for the status. It raises OutcomeUnknown if both get no answer in time. If the caller is cancelled
+meanwhile, the cancellation takes effect when the outcome is known; `state` then tells the outcome. **An abort** is sent
+for as long as an operation may take; if no coordinator answers, the transaction's time-out aborts it.
 Guards: tests/client/transactions/test_transactions.py.
 
-**A commit is never guessed.** It sends what waits in its producers' batches, waits for every operation, and asks the
-coordinator until it answers, then for the status; OutcomeUnknown when neither is told in time. A caller that is
-cancelled meanwhile is cancelled when the outcome is there: it is in `state`. **An abort** is asked for as long as an
-operation may take; when no coordinator answers, the time-out of the transaction does it.
-Guards: tests/client/transactions/test_transactions.py.
-
-Also in this file, below its heading: the transactions of one client (transactions)."""
+Also in this file, under the heading "transactions": the open transactions of one client (`Transactions`)."""
 
 from __future__ import annotations
 
@@ -84,11 +78,14 @@ class Transaction(TransactionPort):
             await consumer.acknowledge(message, txn=txn)
 
     `async with`, or `await`, begins the transaction; `commit` and `abort` end it. It can be used only with producers
-    and consumers of its client. Errors: TransactionAborted (nothing in the transaction counts: run it again),
-    TransactionEnded, TransactionFenced, OutcomeUnknown."""
+    and consumers of its client. Its methods raise InvalidTxnStatusError before it has begun. Sends and
+    acknowledgements in it raise TransactionEnded after its end. `commit` raises TransactionAborted if nothing in it
+    counts (run it again), TransactionFenced if a later program took its name over, and OutcomeUnknown if its end got no
+    answer."""
 
     def __init__(self, home: Transactions, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
-        """Makes a transaction. `begun`: its id, if it has begun already."""
+        """Makes a transaction. `home`: the transactions of its client. `timeout_s`: seconds after which the coordinator
+        aborts it. `name`: its transaction name; None: none. `begun`: its id, if it has begun already."""
         self.timeout_s = timeout_s
         self.name = name
         self._home = home
@@ -170,13 +167,15 @@ class Transaction(TransactionPort):
 
     @property
     def id(self) -> TxnId:
-        """Returns the id of the transaction; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the id of the transaction; its text is `(most,least)`, as Pulsar prints it. Raises
+        InvalidTxnStatusError before the transaction has begun."""
         return self._known.txn
 
     @property
     def state(self) -> TransactionState:
         """Returns the state of the transaction: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or
-        ERROR: the request to end it got no answer, and `commit` asks again."""
+        ERROR if the request to end it got no answer, and `commit` must be called again. Raises InvalidTxnStatusError
+        before the transaction has begun."""
         return self._known.state
 
     def __repr__(self) -> str:
@@ -251,10 +250,12 @@ class Transaction(TransactionPort):
     # ------------------------------------------------------------------------------ the end
     async def commit(self, wait: Wait = "durable") -> None:
         """Commits the transaction. Returns when the commit is durable, or with `wait` "visible" when all consumers may
-        see its messages. May be called again.
+        see its messages. May be called again. If the caller is cancelled, the commit goes on.
 
         Raises TransactionAborted if nothing in the transaction counts, for example because an operation in it failed;
-        TransactionFenced. After OutcomeUnknown call `commit` again, or ask `transaction_status`."""
+        TransactionFenced if a later program took its name over; TransactionEnded after `abort`. Raises Timeout if the
+        commit is durable and not visible in time. After OutcomeUnknown call `commit` again, or ask
+        `transaction_status`."""
         check_parameter("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -272,7 +273,7 @@ class Transaction(TransactionPort):
         more. The transaction then waits for its end for `until` seconds (0: as long as the cluster allows), even if
         this client or the coordinator crashes. `commit` or `abort` ends it, also from another program by its id:
         `Client.commit_transaction`, `abort_transaction`, or asyncio's `commit_batch`. Until then readers wait for it.
-        Raises what `commit` raises."""
+        May be called again before the end. Raises what `commit` raises, and TransactionEnded after the end."""
         check_parameter("until", UNTIL, until)
         core = self._known
         if core.state is TransactionState.OPEN:
@@ -285,9 +286,10 @@ class Transaction(TransactionPort):
         self._raise_error()
 
     async def abort(self, wait: Wait = "durable") -> None:
-        """Aborts the transaction: nothing in it counts; messages that it acknowledged are delivered again. May be
-        called again. Raises TransactionEnded if the transaction is committed, or may be; OutcomeUnknown if it was
-        prepared, and its coordinator does not answer."""
+        """Aborts the transaction: nothing in it counts, and messages that it acknowledged are delivered again. Returns
+        when the abort is durable, with `wait` "visible" when it has taken effect at all topics, or when no coordinator
+        answers: then the time-out aborts it. May be called again. Raises TransactionEnded if the transaction is
+        committed, or may be; OutcomeUnknown if it was prepared, and its coordinator does not answer."""
         check_parameter("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -302,8 +304,8 @@ class Transaction(TransactionPort):
             self._raise_error()
 
     async def wait_redeliverable(self) -> None:
-        """Waits until the broker may deliver the messages again that this aborted transaction acknowledged. Also
-        returns if no broker answers."""
+        """Waits until the brokers may deliver the messages again that this transaction acknowledged. Must be called
+        after the abort. Also returns when no coordinator answers within the operation time-out."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending_operations or core.has_operations:
@@ -418,6 +420,7 @@ class Transaction(TransactionPort):
 
 
 def encode_participant(receipts: TopicReceipts) -> wire.Participant:
+    """Converts the receipts of one topic in a transaction to the Protobuf message for its coordinator."""
     found = wire.Participant(topic=receipts.topic, entries=receipts.entries)
     if receipts.entries > 0:
         found.last.ledger_id, found.last.entry_id = receipts.last
@@ -436,7 +439,8 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """The open transactions of one client, in its event loop. `len()`: the number of open transactions."""
+    """The open transactions of one client. `len()` returns their number. Must be made and used in the client's event
+    loop, except for the methods that say otherwise."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -472,6 +476,9 @@ class Transactions:
         return found
 
     async def begin(self, transaction: Transaction) -> TxnId:
+        """Asks a coordinator to begin the transaction, unless a leased id is left, and returns its id. Raises the SDK's
+        exceptions: TransactionFenced if another program has taken its name over, Timeout or ConnectError if no
+        coordinator answers."""
         timeout_ms = _timeout_ms(transaction)
         try:
             if transaction.name is None:
@@ -490,9 +497,12 @@ class Transactions:
         return transaction
 
     def on_transaction_ended(self, transaction: Transaction) -> None:
+        """Fact: the transaction has ended: `close` need not abort it."""
         self._open.pop(transaction, None)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Starts a task that goes on when its caller is cancelled; `close` waits for it. Raises RuntimeError after
+        `close`."""
         return self._tasks.spawn(work, name)
 
     def run_in_event_loop(self, work: Callable[[], None]) -> None:
@@ -504,6 +514,8 @@ class Transactions:
 
     # ------------------------------------------------------------------------------ bodies
     def enter_with_block(self, transaction: Transaction) -> None:
+        """Records that the current task enters the `async with` block of the transaction. Raises TransactionEnded if
+        the task is in the block of another transaction."""
         task = asyncio.current_task()
         if task is not None:
             if task in self._bodies:
@@ -511,13 +523,14 @@ class Transactions:
             self._bodies[task] = transaction
 
     def leave_with_block(self, transaction: Transaction) -> None:
+        """Records that the `async with` block of the transaction has ended."""
         for task, each in list(self._bodies.items()):
             if each is transaction:
                 del self._bodies[task]
 
     # ------------------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Aborts the open transactions, and returns when no task of a transaction is running any more."""
+        """Aborts the open transactions, waits for those that are being ended, and closes the CoordinatorClient."""
 
         async def abort(transaction: Transaction) -> None:
             if transaction.state is TransactionState.OPEN:

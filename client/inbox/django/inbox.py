@@ -31,7 +31,8 @@ class DjangoInbox:
 
     @contextmanager
     def open_transaction(self, begin: object = None) -> Iterator[tuple[()]]:
-        """Begins a transaction, for `once`. Raises WrongType with a `begin`: Django begins its transactions itself."""
+        """Begins a transaction, for `once`, and yields an empty tuple. Raises WrongType if `begin` is given: Django
+        begins its transactions itself."""
         from .models import InboxRow
 
         if begin is not None:
@@ -40,9 +41,9 @@ class DjangoInbox:
             yield ()
 
     def first_time(self, subscription: str, key: str) -> bool:
-        """Returns True if `subscription` has not processed the message `key` before, and then records the message as
-        processed; the record counts if the current database transaction commits. Raises TransactionManagementError
-        outside of `atomic()`: the row would be committed before the work."""
+        """Records the message `key` as processed by `subscription`, in the current database transaction of this thread.
+        Returns False if it was recorded before, else True. Raises TransactionManagementError outside of `atomic()`:
+        there the record would be committed before the work."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)

@@ -58,9 +58,10 @@ class DjangoOutbox:
         self, topic: str, value: object, *, key: str | None = None, properties: Mapping[str, str] | None = None,
         event_time: int | None = None, deliver_at: int | None = None, schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """Writes a message as a row, like SQLAlchemyOutbox.send, in the current database transaction of this thread.
-        Raises TransactionManagementError outside of `atomic()`: there the row would be committed apart from the change
-        that the message reports."""
+        """Writes a message as a row, with the parameters of SQLAlchemyOutbox.send, in the current database transaction
+        of this thread. Its commit wakes the relays of this process. Raises TransactionManagementError outside of
+        `atomic()`: there the row would be committed apart from the change that the message reports. Raises
+        InvalidTopicName, InvalidMessage or MessageTooBig before anything is written."""
         from .models import OutboxRow
 
         using = self._using or router.db_for_write(OutboxRow)
