@@ -57,7 +57,7 @@ from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ClientSettings
 
 # ----------------------------------------------------------------------------------------------- stored_messages
-# Messages as they are stored, of the entries that a broker sends for a look, without being delivered.
+# Messages as they are stored, of the entries that a broker sends for inspection and does not deliver.
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply
 # What carries the operations of proto/operations.py to a cluster: gRPC (client/admin/grpc_transport.py), or what a
 # program brings.
 #
-# A method of AdminClient is a function of this package whose first parameter is a Caller, or follows from its row
-# (client/admin/grpc_transport.py); client/admin/client.py makes the class of them.
+# A method of AdminClient is a function of client/admin/topics.py whose first parameter is an OperationCaller, or follows
+# from its row (below); client/admin/client.py makes the class of them.
 
 
 class Transport(Protocol):

@@ -448,7 +448,7 @@ class Connections:
 #
 #     writers = TopicSchemaCache(connections, partition, incarnation)        of a topic and all its partitions
 #     await writers.fetch_schema(version)                asked of a broker once
-#     info = writers.get_schema(version)                 from any thread but the event loop it may ask as well
+#     info = writers.get_schema(version)                 in any thread but that of the event loop it may ask as well
 #
 # What a version means never changes while its topic lasts: one that is deleted and made anew numbers its own, and has
 # writers of its own. These go on with what they know, and the broker tells them nothing more (`incarnation`). A version

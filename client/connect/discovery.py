@@ -285,10 +285,10 @@ def _endpoint(text: str) -> Endpoint:
 # ------------------------------------------------------------------------------------------------------- silence
 # A broker that says nothing: who owns its topics now is asked of the others.
 #
-#     silence = Silence(…)                            one of a client
-#     silence.others(endpoint)                        whom to ask; empty: nothing to find out
-#     moved = await silence.moved(endpoint, topics)   which of them another broker owns
-#     silence.answered(endpoint)                      it said something
+#     silence = SilentBrokerTracker(…)                            one of a client
+#     silence.other_brokers(endpoint)                             whom to ask; empty: nothing to find out
+#     moved = await silence.find_moved_topics(endpoint, topics)   which of them another broker owns
+#     silence.on_answered(endpoint)                               it said something
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
 # session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for

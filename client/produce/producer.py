@@ -120,7 +120,7 @@ class Half:
 # The partitions that one producer publishes to: one PartitionProducer each, and which of them a message goes to.
 #
 #     partitions = await PartitionProducers.open(connections, topic, settings)    all of them, or none when one refuses
-#     partitions.route(message)                   from any thread
+#     partitions.choose_producer(message)         from any thread
 #     await partitions.close()
 #
 # Partitions that are added to the topic are found by a PartitionsWatcher; keys are routed by the new number when all of
