@@ -97,8 +97,9 @@ _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
 
 
 def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """Returns the dead-letter policy that a consumer's settings ask for; None: messages are never moved. Raises
-    InvalidConfiguration if the subscription's type does not count redeliveries (Exclusive, Failover)."""
+    """Returns the dead-letter policy of a consumer's settings: the one that the program set, or the default of
+    `enable_retry`. None: messages are never moved. Raises InvalidConfiguration if there is a policy and the
+    subscription's type does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -110,7 +111,8 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
 
 
 def make_level_policy(policy: ConsumerDeadLetterPolicy, level: int) -> ConsumerDeadLetterPolicy:
-    """Returns the policy of a level of priority: where the policy names a topic, the level has its own."""
+    """Returns the policy for one level of priority: where `policy` names a topic, the level has a topic of its own.
+    `level`: from 0, the most urgent one."""
     dead, retry = (
         make_level_topic(TopicName.parse(name), level).full if name else name
         for name in (policy.dead_letter_topic, policy.retry_letter_topic)
@@ -119,13 +121,15 @@ def make_level_policy(policy: ConsumerDeadLetterPolicy, level: int) -> ConsumerD
 
 
 def parse_reconsume_count(told: str) -> int:
-    """Parses the value of the message property RECONSUMETIMES and returns it: how often the message was passed to
-    `reconsume_later`. Returns 0 for a text that is not a plain number, because another program may use that property
+    """Returns the number in `told`, the value of the message property RECONSUMETIMES: how often the message was passed
+    to `reconsume_later`. Returns 0 for a text that is not a plain number, because another program may use that property
     for anything else."""
     return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
 def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
+    """Returns the topic `chosen`, or, if that is None or empty, `<topic>-<subscription>-<suffix>`. `suffix`: DLQ or
+    RETRY."""
     if chosen:
         return TopicName.parse(chosen)
     return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
@@ -138,8 +142,8 @@ def is_dead_letter(message: Message) -> bool:
 
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """Returns whether `topic` is the dead-letter topic of this subscription. Messages of such a topic are never
-    moved."""
+    """Returns whether `topic` is the dead-letter topic of this subscription, by its name or by `policy`. Messages of
+    such a topic are never moved."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -156,16 +160,18 @@ def find_original_topic(topic: TopicName, subscription: str, policy: ConsumerDea
 
 
 def copy_message(message: Message, properties: dict[str, str]) -> OutgoingMessage:
-    """Returns a copy of a received message for another topic, with these properties. Raises CryptoError if the message
-    was not decrypted."""
+    """Returns a message for another topic, with the content and keys of the received `message`, and with the properties
+    `properties`. If the message was encrypted, the copy is encrypted for the same readers. Raises CryptoError if the
+    message was not decrypted."""
     if isinstance(message, CiphertextMessage):
         raise CryptoError("a message that is not decrypted is not copied to another topic")
     return _copy(message, properties, message.entry.consumer.make_copy_encryptor(message))
 
 
 def copy_ciphertext(message: CiphertextMessage, properties: dict[str, str]) -> OutgoingMessage:
-    """Returns a copy of a message that was not decrypted, with these properties: its bytes are not opened, and the
-    readers of the message can read the copy. The message is alone in its entry, which is no batch and no chunk."""
+    """Returns a message for another topic, with the bytes of a message that was not decrypted, and with the properties
+    `properties`. The bytes stay encrypted, and the readers of the message can read the copy. The message must be alone
+    in its entry, which is no batch and no chunk."""
     original = message.entry.header.metadata
 
     def keep_encrypted(copy: MessageMetadata, payload: bytes) -> bytes:
@@ -196,8 +202,8 @@ def _copy(message: Message, properties: dict[str, str], encrypt: Encrypt | None)
 
 
 async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
-    """Returns the schema with which the message was written; None if the message names no schema, or one that its topic
-    lacks."""
+    """Returns the schema with which the message was written, and asks the broker for it if the client does not have it.
+    Returns None if the message names no schema, or one that its topic lacks."""
     version, writers = message.writer_version, message.entry.writers
     if not version or writers is None:
         return None
@@ -206,8 +212,9 @@ async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
 
 
 def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> Failure:
-    """Returns what is told of an exception for which a message is given back: its class, its text and, if `traceback`,
-    where it was raised as Python prints it (no values of variables), each cut to its limit."""
+    """Returns a Failure that describes the exception for which a message is given back: its class, its text and
+    `consumer`, the consumer's name. If `traceback` is true, it also has the traceback as Python prints it (no values of
+    variables). Each text is cut to its limit."""
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     name = f"{module}{kind.__qualname__}"
@@ -221,8 +228,8 @@ def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> F
 
 
 class DeadLetterProducer:
-    """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens a producer
-    for each of the two when it is first needed."""
+    """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens the producers
+    for these topics when they are first needed. `moved`: how many messages were moved to the dead-letter topic."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -248,8 +255,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def start_moving_messages(self, messages: list[Message]) -> None:
-        """Starts a task that moves the messages to the dead-letter topic. The task retries until each message is stored
-        there, and then acknowledges the message."""
+        """Starts a task that moves the messages to the dead-letter topic, one after the other. The task retries until a
+        message is stored there, and then acknowledges the message in its own topic. Failures are logged."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -267,6 +274,8 @@ class DeadLetterProducer:
                 message.entry.consumer.on_taken(message)
 
     async def move_message(self, message: Message) -> None:
+        """Publishes a copy of the message to the dead-letter topic, and acknowledges the message when the copy is
+        stored. Raises the error with which publishing failed; the message is not acknowledged then."""
         found, failure = _origin(message, self._subscription), message.entry.consumer.find_failure(message)
         if failure is not None:
             found |= failure.to_properties(message.redelivery_count())
@@ -278,9 +287,10 @@ class DeadLetterProducer:
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None,
         failure: Failure | None = None,
     ) -> None:  # fmt: skip
-        """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`; if the limit of
+        """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`. If the limit of
         retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
-        message is acknowledged. `failure`: why it is to come again; None: not known."""
+        message is acknowledged. `properties`: added to those of the copy. `failure`: why the message is given back, for
+        the properties of the copy; None: not known."""
         times = parse_reconsume_count(message.properties().get(RECONSUME_TIMES, "")) + 1
         told = failure.to_properties(times) if failure is not None else {}
         found = {**_origin(message, self._subscription), **told, **(properties or {})}
@@ -342,8 +352,8 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """Waits for the moves of messages in flight and closes the two producers. Messages whose move does not end in
-        time are delivered again."""
+        """Waits for the moves of messages in flight, up to the operation time-out, and closes the producers. Messages
+        whose move does not end in time are delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):
@@ -356,6 +366,7 @@ class DeadLetterProducer:
             raise
 
     def abort(self) -> None:
+        """Ends the moves of messages and the producers at once. Messages that are not moved are delivered again."""
         self._closed = True
         self._tasks.cancel()
         for producer in self._all:
@@ -416,6 +427,8 @@ class DeadLetterProducers:
         return [topic, dead_letters.retry_letter_topic]
 
     def producer_of(self, topic: TopicName) -> DeadLetterProducer | None:
+        """Returns the DeadLetterProducer of a topic or partition, or of a retry-letter topic; None if its messages are
+        never moved."""
         return self._by_topic.get(topic.base)
 
     def find_retry_producer(self, topic: TopicName) -> DeadLetterProducer:
