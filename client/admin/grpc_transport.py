@@ -62,7 +62,8 @@ from ..model.settings import ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A stored message, read for inspection: reading it delivers it to no consumer."""
+    """A stored message that was read for inspection; no consumer received it. `publish_time_ms`: when it was published,
+    by the producer's clock, in ms since the epoch."""
 
     topic: str  # of one partition, full name
     message_id: MessageId
@@ -269,8 +270,8 @@ class Transport(Protocol):
 
 
 class OperationCaller:
-    """Base class of AdminClient: sends operations through a transport. `_timeout_s` bounds each operation with all
-    its attempts, in seconds."""
+    """Base class of AdminClient: sends operations through a transport, which the derived class sets. `_timeout_s`: the
+    longest time in seconds of an operation with all its attempts."""
 
     _transport: Transport
     _timeout_s: float

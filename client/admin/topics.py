@@ -101,8 +101,7 @@ async def schedules(self: OperationCaller, topic: str) -> list[values.ScheduleSt
 
 
 async def owner(self: OperationCaller, topic: str) -> str:
-    """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
-    partitions."""
+    """Returns HOST:PORT of the broker that owns the topic. `topic`: a partition, or a topic without partitions."""
     return await self._call(op.LOOKUP_TOPIC, topic=to_full_topic_name(topic))
 
 
@@ -204,10 +203,12 @@ async def _pages(
 async def skip_lost(
     self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
-    """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in
-    all ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not
-    answer may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes
-    back."""
+    """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or only
+    in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned. Unloads the
+    topic.
+
+    Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped entries
+    stay skipped, even if such a replica comes back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
     return await self._call(op.SKIP_LOST, topic=to_full_topic_name(topic), force=force, **ledger)
 
@@ -367,8 +368,8 @@ async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState
 
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
-    stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such
+    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
+    its outcome. Use it for a topic that cannot store the outcome any more. Raises NotFound if there is no such
     transaction."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
@@ -457,7 +458,7 @@ async def create_subscription(
 async def set_subscription_properties(
     self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
 ) -> None:
-    """Replaces all properties of a subscription by `properties`."""
+    """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent."""
     await self._call(
         op.SET_SUBSCRIPTION_PROPERTIES, **make_subscription_arguments(topic, name), properties=dict(properties)
     )
@@ -502,8 +503,8 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 
 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-    """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
-    subscription."""
+    """Returns the next messages that a subscription will deliver, at most `messages`; does not move the subscription.
+    Raises InvalidRequest if `messages` is too large."""
     found = await self._all(op.PEEK_MESSAGES, **make_subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
@@ -735,8 +736,8 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 
 async def forget_broker(self: OperationCaller, name: str) -> None:
-    """Forgets a broker that died and will not come back: `broker_summaries()` does not name it any more. Raises
-    NotFound if no broker of that name has died; NotAllowed if it is registered."""
+    """Removes the record of a broker that died and will not come back: `broker_summaries()` does not name the broker
+    any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered."""
     await self._call(op.FORGET_BROKER, name=name)
 
 
@@ -796,8 +797,8 @@ async def revoke_topic_permission(self: OperationCaller, topic: str, role: str) 
 async def grant_subscription_permission(
     self: OperationCaller, name: str, subscription: str, roles: Sequence[str]
 ) -> None:
-    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
-    it, and they need the permission `consume`, too."""
+    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use it,
+    and they need the permission `consume`, too."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=to_full_namespace_name(name), grant_subscription=change)
 

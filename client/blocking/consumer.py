@@ -280,8 +280,9 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         self.record_error(message, error)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks the broker to deliver again all messages that were received before this call and are not
-        acknowledged."""
+        """Asks the broker to deliver again all messages that were received before this call and are not acknowledged.
+        Does not wait for the broker. Messages that wait in the client are dropped; the broker delivers them again, too.
+        """
         inner = self._current()
 
         async def redeliver() -> None:

@@ -78,7 +78,7 @@ class AttachmentOwner(Protocol):
 
 class Attachment:
     """Opens one producer or consumer (the owner) at the broker of its topic, and sends its frames over the stream to
-    that broker."""
+    that broker. See the head of the module."""
 
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_named", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
@@ -195,7 +195,8 @@ class Attachment:
                 self._answer = None
 
     def on_opened(self) -> None:
-        """Fact: the broker answered that the producer or consumer is open."""
+        """Fact: the broker answered that the producer or consumer is open. If it did not wait for this answer, the
+        connection counts as lost."""
         if self._answer is None or self._answer.done():
             self.on_closed_by_broker(ConnectionLost("the broker opened it twice"))
         else:

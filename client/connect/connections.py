@@ -162,8 +162,8 @@ def why_unreachable(error: MagnetarError) -> str | None:
 
 
 def make_unreachable_error(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """Returns the error to raise when no broker could be reached. `error`: the error of the last attempt; `when`: text
-    about the time. The text of the returned error names the endpoints that were tried and advises the user."""
+    """Returns the error to raise when no broker could be reached: its text names the endpoints that were tried, and
+    says what to do. `error`: the error of the last attempt. `when`: text about the time, such as " within 10 s"."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__

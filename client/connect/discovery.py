@@ -124,7 +124,7 @@ _U32 = struct.Struct(">I")
 
 
 class WrongServerProtocol(Exception):
-    """Raised when the server at an address does not speak the expected protocol."""
+    """Raised when the server at an address does not speak the expected protocol, or gives no address of a broker."""
 
 
 class BrokerDiscovery:
@@ -201,8 +201,8 @@ def _silent(address: Endpoint) -> Unavailable:
 # ------------------------------------------------------------------ Pulsar's protocol
 async def ask_endpoint_over_pulsar_protocol(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over Pulsar's binary protocol, and returns this endpoint. Raises
-    WrongServerProtocol if the server speaks another protocol, WrongProtocol if it is a broker of Pulsar itself,
-    Unauthenticated if it refuses the credentials, Unavailable if the broker does not serve at the moment."""
+    WrongServerProtocol if the server speaks another protocol, and WrongProtocol if it is a broker of Pulsar itself.
+    Raises Unauthenticated if it refuses the credentials, Unavailable if the broker does not serve at the moment."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = parse_authorization(access.authorization() if access.authorization is not None else "")

@@ -259,8 +259,8 @@ class ClientCluster:
             self._move()
 
     async def close(self) -> None:
-        """Stops switching the client between clusters, and closes the program's provider. Must be called in the event
-        loop. A second call does nothing."""
+        """Stops switching the client between clusters, also a switch in progress, and closes the program's provider. An
+        error of the provider is logged. Must be called in the event loop. A second call does nothing."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:

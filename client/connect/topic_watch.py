@@ -86,8 +86,8 @@ class TopicPatternWatch:
         self._tasks = Tasks()
 
     async def open(self) -> list[TopicName]:
-        """Asks a broker for the topics that match now, begins to watch for changes, and returns these topics. Raises
-        NamespaceNotFound and other errors of the broker."""
+        """Asks a broker for the topics that match now, and returns them. Changes after that are kept for `follow`.
+        Raises NamespaceNotFound and other errors of the broker."""
         first = await self._connections.retry(self._connect)
         self._revision = first.revision
         self._known = dict.fromkeys(self._wanted(first.topics.names))

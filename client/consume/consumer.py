@@ -751,8 +751,8 @@ class Consumer(ClosedAfterAsyncWith):
         return describe_error(error, self.consumer_name(), traceback=self.settings.error_traceback)
 
     def negative_acknowledge_soon(self, which: Message | MessageId, error: BaseException | None = None) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. May be called from any
-        thread."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
+        this consumer did not receive it. May be called from any thread."""
         if error is not None:
             check_parameter("error", EXCEPTION, error)
             self.record_error(which, error)
@@ -848,7 +848,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
         """Acknowledges a message and all messages before it, as `acknowledge_cumulative` does, but without waiting; the
-        acknowledgement is sent within `ack_group_ms`."""
+        acknowledgement is sent within `ack_group_ms`. Raises the same errors. Must be called in the event loop."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
@@ -898,8 +898,8 @@ class Consumer(ClosedAfterAsyncWith):
         await self._dead_letters.find_retry_producer(topic).reconsume_later(message, delay, properties, failure)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again. Returns without waiting for the broker, as in
-        Pulsar."""
+        """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the client are dropped;
+        the broker delivers them again, too. Returns without waiting for the broker, as in Pulsar."""
         for consumer in self.partitions:
             consumer.redeliver_unacknowledged()
 
@@ -1002,8 +1002,8 @@ class Consumer(ClosedAfterAsyncWith):
         )
 
     async def get_last_message_id(self) -> MessageId:
-        """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several
-        partitions."""
+        """Asks the broker, and returns the id of the topic's last message. Raises OperationNotSupported if the topic
+        has several partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)
@@ -1028,8 +1028,9 @@ class Consumer(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. If the
-        call is cancelled, ends the consumer at once."""
+        """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. Returns
+        when the brokers have answered, or after the operation time-out. If the call is cancelled, ends the consumer at
+        once. May be called again."""
         self._closed = True
         try:
             if self.listening is not None:

@@ -404,7 +404,7 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName, level: int = 0) -> list[TopicName]:
-        """Makes the DeadLetterProducer of a topic, which may be that of a level of priority. Returns the topics to
+        """Makes the DeadLetterProducer of a topic. `level`: the topic's level of priority. Returns the topics to
         subscribe to: `topic`, and with `enable_retry` also its retry-letter topic. A retry-letter or dead-letter topic
         that a pattern found has no retry-letter topic."""
         policy, subscription = self.policy, self._subscription
@@ -432,8 +432,8 @@ class DeadLetterProducers:
         return self._by_topic.get(topic.base)
 
     def find_retry_producer(self, topic: TopicName) -> DeadLetterProducer:
-        """Returns the DeadLetterProducer through which messages of `topic` are reconsumed later. Raises
-        OperationNotSupported if messages of this topic cannot be reconsumed later."""
+        """Returns the DeadLetterProducer for `reconsume_later` of messages of `topic`. Raises OperationNotSupported if
+        the consumer was opened without `enable_retry`, or does not receive from the retry-letter topic of `topic`."""
         dead_letters = self.producer_of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

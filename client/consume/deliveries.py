@@ -136,7 +136,7 @@ class DeliveredEntries:
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
-        """Takes frames from the iterator `frames` and splits the entries that they deliver into messages. Stops at the
+        """Reads frames from the iterator `frames` and splits the entries that they deliver into messages. Stops at the
         first frame of another kind and returns that frame; returns None if all frames are deliveries."""
         came, opened = self._came, self.split_entry
         for frame in frames:
@@ -232,7 +232,7 @@ class DeliveredEntries:
 
     def on_start_position_known(self, after: wire.MessageId) -> None:
         """Fact: the broker starts to deliver after the message `after`. A reader that starts at `latest` starts after
-        this message from now on, so that it does not miss messages that are published while it reconnects."""
+        this message from now on. So it does not miss messages that are published while it reconnects."""
         if self.start is not None and self.start.id == MessageId.latest:
             place = MessageId(self._consumer.topic.partition, after.ledger_id, after.entry_id, after.batch_index)
             self.start = ReaderStart(place, False)

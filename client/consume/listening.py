@@ -98,7 +98,7 @@ def is_coroutine_function(function: object) -> bool:
 
 @dataclass(slots=True)
 class ListenerStatistics:
-    """The counters of a listener."""
+    """The counters of a listener since it began; `running` and `waiting` are those of now."""
 
     handled: int = 0  # messages whose handler returned
     failed: int = 0  # … or raised, or was cancelled

@@ -524,7 +524,7 @@ class PartitionConsumer:
         self._do(self.core.resize_queue(self._claim.window))
 
     def discard_messages(self) -> None:
-        """Drops the messages of this partition that the application has not received, and gives the consumer a receiver
+        """Drops the messages of this partition that the application has not received. Gives the consumer a receiver
         queue of its own, so that the shared queue stays open when this consumer ends."""
         self._drop_waiting()
         self._inbox = ReceiverQueue()

@@ -41,7 +41,8 @@ CHUNK_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedMessage:
-    """A message that was read by `read_range`, with its index in the partition."""
+    """A message that `StoredEntry.messages` returns, with its index in the partition. Times are in ms since the epoch.
+    """
 
     index: int  # dense in its partition, from 0
     message_id: MessageId
@@ -216,7 +217,8 @@ class Reader(ClosedAfterAsyncWith):
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
         """Returns a reader that is open at all partitions of the topic. If the message id `start` names a partition,
-        the reader reads only that partition. `inclusive`: whether it reads the message `start` itself."""
+        the reader reads only that partition. `inclusive`: whether it reads the message `start` itself. If a partition
+        cannot be opened, closes the others and raises its error."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.fetch_partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -278,8 +280,8 @@ class Reader(ClosedAfterAsyncWith):
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
-        """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit."""
+        """Waits for the next message and returns it; after a reconnect the reader continues after this message. Raises
+        Timeout if no message arrives within `timeout_millis` milliseconds; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()

@@ -147,7 +147,8 @@ class Replies:
 
 
 class Requester:
-    """Sends the requests of one client, and waits for their replies."""
+    """Sends the requests of one client, and waits for their replies. Opens one consumer of replies per namespace, and
+    one producer per topic, when they are first needed."""
 
     def __init__(self, world: World, open_consumer: Open, open_producer: Open) -> None:
         """Makes the requester. `open_consumer(topic)` and `open_producer(topic)` open a consumer or a producer, which

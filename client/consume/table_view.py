@@ -9,8 +9,8 @@ the view contains all messages that were stored at the time of the call. A messa
 value, deletes its key (Pulsar R2; complaint 49); a message without a key is ignored. A partitioned topic is one table;
 partitions that are added later are included.
 
-**Compaction meanwhile.** A message that compaction removed is never delivered, nor is a removed tombstone. So when the
-reader of a partition reconnects at a position before the compaction horizon, and the horizon has moved, the partition
+**Compaction meanwhile.** A message that compaction removed is never delivered, nor is a removed tombstone. The reader
+of a partition may reconnect at a position before the compaction horizon after the horizon has moved. Then the partition
 is read again from its beginning, and keys that are missing now are deleted: no key outlives its tombstone. A topic that
 was deleted and created again is read from its beginning, too, and the keys of the former topic are deleted. Guard:
 tests/client/consume/test_table_view.py."""
@@ -277,7 +277,8 @@ class TableView(ClosedAfterAsyncWith):
         self._reader.abort()
 
     async def close(self) -> None:
-        """Closes the table view: the table is no longer kept up to date, and its values stay readable."""
+        """Closes the table view, and waits for it: the table is no longer kept up to date, and its values stay
+        readable. Coroutines of `for_each` that still run are cancelled."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task

@@ -1,8 +1,8 @@
 """The batcher: collects the messages of a producer for one partition into batches. It is a core without I/O; its driver
 guards it with a lock.
 
-A batch is closed, and moves to `ready`, when it has `messages_max` messages, when the next message would make it larger
-than `bytes_max`, or when the driver calls `close` (after the batch delay, or at a flush). A delayed message has a batch
+A batch is closed, and moves to `ready`, in three cases: it has `messages_max` messages; the next message would make it
+larger than `bytes_max`; the driver calls `close` (after the batch delay, or at a flush). A delayed message has a batch
 of its own: the open batch is closed first, so that the order is kept. The open batch is also closed when a message of
 another transaction, or of no transaction, follows: all messages of an entry belong to the same transaction.
 
@@ -20,7 +20,7 @@ RUNS_MAX runs of neighbours at most. A message that would need a further run beg
 
 With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
 messages without a key share a batch. With `batch_by` there is one open batch per combination of the values of these
-properties, so that a filter by them wants all messages of an entry or none; a property that a message lacks is a value
+properties, so that a filter by them wants all messages of an entry or none. A property that a message lacks is a value
 of its own. With both, a group has the same key and the same values.
 
 The messages of such a batch get their ids when the batch is closed, so that the ids of each entry are consecutive, and

@@ -143,8 +143,9 @@ class PartialMessage:
 
 
 class ChunkAddResult(NamedTuple):
-    """The result of adding an entry to the ChunkAssembler: the message that the entry completes, if any; the entries to
-    acknowledge (`dropped`), to have redelivered later (`given_back`), and to request from the broker now (`wanted`)."""
+    """The result of adding an entry to the ChunkAssembler. `complete`: the message that the entry completes; None:
+    there is none. The other fields are positions of entries: to acknowledge (`dropped`), to have redelivered later
+    (`given_back`), and to request from the broker now (`wanted`)."""
 
     complete: PartialMessage | None
     dropped: list[Position]
@@ -459,8 +460,8 @@ class OutgoingEntryQueue:
         self.sent.clear()
 
     def replace_schema_version(self, before: bytes, now: bytes) -> None:
-        """Replaces the schema version `before` in all entries by the version `now`, because the topic was deleted and
-        created again and numbers its schemas anew. Must be called before anything is sent over the new connection."""
+        """Replaces the schema version `before` in all entries by the version `now`. Used when the topic was deleted and
+        created again, and has new version numbers. Must be called before anything is sent over the new connection."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:

@@ -288,7 +288,7 @@ class ConsumerCore:
 
     def is_dead_letter(self, redelivery_count: int) -> bool:
         """Returns whether an entry that was redelivered `redelivery_count` times must be moved to the dead-letter
-        topic: the count exceeds the limit of the dead-letter policy."""
+        topic, because the count exceeds the limit of the dead-letter policy. False if there is no policy."""
         return self._options.redeliveries_max is not None and redelivery_count > self._options.redeliveries_max
 
     def add_chunk(
@@ -420,9 +420,9 @@ class ConsumerCore:
         self._unacked.discard(place)
 
     def negative_acknowledge(self, place: Position, redeliveries: int, now: float) -> None:
-        """Acknowledges the entry at `place` negatively: requests its redelivery after the delay for its redelivery
-        count. With `redelivery_order` "key" the broker applies the delay, and the next `take_effects` requests the
-        redelivery at once."""
+        """Acknowledges the entry at `place` negatively: its redelivery is requested after the delay for `redeliveries`,
+        its redelivery count. With `redelivery_order` "key" the broker applies the delay, and the next `take_effects`
+        requests the redelivery at once."""
         self.negatively_acknowledged += 1
         if self._pieces.watched:
             self._pieces.discard(place)
@@ -576,8 +576,9 @@ class ConsumerCore:
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Begins to move the subscription's cursor to `to`, a position or a time. Returns the effect that asks the
-        broker. Replaces an earlier seek that has no answer yet."""
+        """Begins to move the subscription's cursor to `to`: a message id, a SeekIndex, or a time in ms since the epoch.
+        `request_id`: a number of `register_request`. Returns the effect that asks the broker. Replaces an earlier seek
+        that has no answer yet."""
         self._seek = request_id, to
         return [SendSeekRequest(request_id, to)]
 

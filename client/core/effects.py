@@ -101,7 +101,7 @@ class ReportOutcome(NamedTuple):
 
 
 class EndFlushes(NamedTuple):
-    """Effect: let the `flush` calls of these waiters return, because all their messages have outcomes."""
+    """Effect: let the `flush` calls of these waiters return, because all messages before these calls have outcomes."""
 
     waiters: list[Any]
 
@@ -202,7 +202,7 @@ class DropQueuedMessages(NamedTuple):
 
 
 class AnswerRequest(NamedTuple):
-    """Effect: answer a request that the application made, such as a seek, with its result or an error."""
+    """Effect: give the outcome of the request `request_id` to its caller: `error`, or `result` if `error` is None."""
 
     request_id: int
     error: MagnetarError | None

@@ -60,11 +60,13 @@ class KeyQueues(Generic[T]):
 
     @property
     def may_begin(self) -> bool:
-        """Returns whether `begin_next` returns an item."""
+        """Returns whether an item is free to begin and fewer than `concurrency` have begun, so that `begin_next`
+        returns an item."""
         return bool(self._ready) and len(self._begun) < self.concurrency
 
     def add(self, place: Hashable, key: Hashable | None, value: T) -> bool:
-        """Adds an item. Returns False, and adds nothing, if one with the same place waits or has begun."""
+        """Adds an item at the end. Returns True; False, and adds nothing, if an item with the same place waits or has
+        begun."""
         if place in self._places:
             return False
         self._places.add(place)

@@ -167,7 +167,7 @@ class ProducerCore:
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """Adds an entry that is already encoded, with its sequence id; `callback` gets its outcome. Must be called
-        before the producer is opened, or between two calls of `publish_closed_batches`."""
+        before the producer is opened, or between two calls of `publish_closed_batches`, in the thread of the driver."""
         batch = OutgoingBatch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)

@@ -415,8 +415,9 @@ class DuplicateFilter:
 
 
 class ReceivePermits:
-    """The permits of one consumer: the number of messages that the broker may still send to it. `count_used_permits`
-    may be called from any thread: `lock` guards the counts."""
+    """The permits of one consumer: the number of messages that the broker may still send to it. `lock` guards the
+    counts, so that `count_used_permits` may be called from any thread. `stream`: the number of the present connection.
+    """
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)

@@ -101,8 +101,8 @@ class PreEncodedEntryWriter:
             raise self._error
 
     async def drain(self) -> None:
-        """Waits until all entries that were sent are stored. Raises the error with which the writer ended, if it
-        has."""
+        """Waits until all entries that were sent are stored. Raises the error with which the writer ended, if it has.
+        """
         while self._sent and self._error is None:
             await self._wait()
         if self._error is not None:

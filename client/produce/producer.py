@@ -684,8 +684,8 @@ class Producer(ClosedAfterAsyncWith):
             await self.wait_for_room()
 
     async def wait_for_room(self) -> None:
-        """Waits until a message may be added again, after an attempt raised ProducerQueueIsFull or
-        MemoryBufferIsFull."""
+        """Waits until a message may be added again, after an attempt raised ProducerQueueIsFull or MemoryBufferIsFull.
+        Sends the open batches, so that room is made. Another sender may use the room first."""
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
@@ -736,7 +736,8 @@ class Producer(ClosedAfterAsyncWith):
         await asyncio.gather(*(each.flush() for each in self.partitions))
 
     def abort(self) -> None:
-        """Ends the producer at once, without waiting; the outcome of messages that are not acknowledged is unknown."""
+        """Ends the producer at once, without waiting. The callbacks of messages without an outcome get AlreadyClosed;
+        it is unknown whether these messages are stored."""
         self._closed = True
         self._partitions.abort()
 
