@@ -244,8 +244,8 @@ def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply
 # What carries the operations of proto/operations.py to a cluster: gRPC (client/admin/grpc_transport.py), or what a
 # program brings.
 #
-# A method of AdminClient is a function of client/admin/topics.py whose first parameter is an OperationCaller, or follows
-# from its row (below); client/admin/client.py makes the class of them.
+# A method of AdminClient is a function of client/admin/topics.py whose first parameter is an OperationCaller, or
+# follows from its row (below); client/admin/client.py makes the class of them.
 
 
 class Transport(Protocol):

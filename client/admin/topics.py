@@ -545,8 +545,9 @@ async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
 async def create_namespace(
     self: OperationCaller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
 ) -> None:
-    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
-    topics are created when they are first used; `default_partitions`: the number of partitions of such a topic."""
+    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its topics
+    are created when they are first used. `default_partitions`: the number of partitions of such a topic; 0: it is not
+    partitioned. Raises AlreadyExists if there is such a namespace."""
     await self._call(
         op.CREATE_NAMESPACE, namespace=to_full_namespace_name(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -798,7 +799,8 @@ async def grant_subscription_permission(
     self: OperationCaller, name: str, subscription: str, roles: Sequence[str]
 ) -> None:
     """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use it,
-    and they need the permission `consume`, too."""
+    and they need the permission `consume`, too. The roles replace those of an earlier call. Raises InvalidRequest if
+    there is no role."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=to_full_namespace_name(name), grant_subscription=change)
 

@@ -8,15 +8,15 @@ entry is redelivered *of which the application received a message*: the redelive
 receiver queue is not counted (complaint 15).
 
 **Retries.** With `enable_retry` the consumer also receives from `<topic>-<subscription>-RETRY`. `reconsume_later`
-publishes a copy of the message there, to be delivered after a delay, and acknowledges the message; the copy has the
+publishes a copy of the message there, to be delivered after a delay, and acknowledges the message. The copy has the
 number of such calls in its property RECONSUMETIMES, so that the number is as durable as the message. When that number
 exceeds max_redeliver_count the copy is published to the dead-letter topic instead. Without a policy the limit is 16, as
 in Pulsar; `Consumer.dead_letter_policy` returns it, and nothing else has a limit (complaint 16).
 
 **No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
-topic (a pattern may match it, too): the message is not moved again and cannot be reconsumed later; it is delivered
+topic (a pattern may match it, too). The message is not moved again and cannot be reconsumed later; it is delivered
 until it is acknowledged. (Pulsar's Java client moves it on, to the same topic or to `…-DLQ-…-DLQ`.) In the same way a
-retry-letter topic that a pattern matches shares the dead-letter topic of its original topic, and there is no
+retry-letter topic that a pattern matches shares the dead-letter topic of its original topic. There is no
 `…-RETRY-…-RETRY`.
 
 **Chunked messages** are moved as a whole, in chunks again if they are larger than an entry. The redelivery count of
@@ -33,8 +33,8 @@ the copy names that schema: consumers with a schema read the copy as they read t
 schema, the copy names none; consumers then read the copy with their own schema.
 
 **Levels of priority.** Each level has a dead-letter topic and a retry-letter topic of its own: `<topic of the
-level>-<subscription>-DLQ`, or that of the level of the topic that the policy names. So what is retried keeps its level,
-and a consumer with levels reads the dead letters by level.
+level>-<subscription>-DLQ`, or that of the level of the topic that the policy names. So a retried message keeps its
+level, and a consumer with levels reads the dead letters by level.
 
 Order: publish → its receipt → acknowledge. A crash between these steps duplicates a message and loses none. A message
 that cannot be published is tried again. Names: topic `<topic>-<subscription>-DLQ`, producer

@@ -205,8 +205,8 @@ class NackTracker:
 # Per entry it gathers batch indexes, as the bits of a number; when all messages of an entry are in, the entry is
 # acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges
 # cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped.
-# `take_ack_group` removes and returns what is to be sent; what was sent and lost with a stream is delivered again by the
-# broker (at least once). The core calls it when the oldest has waited for `ack_group_s`, or when `pending_messages`
+# `take_ack_group` removes and returns what is to be sent; what was sent and lost with a stream is delivered again by
+# the broker (at least once). The core calls it when the oldest has waited for `ack_group_s`, or when `pending_messages`
 # reaches GROUP_MESSAGES (Pulsar's figures, A3).
 # Guarding tests: tests/client/core/test_cores.py.
 
