@@ -22,8 +22,8 @@ class Admin(ClosedAfterWith):
         with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
             admin.create_topic("flights", partitions=4)
 
-    The event loop thread of the process does the work, and a method waits for its outcome. Any thread may call the
-    methods. Close the object after use, or use a `with` statement."""
+    The event loop thread of the process does the work, and a method waits for its outcome. The methods may be called
+    from any thread. Close the object after use, or use a `with` statement."""
 
     def __init__(
         self, service_url: str, *, timeout_s: float = 30.0, authentication: object = None,

@@ -49,22 +49,23 @@ async def topics(self: OperationCaller, namespace: str = "public/default", *, pa
 
 
 async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
-    """Increases the number of partitions of a partitioned topic to `partitions`. Raises TopicNotFound if there is no
-    such topic; InvalidRequest if it is not partitioned, has more partitions already, or `partitions` is too large."""
+    """Increases the number of partitions of a partitioned topic to `partitions`. Raises TopicNotFound if there is
+    no such topic; InvalidRequest if it is not partitioned, has more partitions already, or `partitions` is too
+    large."""
     await self._call(op.UPDATE_TOPIC, topic=to_full_topic_name(topic), partitions=partitions)
 
 
 async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False) -> None:
-    """Deletes a topic with all its partitions. Raises Busy if the topic has producers or subscriptions, unless `force`
-    is true. A topic of the same name that another program creates in the meantime is not deleted."""
+    """Deletes a topic with all its partitions. Raises Busy if the topic has producers or subscriptions, unless
+    `force` is true. A topic of the same name that another program creates in the meantime is not deleted."""
     name = to_full_topic_name(topic)
     meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
 
 async def partitions(self: OperationCaller, topic: str) -> int:
-    """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition. Raises
-    TopicNotFound if the topic does not exist; does not create it."""
+    """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition.
+    Raises TopicNotFound if the topic does not exist; does not create it."""
     name = TopicName.parse(topic)
     return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
@@ -81,13 +82,15 @@ async def create_schedule(
     zone: str = "UTC", payload: bytes = b"", key: str = "", properties: Mapping[str, str] | None = None,
     missed: str = "skip",
 ) -> None:  # fmt: skip
-    """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, once for each time.
+    """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, once for each
+    time.
 
-    Exactly one parameter says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of one second
-    or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no broker
-    could publish: "skip" drops them, "last" makes up for the latest, "all" for the latest 100.
+    Exactly one parameter says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of one
+    second or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no
+    broker could publish: "skip" drops them, "last" makes up for the latest, "all" for the latest 100.
 
-    Raises AlreadyExists if the topic has a schedule of that name, InvalidRequest if the schedule would never fire."""
+    Raises AlreadyExists if the topic has a schedule of that name, InvalidRequest if the schedule would never fire.
+    """
     await self._call(
         op.CREATE_SCHEDULE, topic=to_full_topic_name(topic), name=name, cron=cron, every_ms=round(1000 * every_s),
         at_ms=at_ms, zone=zone, payload=payload, key=key, properties=dict(properties or {}), missed=missed,
@@ -112,9 +115,9 @@ async def offsets(
     """Returns the range of message indexes of one partition, its size in bytes and its incarnation.
 
     `publish_times_ms`: times in ms since the epoch; for each the answer has the index of the first message that was
-    stored then or later. `subscription`: the answer has the index of its first unacknowledged message; a subscription
-    that does not exist is created at the earliest message. `aborted_in`: a range of indexes (first, end), without
-    `end`, in which the answer counts messages of aborted transactions.
+    stored then or later. `subscription`: the answer has the index of its first unacknowledged message; a
+    subscription that does not exist is created at the earliest message. `aborted_in`: a range of indexes (first,
+    end), without `end`, in which the answer counts messages of aborted transactions.
 
     `incarnation`: that of an earlier answer, or 0. Raises TopicNotFound if the topic was deleted and created again
     since that answer, because its indexes mean other messages then."""
@@ -126,22 +129,23 @@ async def offsets(
 
 
 async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
-    """Returns the statistics of one partition. Backlogs are counted in messages if `precise` is true, else in entries.
-    """
+    """Returns the statistics of one partition. Backlogs are counted in messages if `precise` is true, else in
+    entries.
+"""
     return await self._call(op.TOPIC_STATS, topic=to_full_topic_name(topic), precise_backlog=precise)
 
 
 async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
-    """Returns the statistics of all topics of a namespace, sorted by name: one value for each partition and each topic
-    without partitions. The field `oldest_ms` is not set. Sends one request to each broker, more if there are many
-    topics, and one for each topic that no broker reported."""
+    """Returns the statistics of all topics of a namespace, sorted by name: one value for each partition and each
+    topic without partitions. The field `oldest_ms` is not set. Sends one request to each broker, more if there are
+    many topics, and one for each topic that no broker reported."""
     found = await _ask_owners(self, namespace, brief=False)
     return [each for each in found if isinstance(each, values.TopicStats)]
 
 
 async def brief_namespace_stats(self: OperationCaller, namespace: str) -> list[values.BriefTopicStats]:
-    """Returns a few figures of each topic that `namespace_stats` returns, in the same order. Sends as many requests,
-    but takes a third of the time."""
+    """Returns a few figures of each topic that `namespace_stats` returns, in the same order. Sends as many
+    requests, but takes a third of the time."""
     found = await _ask_owners(self, namespace, brief=True)
     return [_shorten_stats(each) if isinstance(each, values.TopicStats) else each for each in found]
 
@@ -203,12 +207,12 @@ async def _pages(
 async def skip_lost(
     self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
-    """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or only
-    in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned. Unloads the
-    topic.
+    """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or
+    only in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned.
+    Unloads the topic.
 
-    Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped entries
-    stay skipped, even if such a replica comes back."""
+    Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped
+    entries stay skipped, even if such a replica comes back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
     return await self._call(op.SKIP_LOST, topic=to_full_topic_name(topic), force=force, **ledger)
 
@@ -247,7 +251,8 @@ async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: 
 
 async def nth_message(self: OperationCaller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
     """Returns the n-th message of a topic, counted from 1: from the oldest stored message, or from the newest if
-    `from_latest` is true. Raises InvalidRequest if `number` is below 1, NotFound if the topic has fewer messages."""
+    `from_latest` is true. Raises InvalidRequest if `number` is below 1, NotFound if the topic has fewer messages.
+    """
     if number < 1:
         raise InvalidRequest(f"messages are counted from 1, not from {number}")
     place = {"topic": to_full_topic_name(topic), "from_latest": from_latest, "number": number}
@@ -260,18 +265,18 @@ async def find_messages(
     since_ms: int = 0, until_ms: int = 0, before_index: int = 0, limit: int = 0, dry_run: bool = False,
     acked_by: str = "",
 ) -> FindResult:  # fmt: skip
-    """Searches one partition, or a topic without partitions, for messages, from its end backwards. A message is found
-    if it fits every condition that is given: the key `key`; the property `property` (NAME or NAME=VALUE); a payload
-    that contains `text`; the filter expression `where`. `since_ms`, `until_ms`: only messages that a broker stored in
-    this time (ms since the epoch).
+    """Searches one partition, or a topic without partitions, for messages, from its end backwards. A message is
+    found if it fits every condition that is given: the key `key`; the property `property` (NAME or NAME=VALUE); a
+    payload that contains `text`; the filter expression `where`. `since_ms`, `until_ms`: only messages that a broker
+    stored in this time (ms since the epoch).
 
-    The broker stops after `limit` found messages (0: 100), after it has looked at 100,000 messages or 64 MiB, or after
-    10 s. To continue, search again with the `before_index` of the result.
+    The broker stops after `limit` found messages (0: 100), after it has looked at 100,000 messages or 64 MiB, or
+    after 10 s. To continue, search again with the `before_index` of the result.
 
     With `dry_run` the broker reads only key indexes: `looked_at` and `bytes` then say what a search would look at.
-    `acked_by`: a subscription; `is_acknowledged` of each message says whether that subscription has acknowledged it,
-    and is None if the broker is older or has no such subscription. Raises InvalidRequest for a wrong filter; its field
-    `position` says where the filter is wrong."""
+    `acked_by`: a subscription; `is_acknowledged` of each message says whether that subscription has acknowledged
+    it, and is None if the broker is older or has no such subscription. Raises InvalidRequest for a wrong filter;
+    its field `position` says where the filter is wrong."""
     wanted = {
         "key": key, "property": property, "text": text, "where": where, "since_ms": since_ms, "until_ms": until_ms,
         "before_index": before_index, "limit": limit, "dry_run": dry_run,
@@ -292,8 +297,8 @@ async def find_messages(
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
-    Raises SchemaNotFound if there is no such schema, InvalidRequest if `version` is negative."""
+    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
+    deleted. Raises SchemaNotFound if there is no such schema, InvalidRequest if `version` is negative."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=to_full_topic_name(topic), version=encode_version(version))
@@ -314,8 +319,8 @@ async def schema_version(self: OperationCaller, topic: str, schema: SchemaInfo) 
 
 async def test_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
     """Tests a schema against those of a topic without registering it. Returns the reason why the schema would be
-    refused (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema if the
-    definition is malformed."""
+    refused (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema if
+    the definition is malformed."""
     return await self._call(op.TEST_SCHEMA, topic=to_full_topic_name(topic), schema=schema)
 
 
@@ -368,9 +373,9 @@ async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState
 
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
-    its outcome. Use it for a topic that cannot store the outcome any more. Raises NotFound if there is no such
-    transaction."""
+    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
+    stores its outcome. Use it for a topic that cannot store the outcome any more. Raises NotFound if there is no
+    such transaction."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
@@ -403,14 +408,14 @@ async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
 
 
 async def commit_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Publishes a half message, also a parked one, without asking its group. Raises NotFound if there is no such half
-    message, TransactionEnded if it was rolled back already, or the error with which publishing failed."""
+    """Publishes a half message, also a parked one, without asking its group. Raises NotFound if there is no such
+    half message, TransactionEnded if it was rolled back already, or the error with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
 async def rollback_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Drops a half message, also a parked one, without publishing it. Raises NotFound if there is no such half message,
-    TransactionEnded if it was committed already."""
+    """Drops a half message, also a parked one, without publishing it. Raises NotFound if there is no such half
+    message, TransactionEnded if it was committed already."""
     await _change_half(self, half, values.HalfDecision.ROLLBACK)
 
 
@@ -421,8 +426,9 @@ async def park_half(self: OperationCaller, half: TxnId | str) -> None:
 
 
 async def revive_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Revives a parked half message: its group is asked about it again at once, and the count of the group's answers
-    starts again at 0. Raises NotFound if there is no such half message, TransactionEnded if it is decided."""
+    """Revives a parked half message: its group is asked about it again at once, and the count of the group's
+    answers starts again at 0. Raises NotFound if there is no such half message, TransactionEnded if it is decided.
+    """
     await _change_half(self, half, values.HalfDecision.REVIVE)
 
 
@@ -458,7 +464,8 @@ async def create_subscription(
 async def set_subscription_properties(
     self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
 ) -> None:
-    """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent."""
+    """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent.
+    """
     await self._call(
         op.SET_SUBSCRIPTION_PROPERTIES, **make_subscription_arguments(topic, name), properties=dict(properties)
     )
@@ -468,8 +475,8 @@ async def reset_subscription(
     self: OperationCaller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
     """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch. The time is that at
-    which a broker stored the message (not `publish_timestamp()`, which is the producer's clock). Delivery begins at the
-    message of the id, or after it if `exclusive` is true."""
+    which a broker stored the message (not `publish_timestamp()`, which is the producer's clock). Delivery begins at
+    the message of the id, or after it if `exclusive` is true."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **make_subscription_arguments(topic, name), **place)
 
@@ -487,15 +494,16 @@ async def advance_subscription(
 
 async def expire_messages(self: OperationCaller, topic: str, name: str, older_than: float | MessageId) -> int:
     """Acknowledges old messages for the subscription `name`, or for every durable subscription if `name` is empty:
-    those older than `older_than` seconds, or, if `older_than` is a message id, all up to and including that message.
-    Returns the number of entries that were acknowledged. Raises InvalidRequest if the seconds are not above 0."""
+    those older than `older_than` seconds, or, if `older_than` is a message id, all up to and including that
+    message. Returns the number of entries that were acknowledged. Raises InvalidRequest if the seconds are not
+    above 0."""
     limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
     return await self._call(op.EXPIRE_MESSAGES, topic=to_full_topic_name(topic), subscription=name, **limit)
 
 
 async def skip_messages(self: OperationCaller, topic: str, name: str, messages: int = -1) -> None:
-    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. If `name`
-    is empty, does so for every durable subscription."""
+    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. If
+    `name` is empty, does so for every durable subscription."""
     await self._call(
         op.SKIP_MESSAGES, topic=to_full_topic_name(topic), subscription=name and check_subscription_name(name),
         messages=messages,
@@ -503,8 +511,8 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 
 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-    """Returns the next messages that a subscription will deliver, at most `messages`; does not move the subscription.
-    Raises InvalidRequest if `messages` is too large."""
+    """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
+    subscription. Raises InvalidRequest if `messages` is too large."""
     found = await self._all(op.PEEK_MESSAGES, **make_subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
@@ -545,9 +553,9 @@ async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
 async def create_namespace(
     self: OperationCaller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
 ) -> None:
-    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its topics
-    are created when they are first used. `default_partitions`: the number of partitions of such a topic; 0: it is not
-    partitioned. Raises AlreadyExists if there is such a namespace."""
+    """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
+    topics are created when they are first used. `default_partitions`: the number of partitions of such a topic; 0:
+    it is not partitioned. Raises AlreadyExists if there is such a namespace."""
     await self._call(
         op.CREATE_NAMESPACE, namespace=to_full_namespace_name(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -558,9 +566,9 @@ async def update_namespace(
     self: OperationCaller, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
     default_partitions: int | None = None, is_creation_set: bool | None = None,
 ) -> None:  # fmt: skip
-    """Changes settings of a namespace; a setting that is None stays as it is. `is_creation_set`: whether the namespace
-    has its own rules for creating topics (the two settings before it); None: true as soon as one of them was ever set.
-    The number of bundles is fixed at creation: raises InvalidRequest for another number."""
+    """Changes settings of a namespace; a setting that is None stays as it is. `is_creation_set`: whether the
+    namespace has its own rules for creating topics (the two settings before it); None: true as soon as one of them
+    was ever set. The number of bundles is fixed at creation: raises InvalidRequest for another number."""
     old = await self._call(op.GET_NAMESPACE, namespace=to_full_namespace_name(name))
     if is_creation_set is None:
         is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
@@ -575,24 +583,24 @@ async def update_namespace(
 async def unload_namespace(
     self: OperationCaller, name: str, bundle: str = "", *, destination: str = ""
 ) -> values.Unloaded:
-    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Returns how many topics and
-    bundles were unloaded. At the next look-up other brokers own the topics; if `destination` is given, the broker with
-    that name or address does. A broker of an older release ignores `destination`."""
+    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Returns how many topics
+    and bundles were unloaded. At the next look-up other brokers own the topics; if `destination` is given, the
+    broker with that name or address does. A broker of an older release ignores `destination`."""
     asked = {"namespace": to_full_namespace_name(name), "bundle": bundle, "destination": destination}
     return await self._call(op.UNLOAD_NAMESPACE, **asked)
 
 
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:
-    """Acknowledges all messages of all persistent topics of a namespace for `subscription`, or for every subscription
-    if none is given. Returns the number of topics and partitions that were cleared. A failure at one topic does not
-    stop the others; the first such error is raised at the end."""
+    """Acknowledges all messages of all persistent topics of a namespace for `subscription`, or for every
+    subscription if none is given. Returns the number of topics and partitions that were cleared. A failure at one
+    topic does not stop the others; the first such error is raised at the end."""
     return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
 
 
 async def unsubscribe_namespace(self: OperationCaller, name: str, subscription: str, *, force: bool = False) -> int:
-    """Deletes `subscription` from every topic of the namespace that has it. Returns the number of topics and partitions
-    from which it was deleted. `force`: also while consumers are connected; otherwise Busy is raised for them. A failure
-    at one topic does not stop the others; the first such error is raised at the end."""
+    """Deletes `subscription` from every topic of the namespace that has it. Returns the number of topics and
+    partitions from which it was deleted. `force`: also while consumers are connected; otherwise Busy is raised for
+    them. A failure at one topic does not stop the others; the first such error is raised at the end."""
     asked = {"subscription": check_subscription_name(subscription), "force": force}
     return await _each_part(self, name, lambda topic: self._call(op.DELETE_SUBSCRIPTION, topic=topic, **asked))
 
@@ -673,8 +681,8 @@ async def namespace_properties(self: OperationCaller, name: str) -> dict[str, st
 
 
 async def set_namespace_properties(self: OperationCaller, name: str, properties: Mapping[str, str]) -> None:
-    """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
-    too long (proto/policies.py)."""
+    """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or too
+    long (proto/policies.py)."""
     await self._call(op.CHANGE_PROPERTIES, namespace=to_full_namespace_name(name), set=properties)
 
 
@@ -705,8 +713,8 @@ async def remove_topic_properties(self: OperationCaller, topic: str, *keys: str)
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: OperationCaller) -> list[values.BrokerInfo]:
     """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
-    bundles and transaction coordinators that it owns. These numbers are None if the broker did not answer within 5 s.
-    """
+    bundles and transaction coordinators that it owns. These numbers are None if the broker did not answer within 5
+    s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
 
@@ -722,8 +730,8 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
     """Drains a broker: the broker gives its bundles to the other brokers of its group. It gets no new ones until
-    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how many
-    bundles are left.
+    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
+    many bundles are left.
 
     Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its
     bundles, is of a release that cannot drain."""
@@ -737,15 +745,15 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 
 async def forget_broker(self: OperationCaller, name: str) -> None:
-    """Removes the record of a broker that died and will not come back: `broker_summaries()` does not name the broker
-    any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered."""
+    """Removes the record of a broker that died and will not come back: `broker_summaries()` does not name the
+    broker any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered."""
     await self._call(op.FORGET_BROKER, name=name)
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these ledgers
-    are fenced and deleted now, as brokers do every hour. Ledgers whose owner has no record are returned, too. They are
-    deleted only if `unexplained` is true as well, and never by a broker on its own."""
+    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
+    ledgers are fenced and deleted now, as brokers do every hour. Ledgers whose owner has no record are returned,
+    too. They are deleted only if `unexplained` is true as well, and never by a broker on its own."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -760,8 +768,8 @@ def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[st
 
 
 async def namespace_permissions(self: OperationCaller, name: str) -> values.Permissions:
-    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions.
-    Permissions for single topics are not included."""
+    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions. Permissions
+    for single topics are not included."""
     return await self._call(op.GET_PERMISSIONS, namespace=to_full_namespace_name(name))
 
 
@@ -784,8 +792,8 @@ async def revoke_namespace_permission(self: OperationCaller, name: str, role: st
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
-    actions replace the actions that the role had there. Raises InvalidRequest if an action is unknown."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
+    these actions replace the actions that the role had there. Raises InvalidRequest if an action is unknown."""
     await _change(self, topic=to_full_topic_name(topic), grant={"role": role, "actions": actions})
 
 
@@ -798,9 +806,9 @@ async def revoke_topic_permission(self: OperationCaller, topic: str, role: str) 
 async def grant_subscription_permission(
     self: OperationCaller, name: str, subscription: str, roles: Sequence[str]
 ) -> None:
-    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use it,
-    and they need the permission `consume`, too. The roles replace those of an earlier call. Raises InvalidRequest if
-    there is no role."""
+    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
+    it, and they need the permission `consume`, too. The roles replace those of an earlier call. Raises
+    InvalidRequest if there is no role."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=to_full_namespace_name(name), grant_subscription=change)
 
