@@ -191,7 +191,7 @@ class Admin(ClosedAfterWith):
         """Deletes a subscription. Busy: it has consumers, which `force` overrides."""
 
     def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Raises Busy if it has namespaces."""
+        """Deletes a tenant. Raises TenantNotFound if there is no such tenant, Busy if it has namespaces."""
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Deletes a topic with all its partitions. Raises Busy if the topic has producers or subscriptions, unless
@@ -493,7 +493,6 @@ class Admin(ClosedAfterWith):
 
     def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
         """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent.
-
         """
 
     def set_topic_policies(self, topic: str, policies: Policies) -> None:
@@ -663,7 +662,9 @@ class Admin(ClosedAfterWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty."""
+        """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty.
+        Raises TenantNotFound if there is no such tenant.
+        """
 
     def update_topic(self, topic: str, *, partitions: int) -> None:
         """Increases the number of partitions of a partitioned topic to `partitions`. Raises TopicNotFound if there is

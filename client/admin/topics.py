@@ -130,8 +130,7 @@ async def offsets(
 
 async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
     """Returns the statistics of one partition. Backlogs are counted in messages if `precise` is true, else in
-    entries.
-"""
+    entries."""
     return await self._call(op.TOPIC_STATS, topic=to_full_topic_name(topic), precise_backlog=precise)
 
 
@@ -465,7 +464,7 @@ async def set_subscription_properties(
     self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
 ) -> None:
     """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent.
-    """
+"""
     await self._call(
         op.SET_SUBSCRIPTION_PROPERTIES, **make_subscription_arguments(topic, name), properties=dict(properties)
     )
@@ -535,12 +534,13 @@ async def create_tenant(
 async def update_tenant(
     self: OperationCaller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty."""
+    """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty.
+    Raises TenantNotFound if there is no such tenant."""
     await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
 async def delete_tenant(self: OperationCaller, name: str) -> None:
-    """Deletes a tenant. Raises Busy if it has namespaces."""
+    """Deletes a tenant. Raises TenantNotFound if there is no such tenant, Busy if it has namespaces."""
     await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
 
 
