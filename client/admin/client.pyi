@@ -561,6 +561,7 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
         """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent.
+
         """
 
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
@@ -666,9 +667,10 @@ class AdminClient(ClosedAfterAsyncWith):
         default_partitions: int | None = None,
         is_creation_set: bool | None = None,
     ) -> None:
-        """Changes settings of a namespace; a setting that is None stays as it is. `is_creation_set`: whether the
-        namespace has its own rules for creating topics (the two settings before it); None: true as soon as one of them
-        was ever set. The number of bundles is fixed at creation: raises InvalidRequest for another number.
+        """Changes settings of a namespace; a setting that is None stays as it is. `bundles` changes nothing, because
+        the number of bundles is fixed at creation. `is_creation_set`: whether the namespace has its own rules for
+        creating topics (the two settings before it); None: true as soon as one of them was ever set. Raises
+        NamespaceNotFound if there is no such namespace, InvalidRequest if a number is out of bounds.
         """
 
     async def update_tenant(
