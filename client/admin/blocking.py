@@ -22,8 +22,8 @@ class Admin(ClosedAfterWith):
         with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
             admin.create_topic("flights", partitions=4)
 
-    The work runs in the loop thread of the process; any thread may call the methods. Close the object, or use a `with`
-    statement."""
+    The event loop thread of the process does the work, and a method waits for its outcome. The methods may be called
+    from any thread. Close the object after use, or use a `with` statement."""
 
     def __init__(
         self, service_url: str, *, timeout_s: float = 30.0, authentication: object = None,
@@ -35,7 +35,8 @@ class Admin(ClosedAfterWith):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Closes the connections of this object."""
+        """Closes the connections of this object, and waits until they are closed. A method that is called later
+        connects again."""
         shared_loop_thread().run(self._inner.close())
 
 

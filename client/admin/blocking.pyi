@@ -17,8 +17,8 @@ class Admin(ClosedAfterWith):
         with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
             admin.create_topic("flights", partitions=4)
 
-    The work runs in the loop thread of the process; any thread may call the methods. Close the object, or use a `with`
-    statement.
+    The event loop thread of the process does the work, and a method waits for its outcome. The methods may be called
+    from any thread. Close the object after use, or use a `with` statement.
     """
 
     def __init__(
@@ -31,7 +31,9 @@ class Admin(ClosedAfterWith):
     ) -> None: ...
 
     def close(self) -> None:
-        """Closes the connections of this object."""
+        """Closes the connections of this object, and waits until they are closed. A method that is called later
+        connects again.
+        """
 
     def abort_transaction(self, txn: TxnId | str) -> TxnState:
         """Aborts an open or prepared transaction, also one that another role began. Returns the state of the
@@ -39,8 +41,9 @@ class Admin(ClosedAfterWith):
         """
 
     def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
-        """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
-        than `index`. `incarnation`: the topic's incarnation, from an answer of `offsets`; 0: any.
+        """Acknowledges durably, for the subscription `name`, every message of the partition `topic` whose index is less
+        than `index`. Never moves the subscription back. `incarnation`: the topic's incarnation, from an answer of
+        `offsets`; 0: any. Raises TopicNotFound if the topic was deleted and created again since that answer.
         """
 
     def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
@@ -66,8 +69,8 @@ class Admin(ClosedAfterWith):
         """Returns the registered bookies."""
 
     def brief_namespace_stats(self, namespace: str) -> list[values.BriefTopicStats]:
-        """Returns what a list of topics shows of the statistics that `namespace_stats` returns, in a third of the time.
-        Sends as many requests.
+        """Returns a few figures of each topic that `namespace_stats` returns, in the same order. Sends as many
+        requests, but takes a third of the time.
         """
 
     def broker_summaries(self, *, here: bool = False) -> values.ClusterSummary:
@@ -75,7 +78,7 @@ class Admin(ClosedAfterWith):
 
     def brokers(self) -> list[values.BrokerInfo]:
         """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
-        bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5
+        bundles and transaction coordinators that it owns. These numbers are None if the broker did not answer within 5
         s.
         """
 
@@ -93,13 +96,14 @@ class Admin(ClosedAfterWith):
         """Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value."""
 
     def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
-        """Acknowledges all messages of all topics of a namespace for `subscription`, or for every subscription if none
-        is given. Returns the number of topics and partitions that were cleared.
+        """Acknowledges all messages of all persistent topics of a namespace for `subscription`, or for every
+        subscription if none is given. Returns the number of topics and partitions that were cleared. A failure at one
+        topic does not stop the others; the first such error is raised at the end.
         """
 
     def commit_half(self, half: TxnId | str) -> None:
-        """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
-        the half message was rolled back already; or the error with which publishing failed.
+        """Publishes a half message, also a parked one, without asking its group. Raises NotFound if there is no such
+        half message, TransactionEnded if it was rolled back already, or the error with which publishing failed.
         """
 
     def compact(self, topic: str) -> None:
@@ -117,7 +121,8 @@ class Admin(ClosedAfterWith):
         default_partitions: int = 0,
     ) -> None:
         """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
-        topics are created when they are first used; `default_partitions`: the number of partitions of such a topic.
+        topics are created when they are first used. `default_partitions`: the number of partitions of such a topic; 0:
+        it is not partitioned. Raises AlreadyExists if there is such a namespace.
         """
 
     def create_schedule(
@@ -134,12 +139,14 @@ class Admin(ClosedAfterWith):
         properties: Mapping[str, str] | None = None,
         missed: str = "skip",
     ) -> None:
-        """Creates a schedule: the owner of the topic publishes `payload` at set times, each time once. One of three
-        says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of a second or more; `at_ms`,
-        once, in ms since the epoch. `missed`: what happens to times at which no broker could publish: "skip" drops
-        them, "last" makes up for the latest, "all" for the latest 100.
+        """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, once for each
+        time.
 
-        Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if it would never fire.
+        Exactly one parameter says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of one
+        second or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no
+        broker could publish: "skip" drops them, "last" makes up for the latest, "all" for the latest 100.
+
+        Raises AlreadyExists if the topic has a schedule of that name, InvalidRequest if the schedule would never fire.
         """
 
     def create_subscription(
@@ -149,8 +156,8 @@ class Admin(ClosedAfterWith):
         position: MessageId | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a subscription. `position`: the first message that the subscription delivers; by default the latest
-        position, after the last message.
+        """Creates a durable subscription. `position`: the first message that the subscription delivers; None: it begins
+        after the last message. Raises AlreadyExists if the topic has a subscription of that name.
         """
 
     def create_tenant(
@@ -160,8 +167,9 @@ class Admin(ClosedAfterWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Creates a tenant. The roles `admin_roles` may administer the tenant; if `allowed_clusters` is not empty, the
-        tenant may have namespaces only in those clusters. Raises InvalidName.
+        """Creates a tenant. The roles `admin_roles` may administer the tenant. If `allowed_clusters` is not empty, the
+        tenant may have namespaces only in those clusters. Raises InvalidName if the name is malformed, AlreadyExists if
+        there is such a tenant.
         """
 
     def create_topic(self, topic: str, *, partitions: int = 0) -> None:
@@ -183,11 +191,11 @@ class Admin(ClosedAfterWith):
         """Deletes a subscription. Busy: it has consumers, which `force` overrides."""
 
     def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Raises Busy if it has namespaces."""
+        """Deletes a tenant. Raises TenantNotFound if there is no such tenant, Busy if it has namespaces."""
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
-        A topic of the same name that another program creates in the meantime is not deleted.
+        """Deletes a topic with all its partitions. Raises Busy if the topic has producers or subscriptions, unless
+        `force` is true. A topic of the same name that another program creates in the meantime is not deleted.
         """
 
     def describe_broker(self, *, tasks: bool = False, metrics: bool = False) -> values.BrokerDescription:
@@ -208,21 +216,24 @@ class Admin(ClosedAfterWith):
 
     def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
         """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
-        stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such
-        transaction.
+        stores its outcome. Use it for a topic that cannot store the outcome any more. Raises NotFound if there is no
+        such transaction.
         """
 
     def drain_broker(self, name: str) -> None:
-        """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
+        """Drains a broker: the broker gives its bundles to the other brokers of its group. It gets no new ones until
         `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
-        many bundles are left. Raises NotFound if there is no such broker; NotAllowed if it, or each broker that could
-        get its bundles, is of a release that cannot drain.
+        many bundles are left.
+
+        Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its
+        bundles, is of a release that cannot drain.
         """
 
     def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
-        """Acknowledges for the subscription `name` (empty: for all subscriptions) every message that is older than
-        `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
-        that were acknowledged.
+        """Acknowledges old messages for the subscription `name`, or for every durable subscription if `name` is empty:
+        those older than `older_than` seconds, or, if `older_than` is a message id, all up to and including that
+        message. Returns the number of entries that were acknowledged. Raises InvalidRequest if the seconds are not
+        above 0.
         """
 
     def find_messages(
@@ -240,27 +251,29 @@ class Admin(ClosedAfterWith):
         dry_run: bool = False,
         acked_by: str = "",
     ) -> FindResult:
-        """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
-        the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
-        filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
-        this time (ms since the epoch). `acked_by`: a subscription; each message says whether that has acknowledged
-        it, None if the broker is older or has no such subscription.
+        """Searches one partition, or a topic without partitions, for messages, from its end backwards. A message is
+        found if it fits every condition that is given: the key `key`; the property `property` (NAME or NAME=VALUE); a
+        payload that contains `text`; the filter expression `where`. `since_ms`, `until_ms`: only messages that a broker
+        stored in this time (ms since the epoch).
 
-        The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
-        10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone,
-        and `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the
-        field `position`.
+        The broker stops after `limit` found messages (0: 100), after it has looked at 100,000 messages or 64 MiB, or
+        after 10 s. To continue, search again with the `before_index` of the result.
+
+        With `dry_run` the broker reads only key indexes: `looked_at` and `bytes` then say what a search would look at.
+        `acked_by`: a subscription; `is_acknowledged` of each message says whether that subscription has acknowledged
+        it, and is None if the broker is older or has no such subscription. Raises InvalidRequest for a wrong filter;
+        its field `position` says where the filter is wrong.
         """
 
     def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
         """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
-        ledgers are fenced and deleted now, as brokers do every hour. The ledgers whose owner has no record are
-        returned too, but deleted only if `unexplained` is true as well; no broker deletes these by itself.
+        ledgers are fenced and deleted now, as brokers do every hour. Ledgers whose owner has no record are returned,
+        too. They are deleted only if `unexplained` is true as well, and never by a broker on its own.
         """
 
     def forget_broker(self, name: str) -> None:
-        """Forgets a broker that died and will not come back: `broker_summaries()` does not name it any more. Raises
-        NotFound if no broker of that name has died; NotAllowed if it is registered.
+        """Removes the record of a broker that died and will not come back: `broker_summaries()` does not name the
+        broker any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered.
         """
 
     def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
@@ -270,12 +283,13 @@ class Admin(ClosedAfterWith):
 
     def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
         """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
-        it, and they need the permission `consume`, too.
+        it, and they need the permission `consume`, too. The roles replace those of an earlier call. Raises
+        InvalidRequest if there is no role.
         """
 
     def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
         """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
-        these actions replace the actions that the role had there.
+        these actions replace the actions that the role had there. Raises InvalidRequest if an action is unknown.
         """
 
     def half(self, half: TxnId | str) -> values.HalfStats:
@@ -306,8 +320,8 @@ class Admin(ClosedAfterWith):
         """Returns the settings of a namespace. Raises NamespaceNotFound."""
 
     def namespace_permissions(self, name: str) -> values.Permissions:
-        """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions.
-        Permissions for single topics are not included.
+        """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions. Permissions
+        for single topics are not included.
         """
 
     def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
@@ -319,9 +333,9 @@ class Admin(ClosedAfterWith):
         """Returns the properties that are set for a namespace. A namespace inherits no properties."""
 
     def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
-        """Returns the statistics of each partition and each topic without partitions, sorted by name; the field
-        `oldest_ms` is not set. Sends one request to each broker, more if there are many topics, and one for each topic
-        that no broker serves now.
+        """Returns the statistics of all topics of a namespace, sorted by name: one value for each partition and each
+        topic without partitions. The field `oldest_ms` is not set. Sends one request to each broker, more if there are
+        many topics, and one for each topic that no broker reported.
         """
 
     def namespaces(self, tenant: str) -> list[str]:
@@ -329,7 +343,7 @@ class Admin(ClosedAfterWith):
 
     def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
         """Returns the n-th message of a topic, counted from 1: from the oldest stored message, or from the newest if
-        `from_latest` is true. Raises NotFound if the topic has fewer messages.
+        `from_latest` is true. Raises InvalidRequest if `number` is below 1, NotFound if the topic has fewer messages.
         """
 
     def offsets(
@@ -341,17 +355,19 @@ class Admin(ClosedAfterWith):
         aborted_in: tuple[int, int] = (0, 0),
         incarnation: int = 0,
     ) -> values.TopicOffsets:
-        """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
-        index of the first message stored then or later. `subscription` is created at the earliest message if it does
-        not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
-        `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
-        that its indexes mean other messages.
+        """Returns the range of message indexes of one partition, its size in bytes and its incarnation.
+
+        `publish_times_ms`: times in ms since the epoch; for each the answer has the index of the first message that was
+        stored then or later. `subscription`: the answer has the index of its first unacknowledged message; a
+        subscription that does not exist is created at the earliest message. `aborted_in`: a range of indexes (first,
+        end), without `end`, in which the answer counts messages of aborted transactions.
+
+        `incarnation`: that of an earlier answer, or 0. Raises TopicNotFound if the topic was deleted and created again
+        since that answer, because its indexes mean other messages then.
         """
 
     def owner(self, topic: str) -> str:
-        """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
-        partitions.
-        """
+        """Returns HOST:PORT of the broker that owns the topic. `topic`: a partition, or a topic without partitions."""
 
     def park_half(self, half: TxnId | str) -> None:
         """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound
@@ -360,12 +376,12 @@ class Admin(ClosedAfterWith):
 
     def partitions(self, topic: str) -> int:
         """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition.
-        Raises TopicNotFound. Creates nothing.
+        Raises TopicNotFound if the topic does not exist; does not create it.
         """
 
     def parts(self, topic: str) -> list[str]:
         """Returns the full names of a topic's partitions. For a topic without partitions, or for a single partition,
-        returns only its own name.
+        returns only its own name. Raises TopicNotFound if the topic does not exist.
         """
 
     def pause_schedule(self, topic: str, *, name: str = "", paused: bool = False) -> None:
@@ -373,13 +389,13 @@ class Admin(ClosedAfterWith):
 
     def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
         """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
-        subscription.
+        subscription. Raises InvalidRequest if `messages` is too large.
         """
 
     def put_schema(self, topic: str, schema: SchemaInfo) -> int:
-        """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema
-        already, registers nothing and returns the version of the equal schema. Raises IncompatibleSchema,
-        InvalidSchema.
+        """Registers a schema for a topic and returns its version. If the topic has an equal schema already, registers
+        nothing and returns the version of that one. Raises IncompatibleSchema if the compatibility rule of the topic
+        refuses the schema, InvalidSchema if its definition is malformed.
         """
 
     def remove_namespace_policies(self, name: str, *fields: str) -> None:
@@ -406,14 +422,14 @@ class Admin(ClosedAfterWith):
         """
 
     def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch, at which a broker
-        stored the message (not `publish_timestamp()`, which is the producer's clock). If `exclusive` is true, delivery
-        begins after that message, not at it.
+        """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch. The time is that at
+        which a broker stored the message (not `publish_timestamp()`, which is the producer's clock). Delivery begins at
+        the message of the id, or after it if `exclusive` is true.
         """
 
     def revive_half(self, half: TxnId | str) -> None:
         """Revives a parked half message: its group is asked about it again at once, and the count of the group's
-        answers starts again at 0. Raises NotFound, TransactionEnded.
+        answers starts again at 0. Raises NotFound if there is no such half message, TransactionEnded if it is decided.
         """
 
     def revoke_namespace_permission(self, name: str, role: str) -> None:
@@ -432,16 +448,16 @@ class Admin(ClosedAfterWith):
         """
 
     def rollback_half(self, half: TxnId | str) -> None:
-        """Drops a half message, also a parked one, without publishing it. Raises NotFound; TransactionEnded if the half
-        message was committed already.
+        """Drops a half message, also a parked one, without publishing it. Raises NotFound if there is no such half
+        message, TransactionEnded if it was committed already.
         """
 
     def run_schedule(self, topic: str, *, name: str = "") -> None:
         """Publishes the message of a schedule once, now. After an error it may have been published."""
 
     def schedules(self, topic: str) -> list[values.ScheduleStats]:
-        """Returns the schedules of a topic, sorted by name: when each fires next, what it has fired, and, if it cannot
-        fire, why.
+        """Returns the schedules of a topic, sorted by name. Each says when it fires next, what it has fired and, if it
+        cannot fire, why.
         """
 
     def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
@@ -463,8 +479,8 @@ class Admin(ClosedAfterWith):
         """
 
     def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
-        """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
-        too long (proto/policies.py).
+        """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or too
+        long (proto/policies.py).
         """
 
     def set_subscription_filter(self, topic: str, name: str, *, filter: str = "") -> None:
@@ -476,7 +492,9 @@ class Admin(ClosedAfterWith):
         """
 
     def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
-        """Replaces all properties of a subscription by `properties`."""
+        """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent.
+
+        """
 
     def set_topic_policies(self, topic: str, policies: Policies) -> None:
         """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
@@ -489,15 +507,17 @@ class Admin(ClosedAfterWith):
         """
 
     def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
-        """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in
-        all ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not
-        answer may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes
-        back.
+        """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or
+        only in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned.
+        Unloads the topic.
+
+        Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped
+        entries stay skipped, even if such a replica comes back.
         """
 
     def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
-        """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An
-        empty `name`: for every subscription.
+        """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. If
+        `name` is empty, does so for every durable subscription.
         """
 
     def subscription_filter(self, topic: str, name: str) -> values.SubscriptionFilterState:
@@ -516,13 +536,14 @@ class Admin(ClosedAfterWith):
         """Returns the names of the tenants, sorted."""
 
     def terminate_topic(self, topic: str) -> MessageId:
-        """Terminates a topic: its messages can be read, and no new ones can be published. Returns the id of its last
+        """Terminates a topic: its messages can still be read, and new messages are refused. Returns the id of its last
         message.
         """
 
     def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:
-        """Tests a schema against those of a topic without registering it. Returns the reason why it would be refused
-        (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema.
+        """Tests a schema against those of a topic without registering it. Returns the reason why the schema would be
+        refused (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema if
+        the definition is malformed.
         """
 
     def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
@@ -556,7 +577,7 @@ class Admin(ClosedAfterWith):
         """
 
     def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
-        """Returns the statistics of one partition. If `precise` is true, backlogs are counted in messages, else in
+        """Returns the statistics of one partition. Backlogs are counted in messages if `precise` is true, else in
         entries.
         """
 
@@ -607,17 +628,18 @@ class Admin(ClosedAfterWith):
         """
 
     def unload_namespace(self, name: str, bundle: str = "", *, destination: str = "") -> values.Unloaded:
-        """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
-        topics at the next look-up; if `destination` is given, the broker with that name or address. A broker of an
-        older release unloads its bundles and does not look at `destination`.
+        """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Returns how many topics
+        and bundles were unloaded. At the next look-up other brokers own the topics; if `destination` is given, the
+        broker with that name or address does. A broker of an older release ignores `destination`.
         """
 
     def unload_topic(self, topic: str) -> None:
         """Unloads a topic: its owner closes it, and the next use opens it again."""
 
     def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
-        """Deletes `subscription` from every topic of the namespace that has this subscription. Returns the number of
-        topics and partitions.
+        """Deletes `subscription` from every topic of the namespace that has it. Returns the number of topics and
+        partitions from which it was deleted. `force`: also while consumers are connected; otherwise Busy is raised for
+        them. A failure at one topic does not stop the others; the first such error is raised at the end.
         """
 
     def update_namespace(
@@ -629,8 +651,10 @@ class Admin(ClosedAfterWith):
         default_partitions: int | None = None,
         is_creation_set: bool | None = None,
     ) -> None:
-        """Updates the settings of a namespace; a setting that is None stays as it is. The number of bundles is fixed
-        at creation: raises InvalidRequest for another number.
+        """Changes settings of a namespace; a setting that is None stays as it is. `bundles` changes nothing, because
+        the number of bundles is fixed at creation. `is_creation_set`: whether the namespace has its own rules for
+        creating topics (the two settings before it); None: true as soon as one of them was ever set. Raises
+        NamespaceNotFound if there is no such namespace, InvalidRequest if a number is out of bounds.
         """
 
     def update_tenant(
@@ -640,10 +664,15 @@ class Admin(ClosedAfterWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty."""
+        """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty.
+        Raises TenantNotFound if there is no such tenant.
+        """
 
     def update_topic(self, topic: str, *, partitions: int) -> None:
-        """Increases the number of partitions of a partitioned topic to `partitions`."""
+        """Increases the number of partitions of a partitioned topic to `partitions`. Raises TopicNotFound if there is
+        no such topic; InvalidRequest if it is not partitioned, has more partitions already, or `partitions` is too
+        large.
+        """
 
     def why_kept(self, topic: str) -> values.WhyKept:
         """Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction."""

@@ -31,8 +31,8 @@ C = TypeVar("C", bound=type)
 
 
 def add_operation_methods(kind: C) -> C:
-    """Class decorator for AdminClient: adds a method for each row of the table of operations that names a method, and
-    for each coroutine function of the module `topics`."""
+    """Adds the methods of AdminClient to the class `kind`, and returns the class. There is one method for each row of
+    the table of operations that names a method, and one for each public coroutine function of the module `topics`."""
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, make_operation_method(row))
@@ -52,13 +52,15 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
             await admin.create_topic("flights", partitions=4)
             print(await admin.topics(), await admin.subscriptions("flights-partition-0"))
 
-    It connects by `service_url` as `Client` does, or by another `transport`. It belongs to one event loop; `Admin` has
-    the same methods for programs without asyncio. Methods return the frozen dataclasses of proto/statistics.py.
+    The object connects by `service_url` as `Client` does, or through `transport` if the program passes one. It belongs
+    to one event loop; `Admin` has the same methods for programs without asyncio. Methods return the frozen dataclasses
+    of proto/statistics.py.
 
-    `timeout_s` bounds each operation with all its attempts. Errors are those of proto/errors.py as the server raised
-    them: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
-    InvalidName and InvalidRequest (before anything is sent, if the client can tell), NotAllowed; Unavailable if no
-    broker is reached. After ConnectionLost and TimedOut it is unknown whether the operation was done."""
+    `timeout_s` bounds each operation with all its attempts. A method raises the error with which the server refused the
+    operation: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
+    NotAllowed, InvalidName or InvalidRequest. The last two are raised before anything is sent, if the client can tell.
+    Raises Unavailable if no broker is reached. After ConnectionLost and TimedOut it is unknown whether the operation
+    was done."""
 
     def __init__(
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
@@ -73,5 +75,6 @@ class AdminClient(OperationCaller, ClosedAfterAsyncWith):
         )
 
     async def close(self) -> None:
-        """Closes the connections of this object."""
+        """Closes the connections of this object, and waits until they are closed. A method that is called later
+        connects again."""
         await self._transport.close()

@@ -2,21 +2,18 @@
 
 **Which broker.** An operation on one topic is done by the topic's owner: the first broker that is asked does the
 operation or names the owner. Any broker of the service URL can do all other operations. If no broker was ever reached,
-the operation fails after the first round of attempts, and the error advises what to do; later, a failure that may pass
-is retried until the operation's time is over.
+the operation fails after each broker of the service URL was asked once, and the error advises what to do. Later, a
+failure that may pass is retried until the operation's time is over.
 
 **Encoding.** The arguments of an operation become fields of its request message by their names, and the fields of the
 reply become the fields of the returned value (proto/translation.py). Guard: tests/client/admin/test_grpc_transport.py
 compares every operation with its messages.
 
-Also the check that the arguments of AdminClient's methods have the types of their annotations; otherwise nothing is
-sent.
+**Arguments.** `add_argument_checks` wraps every public coroutine method of a class: the method first checks that its
+arguments have the types of their annotations, and sends nothing if one does not. The types come from the annotations,
+so that a new method is checked without further code. An argument is converted to a plain value of its type:
 
-`add_argument_checks` wraps every public coroutine method of a class. It takes the types from the annotations, so that
-a new method is checked without further code. A value that Python accepts as one of the type is converted to a plain
-value of the type:
-
-| annotation | taken | given to the method |
+| annotation | accepted | passed to the method |
 |---|---|---|
 | `int` | what `operator.index` takes, but no bool: integers of numpy, members of IntEnum | an int |
 | `float` | the same, and what has `__float__` | an int or a float |
@@ -25,12 +22,11 @@ value of the type:
 | `Mapping` | dicts and the like | a dict |
 | another class | its instances | the same |
 
-Other rules (a count begins at 1, the form of a role's name) are checked by the method itself, or by the server.
-Guard: tests/client/admin/test_arguments.py.
+Other rules (a count begins at 1, the form of a role's name) are checked by the method itself, or by the server. Guard:
+tests/client/admin/test_arguments.py.
 
-Also in this file, each below its heading: messages as they are stored, of the entries that a broker sends for a look,
-without being delivered (stored_messages); the methods of AdminClient that follow from rows of proto/operations.py
-(rows)."""
+Also in this file, each below its heading: stored messages, which a broker sends for inspection and delivers to no
+consumer (stored_messages); the methods of AdminClient that are made from rows of proto/operations.py (rows)."""
 
 from __future__ import annotations
 
@@ -61,12 +57,13 @@ from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ClientSettings
 
 # ----------------------------------------------------------------------------------------------- stored_messages
-# Messages as they are stored, of the entries that a broker sends for a look, without being delivered.
+# Messages as they are stored, of the entries that a broker sends for inspection and does not deliver.
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A stored message, read for inspection: reading it delivers it to no consumer."""
+    """A stored message that was read for inspection; no consumer received it. `publish_time_ms`: when it was published,
+    by the producer's clock, in ms since the epoch."""
 
     topic: str  # of one partition, full name
     message_id: MessageId
@@ -80,8 +77,9 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class FindResult:
-    """What one search in a partition has found: the messages, the newest first. `before_index`: the index below which
-    the next search must continue; 0: everything was looked at. `why`: the reason why it stopped before that."""
+    """The result of one search in a partition: the messages that were found, the newest first, and how far the search
+    got. `before_index`: the index below which the next search must continue; 0: everything was looked at. `why`: the
+    reason why the search stopped before that."""
 
     messages: list[StoredMessage]
     before_index: int
@@ -98,9 +96,9 @@ class FindResult:
 def decode_stored_messages(
     entries: Iterable[wire.Delivery | values.FoundEntry], topic: str, acknowledged: Collection[int] | None = None
 ) -> list[StoredMessage]:
-    """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py
-    `decode_for_inspection`); acknowledged messages are left out. `acknowledged`: the batch indexes of those that a
-    subscription has acknowledged; None: that is not known. Raises CorruptEntry if an entry is damaged."""
+    """Decodes stored entries that a broker sent for inspection, and returns their messages. Messages that an entry
+    lists in `acked_batch_indexes` are left out. `acknowledged`: the batch indexes of the messages that a subscription
+    has acknowledged, for the field `is_acknowledged`; None: not known. Raises CorruptEntry if an entry is damaged."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
@@ -130,8 +128,9 @@ T = TypeVar("T")
 
 
 class GrpcTransport:
-    """Sends the operations of AdminClient to the cluster over gRPC. `timeout_s` bounds an operation with all its
-    attempts, in seconds. `world`: the clock and network to use; only tests set it."""
+    """The Transport of AdminClient over gRPC; connects at the first operation. `timeout_s`: the longest time in seconds
+    of an operation with all its attempts. `world`: the clock and network to use; only tests set it. Raises InvalidUrl
+    or InvalidConfiguration if a parameter is wrong."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
@@ -232,6 +231,8 @@ def encode_request(operation: Operation[Any], arguments: Mapping[str, object]) -
 
 
 def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply: Message) -> T:
+    """Returns the value of an operation that its reply message contains; stored messages are decoded from their
+    entries. Raises CorruptEntry if such an entry is damaged."""
     kind = find_answer_type(operation.name, MessageId=MessageId, StoredMessage=StoredMessage)
     if kind == tuple[StoredMessage, ...]:
         entries = cast(wire.PeekMessagesReply, reply).entries
@@ -243,17 +244,16 @@ def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply
 # What carries the operations of proto/operations.py to a cluster: gRPC (client/admin/grpc_transport.py), or what a
 # program brings.
 #
-# A method of AdminClient is a function of this package whose first parameter is a Caller, or follows from its row
-# (client/admin/grpc_transport.py); client/admin/client.py makes the class of them.
+# A method of AdminClient is a function of client/admin/topics.py whose first parameter is an OperationCaller, or
+# follows from its row (below); client/admin/client.py makes the class of them.
 
 
 class Transport(Protocol):
-    """The interface through which AdminClient sends its operations to the cluster. A transport belongs to one event
-    loop.
+    """The interface through which AdminClient sends its operations to the cluster. GrpcTransport implements it; a
+    program may pass its own implementation to AdminClient. A transport belongs to one event loop.
 
-    AdminClient passes the arguments of an operation by keyword, as plain values: text, numbers, MessageId,
-    sequences, mappings.
-    """
+    AdminClient passes the arguments of an operation by their names, as plain values: text, numbers, MessageId,
+    sequences, mappings."""
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
         """Sends one operation to a broker and returns the broker's answer. `at`: HOST:PORT of the broker to ask;
@@ -265,13 +265,13 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes the connections of the transport."""
+        """Closes the connections of the transport, and returns when they are closed."""
         ...
 
 
 class OperationCaller:
-    """Base class of AdminClient: sends operations through a transport. `_timeout_s` bounds each operation with all
-    its attempts, in seconds."""
+    """Base class of AdminClient: sends operations through a transport, which the derived class sets. `_timeout_s`: the
+    longest time in seconds of an operation with all its attempts."""
 
     _transport: Transport
     _timeout_s: float
@@ -301,12 +301,13 @@ N = TypeVar("N", int, float)
 
 
 class WrongArgumentType(InvalidRequest, TypeError):
-    """Raised when an argument of an administration method has another type than its annotation."""
+    """Raised before anything is sent when an argument of an administration method has another type than its annotation.
+    """
 
 
 class WrongArgument(InvalidRequest, ValueError):
-    """Raised when an argument has the right type, but cannot be sent: text that UTF-8 cannot encode, or a number of
-    more than 64 bits."""
+    """Raised before anything is sent when an argument has the right type, but cannot be sent: text that UTF-8 cannot
+    encode, or a number of more than 64 bits."""
 
 
 class _ArgumentUnfit(Exception):
@@ -317,8 +318,8 @@ class _ArgumentUnfit(Exception):
 
 
 def add_argument_checks(kind: C) -> C:
-    """Decorates a class so that its public asynchronous methods check the types and values of their arguments.
-    Returns the class."""
+    """Makes the public coroutine methods of the class `kind` check and convert their arguments (see the head of the
+    module), and returns the class. Such a method raises WrongArgumentType or WrongArgument before anything is sent."""
     for name in dir(kind):
         method = getattr(kind, name)
         if not name.startswith("_") and inspect.iscoroutinefunction(method):
@@ -479,8 +480,8 @@ Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
-    """Returns the method of AdminClient that calls the administrative operation `row`, a row of the table of
-    operations."""
+    """Returns a method of AdminClient for `row`, a row of the table of operations. The method checks its arguments,
+    does the operation and returns the answer, as a list if the answer is a tuple."""
     signature, checks = make_method_signature(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
@@ -503,8 +504,9 @@ def make_operation_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def make_method_signature(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
-    """Returns two things for the method of one operation: its Python signature, and a dict that maps each checked
-    parameter to the argument's name and the check."""
+    """Returns a tuple of two things for the method of one operation: its Python signature, and the checks of its
+    parameters. The checks map the name of a parameter to the name of the operation's argument and the function that
+    checks the value."""
     rule, checks = row.rule, dict[str, tuple[str, Callable[[str], str]]]()
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     if rule.subscription:

@@ -1,10 +1,9 @@
-"""Methods of AdminClient for topics, their messages, schemas and subscriptions, for transactions, for tenants,
-namespaces, their policies, properties and permissions, and for brokers.
+"""The methods of AdminClient that are written by hand, as functions: for topics, messages, schemas, transactions, half
+messages, subscriptions, tenants, namespaces, policies, properties, brokers and permissions.
 
-The functions become methods by `add_operation_methods` (client/admin/client.py).
-
-Also in this file, each below its heading: the methods of AdminClient about subscriptions (subscriptions); the methods
-of AdminClient about permissions (permissions)."""
+`add_operation_methods` (client/admin/client.py) makes each public coroutine function a method. A topic parameter may be
+a short name. A function raises InvalidName before anything is sent if a name is malformed, and else the errors that
+AdminClient lists."""
 
 from __future__ import annotations
 
@@ -50,13 +49,15 @@ async def topics(self: OperationCaller, namespace: str = "public/default", *, pa
 
 
 async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
-    """Increases the number of partitions of a partitioned topic to `partitions`."""
+    """Increases the number of partitions of a partitioned topic to `partitions`. Raises TopicNotFound if there is
+    no such topic; InvalidRequest if it is not partitioned, has more partitions already, or `partitions` is too
+    large."""
     await self._call(op.UPDATE_TOPIC, topic=to_full_topic_name(topic), partitions=partitions)
 
 
 async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False) -> None:
-    """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
-    A topic of the same name that another program creates in the meantime is not deleted."""
+    """Deletes a topic with all its partitions. Raises Busy if the topic has producers or subscriptions, unless
+    `force` is true. A topic of the same name that another program creates in the meantime is not deleted."""
     name = to_full_topic_name(topic)
     meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
@@ -64,14 +65,14 @@ async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False
 
 async def partitions(self: OperationCaller, topic: str) -> int:
     """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition.
-    Raises TopicNotFound. Creates nothing."""
+    Raises TopicNotFound if the topic does not exist; does not create it."""
     name = TopicName.parse(topic)
     return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
 
 async def parts(self: OperationCaller, topic: str) -> list[str]:
     """Returns the full names of a topic's partitions. For a topic without partitions, or for a single partition,
-    returns only its own name."""
+    returns only its own name. Raises TopicNotFound if the topic does not exist."""
     name = TopicName.parse(topic)
     return [name.with_partition(i).full for i in range(await partitions(self, topic))] or [name.full]
 
@@ -81,12 +82,15 @@ async def create_schedule(
     zone: str = "UTC", payload: bytes = b"", key: str = "", properties: Mapping[str, str] | None = None,
     missed: str = "skip",
 ) -> None:  # fmt: skip
-    """Creates a schedule: the owner of the topic publishes `payload` at set times, each time once. One of three
-    says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of a second or more; `at_ms`,
-    once, in ms since the epoch. `missed`: what happens to times at which no broker could publish: "skip" drops
-    them, "last" makes up for the latest, "all" for the latest 100.
+    """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, once for each
+    time.
 
-    Raises AlreadyExists if the topic has a schedule of that name; InvalidRequest if it would never fire."""
+    Exactly one parameter says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of one
+    second or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no
+    broker could publish: "skip" drops them, "last" makes up for the latest, "all" for the latest 100.
+
+    Raises AlreadyExists if the topic has a schedule of that name, InvalidRequest if the schedule would never fire.
+    """
     await self._call(
         op.CREATE_SCHEDULE, topic=to_full_topic_name(topic), name=name, cron=cron, every_ms=round(1000 * every_s),
         at_ms=at_ms, zone=zone, payload=payload, key=key, properties=dict(properties or {}), missed=missed,
@@ -94,14 +98,13 @@ async def create_schedule(
 
 
 async def schedules(self: OperationCaller, topic: str) -> list[values.ScheduleStats]:
-    """Returns the schedules of a topic, sorted by name: when each fires next, what it has fired, and, if it cannot
-    fire, why."""
+    """Returns the schedules of a topic, sorted by name. Each says when it fires next, what it has fired and, if it
+    cannot fire, why."""
     return await self._all(op.LIST_SCHEDULES, topic=to_full_topic_name(topic))
 
 
 async def owner(self: OperationCaller, topic: str) -> str:
-    """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
-    partitions."""
+    """Returns HOST:PORT of the broker that owns the topic. `topic`: a partition, or a topic without partitions."""
     return await self._call(op.LOOKUP_TOPIC, topic=to_full_topic_name(topic))
 
 
@@ -109,11 +112,15 @@ async def offsets(
     self: OperationCaller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
-    """Returns the indexes and the size of one partition. `publish_times_ms`: for each time, the answer has the
-    index of the first message stored then or later. `subscription` is created at the earliest message if it does
-    not exist. `aborted_in`: a range of indexes (first, end) in which messages of aborted transactions are counted.
-    `incarnation`: from an earlier answer; raises TopicNotFound if the topic was deleted and created again since, so
-    that its indexes mean other messages."""
+    """Returns the range of message indexes of one partition, its size in bytes and its incarnation.
+
+    `publish_times_ms`: times in ms since the epoch; for each the answer has the index of the first message that was
+    stored then or later. `subscription`: the answer has the index of its first unacknowledged message; a
+    subscription that does not exist is created at the earliest message. `aborted_in`: a range of indexes (first,
+    end), without `end`, in which the answer counts messages of aborted transactions.
+
+    `incarnation`: that of an earlier answer, or 0. Raises TopicNotFound if the topic was deleted and created again
+    since that answer, because its indexes mean other messages then."""
     return await self._call(
         op.OFFSETS, topic=to_full_topic_name(topic), publish_times_ms=tuple(publish_times_ms),
         subscription=subscription,
@@ -122,22 +129,22 @@ async def offsets(
 
 
 async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
-    """Returns the statistics of one partition. If `precise` is true, backlogs are counted in messages, else in
+    """Returns the statistics of one partition. Backlogs are counted in messages if `precise` is true, else in
     entries."""
     return await self._call(op.TOPIC_STATS, topic=to_full_topic_name(topic), precise_backlog=precise)
 
 
 async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
-    """Returns the statistics of each partition and each topic without partitions, sorted by name; the field
-    `oldest_ms` is not set. Sends one request to each broker, more if there are many topics, and one for each topic
-    that no broker serves now."""
+    """Returns the statistics of all topics of a namespace, sorted by name: one value for each partition and each
+    topic without partitions. The field `oldest_ms` is not set. Sends one request to each broker, more if there are
+    many topics, and one for each topic that no broker reported."""
     found = await _ask_owners(self, namespace, brief=False)
     return [each for each in found if isinstance(each, values.TopicStats)]
 
 
 async def brief_namespace_stats(self: OperationCaller, namespace: str) -> list[values.BriefTopicStats]:
-    """Returns what a list of topics shows of the statistics that `namespace_stats` returns, in a third of the time.
-    Sends as many requests."""
+    """Returns a few figures of each topic that `namespace_stats` returns, in the same order. Sends as many
+    requests, but takes a third of the time."""
     found = await _ask_owners(self, namespace, brief=True)
     return [_shorten_stats(each) if isinstance(each, values.TopicStats) else each for each in found]
 
@@ -199,17 +206,19 @@ async def _pages(
 async def skip_lost(
     self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
-    """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in
-    all ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not
-    answer may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes
-    back."""
+    """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or
+    only in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned.
+    Unloads the topic.
+
+    Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped
+    entries stay skipped, even if such a replica comes back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
     return await self._call(op.SKIP_LOST, topic=to_full_topic_name(topic), force=force, **ledger)
 
 
 # ------------------------------------------------------------------------------------ messages
 async def terminate_topic(self: OperationCaller, topic: str) -> MessageId:
-    """Terminates a topic: its messages can be read, and no new ones can be published. Returns the id of its last
+    """Terminates a topic: its messages can still be read, and new messages are refused. Returns the id of its last
     message."""
     found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=to_full_topic_name(topic))
     return found
@@ -241,7 +250,8 @@ async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: 
 
 async def nth_message(self: OperationCaller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
     """Returns the n-th message of a topic, counted from 1: from the oldest stored message, or from the newest if
-    `from_latest` is true. Raises NotFound if the topic has fewer messages."""
+    `from_latest` is true. Raises InvalidRequest if `number` is below 1, NotFound if the topic has fewer messages.
+    """
     if number < 1:
         raise InvalidRequest(f"messages are counted from 1, not from {number}")
     place = {"topic": to_full_topic_name(topic), "from_latest": from_latest, "number": number}
@@ -254,16 +264,18 @@ async def find_messages(
     since_ms: int = 0, until_ms: int = 0, before_index: int = 0, limit: int = 0, dry_run: bool = False,
     acked_by: str = "",
 ) -> FindResult:  # fmt: skip
-    """Searches one partition, or a topic without partitions, from its end backwards, for the messages that have
-    the key `key`, the property `property` (NAME or NAME=VALUE), a payload that contains `text`, and for which the
-    filter `where` holds; all that is given must fit. `since_ms`, `until_ms`: only messages that a broker stored in
-    this time (ms since the epoch). `acked_by`: a subscription; each message says whether that has acknowledged
-    it, None if the broker is older or has no such subscription.
+    """Searches one partition, or a topic without partitions, for messages, from its end backwards. A message is
+    found if it fits every condition that is given: the key `key`; the property `property` (NAME or NAME=VALUE); a
+    payload that contains `text`; the filter expression `where`. `since_ms`, `until_ms`: only messages that a broker
+    stored in this time (ms since the epoch).
 
-    The broker stops after `limit` messages (0: 100), or when it has looked at 100,000 messages, at 64 MiB, or for
-    10 s: the next search continues with `before_index` of the result. With `dry_run` it reads key indexes alone,
-    and `looked_at` and `bytes` are what a search would look at. Raises InvalidRequest for a wrong filter, with the
-    field `position`."""
+    The broker stops after `limit` found messages (0: 100), after it has looked at 100,000 messages or 64 MiB, or
+    after 10 s. To continue, search again with the `before_index` of the result.
+
+    With `dry_run` the broker reads only key indexes: `looked_at` and `bytes` then say what a search would look at.
+    `acked_by`: a subscription; `is_acknowledged` of each message says whether that subscription has acknowledged
+    it, and is None if the broker is older or has no such subscription. Raises InvalidRequest for a wrong filter;
+    its field `position` says where the filter is wrong."""
     wanted = {
         "key": key, "property": property, "text": text, "where": where, "since_ms": since_ms, "until_ms": until_ms,
         "before_index": before_index, "limit": limit, "dry_run": dry_run,
@@ -292,9 +304,9 @@ async def schema(self: OperationCaller, topic: str, version: int | None = None) 
 
 
 async def put_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
-    """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema
-    already, registers nothing and returns the version of the equal schema. Raises IncompatibleSchema,
-    InvalidSchema."""
+    """Registers a schema for a topic and returns its version. If the topic has an equal schema already, registers
+    nothing and returns the version of that one. Raises IncompatibleSchema if the compatibility rule of the topic
+    refuses the schema, InvalidSchema if its definition is malformed."""
     return await self._call(op.PUT_SCHEMA, topic=to_full_topic_name(topic), schema=schema)
 
 
@@ -305,8 +317,9 @@ async def schema_version(self: OperationCaller, topic: str, schema: SchemaInfo) 
 
 
 async def test_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
-    """Tests a schema against those of a topic without registering it. Returns the reason why it would be refused
-    (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema."""
+    """Tests a schema against those of a topic without registering it. Returns the reason why the schema would be
+    refused (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema if
+    the definition is malformed."""
     return await self._call(op.TEST_SCHEMA, topic=to_full_topic_name(topic), schema=schema)
 
 
@@ -360,8 +373,8 @@ async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
     """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
-    stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound if there is no such
-    transaction."""
+    stores its outcome. Use it for a topic that cannot store the outcome any more. Raises NotFound if there is no
+    such transaction."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
@@ -394,14 +407,14 @@ async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
 
 
 async def commit_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
-    the half message was rolled back already; or the error with which publishing failed."""
+    """Publishes a half message, also a parked one, without asking its group. Raises NotFound if there is no such
+    half message, TransactionEnded if it was rolled back already, or the error with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
 async def rollback_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Drops a half message, also a parked one, without publishing it. Raises NotFound; TransactionEnded if the half
-    message was committed already."""
+    """Drops a half message, also a parked one, without publishing it. Raises NotFound if there is no such half
+    message, TransactionEnded if it was committed already."""
     await _change_half(self, half, values.HalfDecision.ROLLBACK)
 
 
@@ -413,7 +426,8 @@ async def park_half(self: OperationCaller, half: TxnId | str) -> None:
 
 async def revive_half(self: OperationCaller, half: TxnId | str) -> None:
     """Revives a parked half message: its group is asked about it again at once, and the count of the group's
-    answers starts again at 0. Raises NotFound, TransactionEnded."""
+    answers starts again at 0. Raises NotFound if there is no such half message, TransactionEnded if it is decided.
+    """
     await _change_half(self, half, values.HalfDecision.REVIVE)
 
 
@@ -438,8 +452,8 @@ async def create_subscription(
     position: MessageId | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Creates a subscription. `position`: the first message that the subscription delivers; by default the latest
-    position, after the last message."""
+    """Creates a durable subscription. `position`: the first message that the subscription delivers; None: it begins
+    after the last message. Raises AlreadyExists if the topic has a subscription of that name."""
     await self._call(
         op.CREATE_SUBSCRIPTION, **make_subscription_arguments(topic, name), position=position or MessageId.latest,
         properties=dict(properties or {}),
@@ -449,7 +463,8 @@ async def create_subscription(
 async def set_subscription_properties(
     self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
 ) -> None:
-    """Replaces all properties of a subscription by `properties`."""
+    """Replaces all properties of a subscription by `properties`. Raises NotAllowed if the topic is not persistent.
+    """
     await self._call(
         op.SET_SUBSCRIPTION_PROPERTIES, **make_subscription_arguments(topic, name), properties=dict(properties)
     )
@@ -458,9 +473,9 @@ async def set_subscription_properties(
 async def reset_subscription(
     self: OperationCaller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
-    """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch, at which a broker
-    stored the message (not `publish_timestamp()`, which is the producer's clock). If `exclusive` is true, delivery
-    begins after that message, not at it."""
+    """Moves a subscription to the position `to`: a message id, or a time in ms since the epoch. The time is that at
+    which a broker stored the message (not `publish_timestamp()`, which is the producer's clock). Delivery begins at
+    the message of the id, or after it if `exclusive` is true."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **make_subscription_arguments(topic, name), **place)
 
@@ -468,24 +483,26 @@ async def reset_subscription(
 async def advance_subscription(
     self: OperationCaller, topic: str, name: str, index: int, *, incarnation: int = 0
 ) -> None:
-    """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
-    than `index`. `incarnation`: the topic's incarnation, from an answer of `offsets`; 0: any."""
+    """Acknowledges durably, for the subscription `name`, every message of the partition `topic` whose index is less
+    than `index`. Never moves the subscription back. `incarnation`: the topic's incarnation, from an answer of
+    `offsets`; 0: any. Raises TopicNotFound if the topic was deleted and created again since that answer."""
     await self._call(
         op.ADVANCE_SUBSCRIPTION, **make_subscription_arguments(topic, name), index=index, incarnation=incarnation
     )
 
 
 async def expire_messages(self: OperationCaller, topic: str, name: str, older_than: float | MessageId) -> int:
-    """Acknowledges for the subscription `name` (empty: for all subscriptions) every message that is older than
-    `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
-    that were acknowledged."""
+    """Acknowledges old messages for the subscription `name`, or for every durable subscription if `name` is empty:
+    those older than `older_than` seconds, or, if `older_than` is a message id, all up to and including that
+    message. Returns the number of entries that were acknowledged. Raises InvalidRequest if the seconds are not
+    above 0."""
     limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
     return await self._call(op.EXPIRE_MESSAGES, topic=to_full_topic_name(topic), subscription=name, **limit)
 
 
 async def skip_messages(self: OperationCaller, topic: str, name: str, messages: int = -1) -> None:
-    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An
-    empty `name`: for every subscription."""
+    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. If
+    `name` is empty, does so for every durable subscription."""
     await self._call(
         op.SKIP_MESSAGES, topic=to_full_topic_name(topic), subscription=name and check_subscription_name(name),
         messages=messages,
@@ -494,7 +511,7 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
     """Returns the next messages that a subscription will deliver, at most `messages`; does not move the
-    subscription."""
+    subscription. Raises InvalidRequest if `messages` is too large."""
     found = await self._all(op.PEEK_MESSAGES, **make_subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
@@ -508,20 +525,22 @@ BROKER_ASK_S = 5.0
 async def create_tenant(
     self: OperationCaller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Creates a tenant. The roles `admin_roles` may administer the tenant; if `allowed_clusters` is not empty, the
-    tenant may have namespaces only in those clusters. Raises InvalidName."""
+    """Creates a tenant. The roles `admin_roles` may administer the tenant. If `allowed_clusters` is not empty, the
+    tenant may have namespaces only in those clusters. Raises InvalidName if the name is malformed, AlreadyExists if
+    there is such a tenant."""
     await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
 async def update_tenant(
     self: OperationCaller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty."""
+    """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty.
+    Raises TenantNotFound if there is no such tenant."""
     await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
 async def delete_tenant(self: OperationCaller, name: str) -> None:
-    """Deletes a tenant. Raises Busy if it has namespaces."""
+    """Deletes a tenant. Raises TenantNotFound if there is no such tenant, Busy if it has namespaces."""
     await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
 
 
@@ -535,7 +554,8 @@ async def create_namespace(
     self: OperationCaller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
 ) -> None:
     """Creates a namespace with `bundles` bundles (0: the cluster's default). `auto_topic_creation`: whether its
-    topics are created when they are first used; `default_partitions`: the number of partitions of such a topic."""
+    topics are created when they are first used. `default_partitions`: the number of partitions of such a topic; 0:
+    it is not partitioned. Raises AlreadyExists if there is such a namespace."""
     await self._call(
         op.CREATE_NAMESPACE, namespace=to_full_namespace_name(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -546,8 +566,10 @@ async def update_namespace(
     self: OperationCaller, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
     default_partitions: int | None = None, is_creation_set: bool | None = None,
 ) -> None:  # fmt: skip
-    """Updates the settings of a namespace; a setting that is None stays as it is. The number of bundles is fixed
-    at creation: raises InvalidRequest for another number."""
+    """Changes settings of a namespace; a setting that is None stays as it is. `bundles` changes nothing, because
+    the number of bundles is fixed at creation. `is_creation_set`: whether the namespace has its own rules for
+    creating topics (the two settings before it); None: true as soon as one of them was ever set. Raises
+    NamespaceNotFound if there is no such namespace, InvalidRequest if a number is out of bounds."""
     old = await self._call(op.GET_NAMESPACE, namespace=to_full_namespace_name(name))
     if is_creation_set is None:
         is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
@@ -562,22 +584,24 @@ async def update_namespace(
 async def unload_namespace(
     self: OperationCaller, name: str, bundle: str = "", *, destination: str = ""
 ) -> values.Unloaded:
-    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Other brokers own their
-    topics at the next look-up; if `destination` is given, the broker with that name or address. A broker of an
-    older release unloads its bundles and does not look at `destination`."""
+    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`. Returns how many topics
+    and bundles were unloaded. At the next look-up other brokers own the topics; if `destination` is given, the
+    broker with that name or address does. A broker of an older release ignores `destination`."""
     asked = {"namespace": to_full_namespace_name(name), "bundle": bundle, "destination": destination}
     return await self._call(op.UNLOAD_NAMESPACE, **asked)
 
 
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:
-    """Acknowledges all messages of all topics of a namespace for `subscription`, or for every subscription if none
-    is given. Returns the number of topics and partitions that were cleared."""
+    """Acknowledges all messages of all persistent topics of a namespace for `subscription`, or for every
+    subscription if none is given. Returns the number of topics and partitions that were cleared. A failure at one
+    topic does not stop the others; the first such error is raised at the end."""
     return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
 
 
 async def unsubscribe_namespace(self: OperationCaller, name: str, subscription: str, *, force: bool = False) -> int:
-    """Deletes `subscription` from every topic of the namespace that has this subscription. Returns the number of
-    topics and partitions."""
+    """Deletes `subscription` from every topic of the namespace that has it. Returns the number of topics and
+    partitions from which it was deleted. `force`: also while consumers are connected; otherwise Busy is raised for
+    them. A failure at one topic does not stop the others; the first such error is raised at the end."""
     asked = {"subscription": check_subscription_name(subscription), "force": force}
     return await _each_part(self, name, lambda topic: self._call(op.DELETE_SUBSCRIPTION, topic=topic, **asked))
 
@@ -658,8 +682,8 @@ async def namespace_properties(self: OperationCaller, name: str) -> dict[str, st
 
 
 async def set_namespace_properties(self: OperationCaller, name: str, properties: Mapping[str, str]) -> None:
-    """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
-    too long (proto/policies.py)."""
+    """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or too
+    long (proto/policies.py)."""
     await self._call(op.CHANGE_PROPERTIES, namespace=to_full_namespace_name(name), set=properties)
 
 
@@ -690,7 +714,7 @@ async def remove_topic_properties(self: OperationCaller, topic: str, *keys: str)
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: OperationCaller) -> list[values.BrokerInfo]:
     """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
-    bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5
+    bundles and transaction coordinators that it owns. These numbers are None if the broker did not answer within 5
     s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
@@ -706,10 +730,12 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
-    """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
+    """Drains a broker: the broker gives its bundles to the other brokers of its group. It gets no new ones until
     `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
-    many bundles are left. Raises NotFound if there is no such broker; NotAllowed if it, or each broker that could
-    get its bundles, is of a release that cannot drain."""
+    many bundles are left.
+
+    Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its
+    bundles, is of a release that cannot drain."""
     await self._call(op.DRAIN_BROKER, name=name)
 
 
@@ -720,15 +746,15 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 
 async def forget_broker(self: OperationCaller, name: str) -> None:
-    """Forgets a broker that died and will not come back: `broker_summaries()` does not name it any more. Raises
-    NotFound if no broker of that name has died; NotAllowed if it is registered."""
+    """Removes the record of a broker that died and will not come back: `broker_summaries()` does not name the
+    broker any more. Raises NotFound if no broker of that name has died; NotAllowed if it is registered."""
     await self._call(op.FORGET_BROKER, name=name)
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
     """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, these
-    ledgers are fenced and deleted now, as brokers do every hour. The ledgers whose owner has no record are
-    returned too, but deleted only if `unexplained` is true as well; no broker deletes these by itself."""
+    ledgers are fenced and deleted now, as brokers do every hour. Ledgers whose owner has no record are returned,
+    too. They are deleted only if `unexplained` is true as well, and never by a broker on its own."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -743,8 +769,8 @@ def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[st
 
 
 async def namespace_permissions(self: OperationCaller, name: str) -> values.Permissions:
-    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions.
-    Permissions for single topics are not included."""
+    """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions. Permissions
+    for single topics are not included."""
     return await self._call(op.GET_PERMISSIONS, namespace=to_full_namespace_name(name))
 
 
@@ -768,7 +794,7 @@ async def revoke_namespace_permission(self: OperationCaller, name: str, role: st
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
     """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
-    these actions replace the actions that the role had there."""
+    these actions replace the actions that the role had there. Raises InvalidRequest if an action is unknown."""
     await _change(self, topic=to_full_topic_name(topic), grant={"role": role, "actions": actions})
 
 
@@ -782,7 +808,8 @@ async def grant_subscription_permission(
     self: OperationCaller, name: str, subscription: str, roles: Sequence[str]
 ) -> None:
     """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
-    it, and they need the permission `consume`, too."""
+    it, and they need the permission `consume`, too. The roles replace those of an earlier call. Raises
+    InvalidRequest if there is no role."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=to_full_namespace_name(name), grant_subscription=change)
 

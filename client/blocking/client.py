@@ -1,13 +1,12 @@
 """The blocking client, with the names of `pulsar-client`. Its classes call the asyncio classes, which run in one event
 loop thread per process.
 
-This module contains the client; the objects that it opens are in client/blocking/producer.py and
-client/blocking/consumer.py. After a fork, objects that can work in the child process are opened again there, see
-client/common/closing.py.
+This module contains the client; the objects that it opens are in client/blocking/producer.py,
+client/blocking/consumer.py and client/blocking/table_view.py. After a fork, objects that can work in the child process
+are opened again there (client/blocking/loop_thread.py).
 
-Also in this file, below its heading: the blocking process (process); `Output`s of blocking programs, for the asyncio
-client below (outputs).
-"""
+Also in this file, each below its heading: the function `process` (process); the translation of a blocking program's
+`Output` for the asyncio client (outputs)."""
 
 from __future__ import annotations
 
@@ -65,16 +64,15 @@ class Client(faces.ClientFacade):
             consumer = client.subscribe("flights", "board")
 
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
-    client connects when it is first used. `memory_limit_bytes` bounds the messages of all producers without an
-    outcome and those in all receiver queues together (0: not at all); without it receiver queues have 64 MiB, and
-    producers `max_pending_messages`. `tracing` records OpenTelemetry spans (docs/tracing.md);
-    `hooks` are called for each message (docs/sdk.md).
+    client connects when it is first used. `memory_limit_bytes` bounds two things together: the messages of all
+    producers that have no outcome yet, and those in all receiver queues (0: no bound). Without this parameter receiver
+    queues have 64 MiB, and each producer `max_pending_messages`. `tracing` records OpenTelemetry spans
+    (docs/tracing.md). `hooks` are called for each message (docs/sdk.md).
 
     Threads: any thread may use a client and what it opens. The work is done in one event loop thread per process; a
     blocking call in a callback of that thread raises Interrupted. Errors are subclasses of `magnetar.PulsarException`:
     InvalidUrl, InvalidConfiguration and OperationNotSupported for a wrong parameter; AlreadyClosed after `close`;
-    ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
-    """
+    ConnectError and Timeout when no broker answers within `operation_timeout_seconds`."""
 
     def _init(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
@@ -86,7 +84,8 @@ class Client(faces.ClientFacade):
         self._bodies = ThreadLocalTransaction()
 
     def inner(self) -> aio.Client:
-        """Returns the asyncio Client that does the work in this process. In a forked child process makes a new one."""
+        """Returns the asyncio Client that does the work in this process. In a forked child process the first call makes
+        a new one. Raises AlreadyClosed if the client is closed."""
         return self._current()
 
     def _current(self) -> aio.Client:
@@ -151,30 +150,31 @@ class Client(faces.ClientFacade):
                 consumer.acknowledge(message, txn=txn)
 
         docs/transactions.md has the rules. The transaction is aborted `timeout` seconds after its first operation.
-        `name` (or `id`, which means the same): when a later client begins a transaction with the same name, commits of
-        this transaction raise TransactionFenced."""
+        `name`: once a later client begins a transaction with the same name, commits of this transaction raise
+        TransactionFenced. `id` is another word for `name`."""
         return Transaction(self.inner(), timeout, name, id, self._bodies)
 
     def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics; they are published
-        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client."""
+        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics. They are published
+        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client. Returns
+        the half message when it is stored."""
         inner = [to_asyncio_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(self._run(work))
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
-        """Registers a function that decides the half messages of a group whose program did not decide them. The cluster
-        may call the function while this client is open.
+        """Returns a decorator that registers a function for the half messages of a group. The function decides those
+        that their own program left undecided. The cluster may call it while this client is open.
 
             @client.on_check(group="orders")
             def check(half: magnetar.HalfCheck) -> magnetar.Decision:
                 return magnetar.Decision.COMMIT if order_exists(half.check_key) else magnetar.Decision.UNKNOWN
 
         The function runs in threads of its own, several calls at a time. It must decide by data that the program stored
-        elsewhere, such as a row of its database, because any program of the group may be asked. See
-        docs/transactions.md."""
+        elsewhere, such as a row of its database, because any program of the group may be asked. Raises
+        InvalidConfiguration for a coroutine function. See docs/transactions.md."""
 
         def register(function: CheckFunction) -> CheckFunction:
             if inspect.iscoroutinefunction(function):
@@ -193,13 +193,15 @@ class Client(faces.ClientFacade):
         order: str = "none", threads: int | None = None, rate: float | SharedRateLimiter | None = None,
         breaker: CircuitBreaker | None = None, stop_timeout: float = 30,
     ) -> Listening:  # fmt: skip
-        """Answers the requests of a topic (`request`): calls `handler(message)` in threads, which returns the payload
-        of the reply, bytes or None. Returns the server, which runs until `stop`, or until the client is closed.
+        """Answers the requests of a topic (`request`): calls `handler(message)` in threads. The handler returns the
+        payload of the reply: bytes, or None for an empty one. Returns the running server; it runs until `stop`, or
+        until the client is closed.
 
             with client.serve("prices", quote) as server:
                 server.wait()
 
-        The parameters and errors are those of asyncio's `Client.serve`."""
+        The parameters and errors are those of asyncio's `Client.serve`. Raises InvalidConfiguration for a coroutine
+        function."""
         if is_coroutine_function(handler):
             raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.Client")
         work = self.inner().serve(
@@ -212,15 +214,15 @@ class Client(faces.ClientFacade):
         self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
         incarnation: int = 0,
     ) -> Iterator[list[StoredEntry]]:
-        """Yields lists of the entries that contain the messages `first_index` … `end_index - 1` of one partition, in
-        order, as they arrive.
+        """Yields lists of stored entries of one partition, in order, as they arrive: those that contain the messages
+        with the indexes `first_index` … `end_index - 1`.
 
             for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
-        The parameters and errors are those of asyncio's `Client.read_range`. Close the iterator to end the read
-        early."""
+        The parameters and errors are those of asyncio's `Client.read_range`. Close the iterator to end the read early.
+        """
         entries = self.inner().read_range(
             topic, first_index, end_index, crypto_key_reader=crypto_key_reader, incarnation=incarnation
         )
@@ -235,8 +237,8 @@ class Client(faces.ClientFacade):
             shared_loop_thread().run(entries.aclose())
 
     def shutdown(self) -> None:
-        """Ends the client and everything that it opened at once, without waiting; the outcome of messages that are not
-        acknowledged is unknown."""
+        """Ends the client and everything that it opened at once, without flushing. The outcome of messages that are not
+        acknowledged is unknown. May be called again."""
         self._keep()
         if not self._closed and self._epoch == EPOCH[0]:
             shared_loop_thread().run(self._shutdown())
@@ -250,9 +252,9 @@ class Client(faces.ClientFacade):
         """Flushes and closes all producers, sends the acknowledgements that wait, and closes consumers, readers and
         table views.
 
-        Objects that are not closed after `timeout` seconds are ended at once. `timeout` None: CLOSE_QUIET_S seconds
-        after the last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no
-        outcome by then: they may be stored. Raises AlreadyClosed if the client is closed."""
+        Objects that are not closed after `timeout` seconds are ended at once. With `timeout` None that is CLOSE_QUIET_S
+        seconds after the last answer of a broker, and at the latest after the operation time-out. Raises Timeout if
+        messages have no outcome by then: they may be stored. Raises AlreadyClosed if the client is closed."""
         if timeout is not None:
             check_parameters(TRANSACTION, {"timeout": timeout})
         if self._closed:
@@ -276,8 +278,8 @@ class Client(faces.ClientFacade):
 
 
 def to_asyncio_output(output: Any) -> Any:
-    """Returns a copy of the Output `output` with the asyncio producer in place of its blocking producer. Returns any
-    other value unchanged."""
+    """Returns a copy of the Output `output` with the asyncio producer in place of its blocking producer. Returns a
+    value that is no such Output unchanged."""
     if type(output) is not Output or not isinstance(output.producer, Producer):
         return output
     inner: AsyncProducer = output.producer.inner()
@@ -306,20 +308,21 @@ def process(
     idle_timeout_ms: int | None = None,
     statistics: ProcessStatistics | None = None,
 ) -> ProcessStatistics:
-    """Calls `function(message)` for each message of the consumer, and sends what it returns, exactly once.
+    """Calls `function(message)` for each message of the consumer, and sends what it returns, exactly once. Returns the
+    counters.
 
         magnetar.process(consumer, producer, lambda message: message.data().upper())
 
-    The function returns a value for the producer's schema, an `Output` (with a key, properties, or another producer),
-    a list, tuple or generator of either, or None. Up to `messages_max` messages, or those that arrive within
-    `linger_ms`, are processed in one transaction of `timeout` seconds; `transactions_max` transactions are in flight
-    at once. `process` returns when no message arrives for `idle_timeout_ms`; without it, it runs until Ctrl-C, and
-    then ends the transactions that it has begun.
+    The function returns a value for the producer's schema, an `Output` (with a key, properties, or another producer), a
+    list, tuple or generator of either, or None. One transaction of `timeout` seconds processes up to `messages_max`
+    messages, or those that arrive within `linger_ms`. Up to `transactions_max` transactions are open at once.
 
-    `on_error`: "raise" raises what the function raises; "nack" negatively acknowledges the message, which is delivered
+    `process` returns when no message arrives for `idle_timeout_ms`. Without that parameter it runs until Ctrl-C, and
+    then ends the transactions that it has begun. `statistics`: an object that counts while `process` runs.
+
+    `on_error`: "raise" raises what the function raises. "nack" negatively acknowledges the message: it is delivered
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
-    and the error that ends the consumer.
-    """
+    and the error that ends the consumer; InvalidConfiguration for a wrong parameter."""
     check_parameter("consumer", make_instance_check(Consumer, optional=False), consumer)
     check_parameter("producer", make_instance_check(Producer, optional=False), producer)
     check_parameter("function", FUNCTION, function)
@@ -356,8 +359,9 @@ def process(
 
 
 def make_thread_processor(work: queue.SimpleQueue[Work | None]) -> Apply:
-    """Returns a coroutine function that passes a batch through the queue `work` to the thread that called `process`;
-    that thread calls the program's function for each message."""
+    """Returns a coroutine function that passes a batch of messages through the queue `work` to the thread that called
+    `process`. That thread calls the program's function for each message; the coroutine function waits for all results
+    and returns them."""
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:
         outcome: asyncio.Future[list[FunctionResult]] = asyncio.get_running_loop().create_future()

@@ -1,8 +1,8 @@
-"""The blocking consumer and reader. The calling thread receives without an event loop; a message listener runs in a
-thread of its own. The handlers of `Consumer.listen` run in threads of the listener in client/consume/listening.py.
+"""The blocking consumer and reader. The calling thread receives without an event loop. A message listener runs in a
+thread of its own; the handlers of `Consumer.listen` run in threads of the listener in client/consume/listening.py.
 
 The loop thread puts the messages of each entry into a deque, from which `receive` takes them; `acknowledge` appends to
-a list. So under load neither call wakes the event loop for each message."""
+a deque, too. So under load neither call wakes the event loop for each message."""
 
 from __future__ import annotations
 
@@ -106,27 +106,33 @@ class _Receiving(ForkReopenedFacade[Receiving]):
 
 class ConsumerEventThread:
     """Passes the events "became active" and "became inactive" of a consumer from the event loop to the application's
-    listener, which runs in a thread of its own, until `close` is called.
+    listener. The listener runs in a thread of its own, from `start` to `close`.
 
     The thread does not keep the consumer alive: a consumer without references is garbage-collected, and that ends the
-    thread.
-    """
+    thread."""
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener
         self._told: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
 
     def became_active(self, _consumer: object, partition_id: int) -> None:
+        """Fact: the consumer is the active one of the partition `partition_id` now. Called in the event loop; only adds
+        to a queue."""
         self._told.put((partition_id, True))
 
     def became_inactive(self, _consumer: object, partition_id: int) -> None:
+        """Fact: another consumer is the active one of the partition `partition_id` now. Called in the event loop; only
+        adds to a queue."""
         self._told.put((partition_id, False))
 
     def start(self, consumer: Consumer) -> None:
+        """Starts the thread, which passes `consumer` to the listener with each event. Events from before this call are
+        passed, too."""
         arguments = (self._listener, ref(consumer, lambda _: self.close()), self._told)
         threading.Thread(target=_run_listener, args=arguments, name="magnetar-consumer-events", daemon=True).start()
 
     def close(self) -> None:
+        """Ends the thread after the events that were added before; does not wait for it."""
         self._told.put(None)
 
 
@@ -171,7 +177,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         milliseconds; None: waits without a limit.
 
         `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
-        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it."""
+        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it. `now`
+        and `timeout_millis` exclude each other."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
@@ -219,8 +226,9 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         return message if self._hooks is None else self._before_deliver(inbox, message)
 
     def batch_receive(self) -> list[Message]:
-        """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
-        empty list if no message arrives within the time-out of that policy."""
+        """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy.
+        Returns an empty list if no message arrives within the time-out of that policy. If the call is interrupted, its
+        messages go back to the receiver queue."""
         self._check_no_listener()
         inner = self._current()
         batch = BatchReceiver(inner.inbox, monotonic)
@@ -239,12 +247,12 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     def acknowledge(
         self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: Transaction | None = None
     ) -> None:
-        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups, within
-        `ack_group_ms`.
+        """Acknowledges messages: they are not delivered again. Returns at once; acknowledgements are sent in groups,
+        within `ack_group_ms`.
 
-        With `ack_receipt_enabled` or `txn` it waits, and returns when the acknowledgement survives any crash. With
-        `txn` the messages count as acknowledged when that transaction commits. Raises TransactionConflict if a message
-        is acknowledged already, or in another transaction."""
+        With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
+        With `txn` the messages count as acknowledged when that transaction commits. It raises TransactionConflict if a
+        message is acknowledged already, or in another transaction."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         inner = self._inner
@@ -260,8 +268,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     ) -> None:
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
-        messages of the same key come after this one. `error`: the exception with which the program failed; if the
-        message becomes a dead letter, the letter tells of it."""
+        messages of the same key come after this one. `error`: the exception with which the program failed; it is
+        described in the dead letter, if the message becomes one."""
         inner = self._current()
         if inner.settings.redelivery_order == "key":
             self._run(inner.negative_acknowledge(message, error=error))
@@ -272,8 +280,9 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         self.record_error(message, error)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks the broker to deliver again all messages that were received before this call and are not
-        acknowledged."""
+        """Asks the broker to deliver again all messages that were received before this call and are not acknowledged.
+        Does not wait for the broker. Messages that wait in the client are dropped; the broker delivers them again, too.
+        """
         inner = self._current()
 
         async def redeliver() -> None:
@@ -282,8 +291,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
-        """Pauses the message listener: the listener is not called for messages until `resume_message_listener` is
-        called."""
+        """Pauses the message listener until `resume_message_listener` is called. A call that has begun goes on, and a
+        listener that is waiting for a message is still called for that one."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
@@ -303,19 +312,21 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         stop_timeout: float = 30,
     ) -> Listening:
         """Calls `function(message)` for each message in threads, up to `concurrency` at a time, and acknowledges the
-        message when the function returns. If it raises, the message is negatively acknowledged. Returns at once.
+        message when the function returns. If the function raises, the message is negatively acknowledged. Returns the
+        running listener at once.
 
             with consumer.listen(handle, threads=8) as listening:
                 listening.wait()
 
-        `order`: "key" handles the messages of a key one after the other, and those without a key in any order;
-        "partition" those of a partition; "none" none. `threads`: how many at most (None: `concurrency`). `rate`: calls
-        per second at most, or a RateLimiter. `breaker`: while it is open, no call begins, and the consumer asks for no
-        more. `acknowledge` False: the function acknowledges by itself, for example in a transaction. At the end,
-        handlers have `stop_timeout` seconds.
+        `order`: with "key" the messages of one key are handled one after the other, those without a key in any order;
+        with "partition" the messages of one partition are handled one after the other; with "none" there is no order.
+        `threads`: how many at most (None: `concurrency`). `rate`: the most calls per second, or a RateLimiter.
+        `breaker`: while it is open, no call begins, and the consumer requests no more messages. `acknowledge` False:
+        the function acknowledges by itself, for example in a transaction. `stop_timeout`: the seconds that running
+        handlers have at the end.
 
-        A handler that runs for a minute is a warning of the log. A message that is delivered again while its handler
-        runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
+        A handler that runs for a minute is reported by a warning in the log. A message that is delivered again while
+        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
         return self._listen_by(function, options)
 
@@ -332,12 +343,13 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         acknowledge: bool = True,
         stop_timeout: float = 30,
     ) -> Listening:
-        """Calls `function(messages)` in a thread for batches of up to `max` messages, which end `wait` seconds after
-        their first message, and acknowledges the messages when the function returns. Returns at once.
+        """Calls `function(messages)` in a thread for batches of messages, and acknowledges the messages when the
+        function returns. A batch has up to `max` messages, and ends `wait` seconds after its first message. Returns the
+        running listener at once.
 
         The function may return a result for each message, in their order: for an exception or False, that message is
-        negatively acknowledged. If it raises, all of them are. `rate`: messages per second. The other parameters are
-        those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
+        negatively acknowledged. If the function raises, all messages of the batch are. `rate`: messages per second. The
+        other parameters are those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
         check_batch_parameters(max, wait)
         options = ListenOptions(
             concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
@@ -366,31 +378,31 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
 
 class Listening(ProcessBoundFacade[AsyncListening]):
-    """A listener that runs: `Consumer.listen` returns it. `stop`, or the end of a `with` block, ends it; the end of its
-    consumer ends it, too.
+    """A running listener, which `Consumer.listen` returns, or a running server, which `Client.serve` returns. `stop`,
+    or the end of a `with` block, ends it; so does the end of its consumer.
 
         with consumer.listen(handle, threads=8) as listening:
-            listening.wait()
-    """
+            listening.wait()"""
 
     def statistics(self) -> ListenerStatistics:
-        """Returns the counters."""
+        """Returns the counters since the listener began, with the numbers of running handlers and waiting messages now.
+        """
         return self._inner.statistics()
 
     @property
     def is_over(self) -> bool:
-        """Returns whether it has ended, with all its handlers."""
+        """Returns whether the listener has ended, with all its handlers."""
         return self._inner.is_over
 
     def wait(self) -> None:
         """Waits until the listener has ended: by `stop`, or with its consumer. Raises the error that ended the
-        consumer, if the program did not close it; Ctrl-C ends the wait."""
+        consumer, unless the program closed it. Ctrl-C ends the wait, and not the listener."""
         self._run(self._current().wait())
 
     def stop(self, timeout: float | None = None) -> None:
-        """Stops the listener: no further handler is called, and what waits goes back to the receiver queue. Handlers
-        that run have `timeout` seconds (None: `stop_timeout`) to end. One that runs longer goes on in its thread, and
-        its outcome counts while the consumer is open. May be called again."""
+        """Stops the listener: no further handler is called, and messages that wait for a handler go back to the
+        receiver queue. Running handlers have `timeout` seconds (None: `stop_timeout`) to end. A handler that takes
+        longer goes on in its thread, and its outcome counts while the consumer is open. May be called again."""
         self._run(self._current().stop(timeout))
 
     def __enter__(self) -> Listening:
@@ -444,8 +456,8 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
         return inner.on_taken(take_message_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
-        """Returns whether the topic has a message after the last one that was read. Asks the broker if no message waits
-        in the client."""
+        """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message
+        waits in the client."""
         inner = self._current()
         return len(inner.inbox) > 0 or self._run(inner.has_message_available())
 
@@ -469,17 +481,17 @@ class PullConsumer(PullConsumerFacade):
                 index = found.next_index
                 pull.store_offset(index)
 
-    Any thread may pull. Errors: TopicNotFound if the topic was deleted, or made anew since this object was opened;
-    CryptoError and ChecksumError for a message that cannot be decrypted or is damaged, past which a pull does not go by
-    itself: pull from the next index."""
+    Any thread may pull. Errors: TopicNotFound if the topic was deleted, or created again since this object was opened;
+    CryptoError for a message that cannot be decrypted; ChecksumError for a damaged one. A pull does not skip such a
+    message by itself: pull from the next index."""
 
 
 def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
-    """Waits in the calling thread for a message; removes the message from the queue and returns it. Raises Timeout if
-    no message arrives within `timeout_s` seconds.
+    """Waits in the calling thread for a message, removes it from the queue and returns it. Raises Timeout if no message
+    arrives within `timeout_s` seconds (None: no limit), and the error with which the queue ended.
 
-    Ctrl-C ends the wait within LOOK_S seconds (loop_thread.py): acquiring the lock raises the exception of the signal
-    handler. If the thread was woken for a message, or had removed one, the next receiver gets this message."""
+    Ctrl-C ends the wait within LOOK_S seconds (client/blocking/loop_thread.py), and raises CtrlC. If this thread was
+    woken for a message, or had removed one, the next receiver gets that message."""
     gate = threading.Lock()
     gate.acquire()
     wake = gate.release

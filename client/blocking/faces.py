@@ -379,11 +379,13 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
     _half: Callable[[AsyncHalf], Half]
 
     def producer_name(self) -> str:
-        """Returns the name of the producer, given by the program or by the broker."""
+        """Returns the name of the producer, chosen by the program or by the broker."""
         return self._current().producer_name()
 
     def last_sequence_id(self) -> int:
-        """Returns the highest sequence id of the messages that the broker acknowledged; -1 if it acknowledged none."""
+        """Returns the highest sequence id of the messages that the broker acknowledged, over all partitions; -1 if it
+        acknowledged none.
+        """
         return self._current().last_sequence_id()
 
     def prepare(
@@ -401,10 +403,10 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         check_after: float = 0,
         priority: int | None = None,
     ) -> Half:
-        """Stores a message as a half message: durably, without publishing it. `Half.commit` publishes it, once;
-        `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the cluster's default), a
-        program that answers for `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the
-        rules.
+        """Stores a message as a half message: durably, without publishing it. Returns when it is stored. `Half.commit`
+        publishes it, once; `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the
+        cluster's default), a program that answers for `group` (`Client.on_check`) is asked about `check_key`.
+        docs/transactions.md has the rules.
 
         Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
         which the half message may be stored, and is then rolled back.
@@ -426,26 +428,28 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
         expires_in: timedelta | float | None = None,
         priority: int | None = None,
     ) -> list[MessageId]:
-        """Sends all messages and returns their ids in the order of `contents`.
+        """Sends all messages and returns their ids in the order of `contents`, when all are durable. The other
+        parameters apply to each message.
 
-        If any failed, raises the exception of the first failure, when all messages have outcomes.
+        If messages failed, raises the exception of the first failure, when all messages have outcomes. If a message is
+        refused before it is sent, raises at once: the messages before it are sent, those after it are not.
         """
         return self._run(self._current().send_many(**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
 
     def cancel(self, message_id: MessageId, *, priority: int | None = None) -> list[str]:
-        """Cancels a delayed message of this topic: no subscription gets it. Returns the names of the subscriptions for
-        which it was still delayed, when that is durable. May be called again after an error. `priority`: that with
-        which it was sent, of a producer with `levels`.
+        """Cancels a delayed message of this topic: no subscription gets it. Returns when that is durable, with the
+        names of the subscriptions for which the message was still delayed. `priority`: that with which the message was
+        sent, for a producer with `levels`. May be called again after an error.
 
-        Raises NotAllowedError if its time has come, or a subscription has got it; TopicNotFound if the topic has no
-        such message, or its transaction has not committed. A subscription that is created later from an earlier
-        position gets the message.
+        Raises NotAllowedError if the time of the message has come, or a subscription has got it; TopicNotFound if the
+        topic has no such message, or its transaction has not committed. A subscription that is created later from an
+        earlier position gets the message.
         """
         return self._run(self._current().cancel(message_id, priority=priority))
 
     def flush(self) -> None:
-        """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises
-        AlreadyClosed if the producer is closed.
+        """Waits until all messages that were sent before have outcomes and their callbacks were called. Does not raise
+        for messages that failed. Raises AlreadyClosed if the producer is closed.
         """
         self._run(self._current().flush())
 
@@ -529,14 +533,15 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         return self._inner.consumer_name()
 
     def record_error(self, which: Message | MessageId, error: BaseException) -> None:
-        """Records the exception with which the program failed at the message, for its dead letter. Does not acknowledge
-        anything. May be called from any thread.
+        """Records the exception with which the program failed at the message: it is described in the dead letter, if
+        the message becomes one. Does not acknowledge anything. May be called from any thread.
         """
         self._current().record_error(which, error)
 
     def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
-        """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
-        CumulativeAcknowledgementNotAllowedError for Shared and KeyShared.
+        """Acknowledges this message and all messages before it in its partition; waits, and takes `txn`, as
+        `acknowledge` does. Raises CumulativeAcknowledgementNotAllowedError for Shared and KeyShared, and for a consumer
+        with `debounce`.
         """
         self._run(self._current().acknowledge_cumulative(message, txn=asyncio_transaction_of(txn)))
 
@@ -555,74 +560,88 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         *,
         error: BaseException | None = None,
     ) -> None:
-        """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
-        `error`: the exception with which the program failed, of which the copy and its dead letter tell. Raises
-        OperationNotSupported if the consumer was opened without `enable_retry`.
+        """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself. If
+        the message was retried too often, the copy goes to the dead-letter topic instead. `error`: the exception with
+        which the program failed; the copy, and its dead letter, describe it.
+
+        Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
+        itself.
         """
         self._run(self._current().reconsume_later(**pick_parameters(locals())))
 
     def seek(self, messageid: MessageId | int) -> None:
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
-        epoch: that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
+        epoch. The time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's
+        clock. The id of a message moves only its partition. Returns when the brokers have moved the subscription.
         """
         self._run(self._current().seek(messageid))
 
     def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
-        """Moves the subscription in one partition to the message with this index, or to the first one after it that is
-        kept. `partition`: the number, or the full name of the topic; needed if the consumer has several.
+        """Moves the subscription in one partition to the message with this index, or to the first message after it that
+        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Returns
+        when the broker has moved the subscription.
         """
         self._run(self._current().seek_index(index, partition=partition))
 
     def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
         """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a
-        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`.
+        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`. Never moves the subscription
+        back. An index inside a chunked message counts as that of its first chunk.
 
         `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
-        or a seek removes them. On Failover only the active consumer can commit. Never moves the subscription back. An
-        index inside a chunked message counts as that of its first chunk. Raises InvalidConfiguration for an index after
-        the end of the topic; CumulativeAcknowledgementNotAllowedError for Shared and KeyShared; NotAllowedError for a
-        consumer that is not active, and for a note of a subscription that is not durable.
+        or a seek removes them.
+
+        Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
+        for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
+        subscription that is not durable; ConnectError if the subscription is moved during the commit.
         """
         self._run(self._current().commit(index, note, partition=partition))
 
     def progress(self) -> dict[str, PartitionProgress]:
-        """Asks the brokers where the subscription is in each partition. Returns it by the full name of the topic. What
-        this consumer acknowledged before counts, though it may not survive a crash yet.
+        """Asks the brokers for the position of the subscription in each partition, and returns it by the full name of
+        the partition. What this consumer acknowledged before counts, though it may not survive a crash yet.
         """
         return self._run(self._current().progress())
 
     def position(self) -> dict[str, int]:
-        """Returns, for each partition, the index of the first message that is not acknowledged."""
+        """Asks the brokers, and returns for each partition, by its full name, the index of the first message that is
+        not acknowledged.
+        """
         return self._run(self._current().position())
 
     def end(self) -> dict[str, int]:
-        """Returns, for each partition, the index that follows that of the newest message."""
+        """Asks the brokers, and returns for each partition, by its full name, the index that follows that of the newest
+        message.
+        """
         return self._run(self._current().end())
 
     def lag(self) -> dict[str, int]:
-        """Returns, for each partition, how many messages the subscription has not acknowledged, counted from its first
-        unacknowledged one.
+        """Asks the brokers, and returns for each partition, by its full name, how many messages follow the first
+        unacknowledged one, itself included. Those that are acknowledged out of order count, too.
         """
         return self._run(self._current().lag())
 
     def assign(self, partitions: Iterable[int]) -> None:
-        """Reads these partitions of the topic from now on, and no others. Leaves the others first: their
+        """Reads these partitions of the topic from now on, and no others. First leaves the other partitions: their
         acknowledgements are sent, and their messages that wait in the client are dropped.
 
-        For Exclusive and Failover. On Exclusive a partition has one consumer: if another one still has a partition of
-        `partitions`, raises ConsumerBusy, takes none of the new ones, and keeps those that it has; call it again when
-        the other has left. So no two consumers commit for one partition at the same time.
+        Only for an Exclusive or Failover consumer of one topic; raises OperationNotSupported for others. On Exclusive a
+        partition has one consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy,
+        takes no new partition, and keeps those that this consumer has; call `assign` again when the other has left. So
+        no two consumers commit for one partition at the same time.
         """
         self._run(self._current().assign(partitions))
 
     def get_last_message_id(self) -> MessageId:
-        """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several
-        partitions.
+        """Asks the broker, and returns the id of the topic's last message. Raises OperationNotSupported if the topic
+        has several partitions.
         """
         return self._run(self._current().get_last_message_id())
 
     def unsubscribe(self) -> None:
-        """Deletes the subscription and closes the consumer."""
+        """Deletes the subscription and closes the consumer. Raises the broker's error if the subscription has other
+        consumers.
+        """
         self._run(self._current().unsubscribe())
 
 
@@ -630,7 +649,9 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
     """The methods of the blocking PullConsumer that only call or await those of the asyncio PullConsumer."""
 
     def list_partitions(self) -> list[int]:
-        """Returns the numbers of the topic's partitions now; none if it is not partitioned."""
+        """Asks a broker, and returns the numbers of the topic's partitions; an empty list if the topic is not
+        partitioned.
+        """
         return self._run(self._current().list_partitions())
 
     def pull(
@@ -643,27 +664,32 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
         *,
         partition: int | None = None,
     ) -> PullResult:
-        """Returns the messages from `from_index` on that are there, in order: at most `max_messages`, and `max_bytes`
-        of payload, but always one. Waits up to `timeout` seconds for the first one; 0: returns what the broker has now.
+        """Returns messages from `from_index` on, in order: those that are there, at most `max_messages`, and
+        `max_bytes` of payload, but always one. Waits up to `timeout` seconds for the first message; 0: returns what the
+        broker has now. The result has the status FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE.
 
-        `filter`: an expression of docs/features.md over properties; messages that it does not want are left out, and
-        `next_index` goes over them. `partition`: needed for a partitioned topic; see `list_partitions`. The result says
-        FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE. A cancelled pull may be repeated.
+        `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
+        `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
+        for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated.
         """
         return self._run(self._current().pull(**pick_parameters(locals())))
 
     def load_offset(self, *, partition: int | None = None) -> int:
-        """Returns the index that was stored last for this partition of this topic; if there is none, the index of the
-        oldest message.
+        """Returns the index that was stored last for this partition; if there is none, the index of the oldest message.
+        Raises InvalidConfiguration if the consumer was opened without `offsets`.
         """
         return self._run(self._current().load_offset(partition=partition))
 
     def store_offset(self, index: int, *, partition: int | None = None) -> None:
-        """Stores the index at which this program goes on."""
+        """Stores the index at which this program goes on; returns when the store has it. Raises InvalidConfiguration if
+        the consumer was opened without `offsets`.
+        """
         self._run(self._current().store_offset(index, partition=partition))
 
     def progress(self, *, partition: int | None = None) -> PartitionProgress:
-        """Asks the broker for the range of a partition: `earliest` and `end`."""
+        """Asks the broker for the range of a partition, and returns it: `earliest` and `end` are the range; the other
+        fields mean nothing to a pull consumer.
+        """
         return self._run(self._current().progress(partition=partition))
 
 
@@ -671,16 +697,18 @@ class ReaderFacade(ForkReopenedFacade[AsyncReader]):
     """The methods of the blocking Reader that only call or await those of the asyncio Reader."""
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch: that
-        at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
+        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch. The
+        time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
+        Returns when the brokers have moved it.
 
         The id of a message moves only the partition of that message; the other partitions keep their positions.
         """
         self._run(self._current().seek(messageid))
 
     def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
-        """Moves the reader in one partition to the message with this index, or to the first one after it that is kept.
-        `partition`: the number, or the full name of the topic; needed if the reader has several.
+        """Moves the reader in one partition to the message with this index, or to the first message after it that is
+        kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Returns when the
+        broker has moved it.
         """
         self._run(self._current().seek_index(index, partition=partition))
 

@@ -1,11 +1,11 @@
-"""The event loop of the blocking clients (`LoopThread`): one daemon thread per process, which all clients share,
+"""The event loop of the blocking clients (`LoopThread`): one daemon thread per process, which all clients share. It is
 started when it is first needed. The module imports nothing of the SDK but its errors, so that the commands of
 administration start fast. Guarded by tests/client/blocking/test_loop_thread.py.
 
-A forked child process has none of its parent's threads: it makes a new one (client/common/closing.py).
+A forked child process has none of its parent's threads: it starts a thread of its own (client/common/closing.py).
 
 The thread is stopped before the interpreter ends. Otherwise CPython would kill the daemon thread when it next asks for
-the interpreter lock, inside compiled code of the event loop or of gRPC: the process would then end with a segmentation
+the interpreter lock, inside compiled code of the event loop or of gRPC. The process would then end with a segmentation
 fault, after its work was done, and with a wrong exit code.
 
 Also the base classes of the blocking classes: `BlockingFacade`, `ForkReopenedFacade`, `ProcessBoundFacade`.
@@ -14,7 +14,8 @@ A blocking object calls an asyncio object. `python -m tests.stubs` writes most o
 class (client/blocking/faces.py). `_current` returns the asyncio object of this process. The administration client uses
 the event loop without these classes.
 
-Also in this file, below its heading: waits of an application's thread that Ctrl-C always ends, as `CtrlC` (waits)."""
+Also in this file, below its heading: waits of an application's thread that Ctrl-C always ends, with the error `CtrlC`
+(waits)."""
 
 from __future__ import annotations
 
@@ -71,8 +72,8 @@ monotonic = SystemClock.monotonic
 
 
 def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
-    """Waits for the lock until the time `deadline` (monotonic seconds; None: no limit). Returns True if the lock was
-    acquired. Raises CtrlC if Ctrl-C is pressed during the wait."""
+    """Waits for the lock until the time `deadline` (seconds of `monotonic`; None: no limit). Returns True if the lock
+    was acquired, False at the deadline. Raises CtrlC if Ctrl-C is pressed during the wait."""
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
         if left <= 0:
@@ -85,9 +86,9 @@ def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
 
 
 def wait_result(future: Future[T], timeout_s: float | None = None) -> T:
-    """Waits until `future` has a result and returns the result, as `future.result` does. Raises
-    concurrent.futures.TimeoutError if there is no result within `timeout_s` seconds, or if the work itself raised that
-    error."""
+    """Waits until `future` has a result and returns the result, or raises the exception of the work, as `future.result`
+    does. Raises concurrent.futures.TimeoutError if there is no result within `timeout_s` seconds (None: no limit), and
+    CtrlC if Ctrl-C is pressed. The work goes on after either."""
     deadline = None if timeout_s is None else monotonic() + timeout_s
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
@@ -115,7 +116,8 @@ running in it."""
 
 
 class LoopThread:
-    """The thread that runs the event loop of all blocking clients of a process."""
+    """The thread that runs the event loop of all blocking clients of a process. `shared_loop_thread` makes the only
+    one."""
 
     def __init__(self) -> None:
         self.loop = _new_loop()
@@ -127,8 +129,9 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stops the event loop and waits for its thread to end. The first client registers this with `atexit`, so that
-        functions that a program registers later still find the loop running."""
+        """Stops the event loop and waits up to END_S seconds for its thread to end; does nothing at a second call, or
+        in a forked child process. It is called at the end of the interpreter: `atexit` runs functions that a program
+        registered later before it, and they still find the loop running."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
             return
         self._ended = True
@@ -149,11 +152,12 @@ class LoopThread:
         return threading.get_ident() == self.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs the coroutine in the event loop, waits for its end and returns its result. Raises Interrupted if called
-        from a callback in the loop's thread, where the wait would never end.
+        """Runs the coroutine in the event loop, waits for its end and returns its result, or raises its error. If there
+        is no result within `timeout_s` seconds (None: no limit), cancels the coroutine and raises Timeout. If Ctrl-C is
+        pressed, cancels it and raises CtrlC.
 
-        Raises AlreadyClosed if the interpreter is ending.
-        """
+        Raises Interrupted if called from a callback in the loop's thread, where the wait would never end. Raises
+        AlreadyClosed if the interpreter is ending."""
         if self.is_current():
             coroutine.close()
             raise Interrupted("a blocking call inside a callback would wait for itself; use send_async there")
@@ -173,8 +177,10 @@ class LoopThread:
             raise
 
     def run_uninterrupted(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
-        """Runs the coroutine `work` in the event loop and waits for its outcome, even if the calling thread is
-        interrupted in the meantime. `limit_s`: the longest wait in seconds."""
+        """Runs the coroutine `work` in the event loop and waits for its outcome; raises its error. If Ctrl-C is
+        pressed, `work` goes on, and the thread waits for its outcome before CtrlC is raised; a second Ctrl-C ends this
+        wait. `limit_s`: the longest of each of the two waits in seconds, after which TimeoutError is raised and `work`
+        goes on; None: no limit. Raises Interrupted if called in the loop's thread."""
         if self.is_current():
             work.close()
             raise Interrupted("a transaction ended inside a callback would wait for itself")
@@ -190,8 +196,8 @@ class LoopThread:
             raise
 
     def start_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Starts the coroutine in the event loop without waiting for its result. May be called from any thread. Does
-        nothing if the interpreter is ending."""
+        """Starts the coroutine in the event loop without waiting for its end; an error of the coroutine is logged. May
+        be called from any thread. Does nothing if the interpreter is ending."""
         if self._ended:
             coroutine.close()
         else:
@@ -212,8 +218,8 @@ _thread: LoopThread | None = None
 
 
 def shared_loop_thread() -> LoopThread:
-    """Returns the loop thread of this process, and makes it at the first call. A thread of its own makes it: Ctrl-C
-    interrupts the main thread alone, so no event loop is left half made."""
+    """Returns the loop thread of this process; the first call in a process starts it. It is made in another thread than
+    the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made."""
     if _thread is not None:
         return _thread
     made: Future[LoopThread] = Future()
@@ -247,7 +253,8 @@ Of = TypeVar("Of")
 
 class BlockingFacade(Generic[Of]):
     """Base class of the blocking classes: an object that has an asyncio object, and runs the methods of that object in
-    the event loop of the loop thread."""
+    the event loop of the loop thread. A derived class implements `_current`, which returns the asyncio object for this
+    process."""
 
     _inner: Of
 
@@ -308,7 +315,8 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
             raise translate_error(error) from error
 
     def inner(self) -> Inner:
-        """Returns the asyncio object that does the work in this process. In a forked child process opens a new one."""
+        """Returns the asyncio object that does the work in this process. In a forked child process the first call opens
+        a new one."""
         return self._current()
 
     def _reopen(self) -> None:
@@ -319,7 +327,8 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         self._dropped = self._when_dropped()
 
     def is_connected(self) -> bool:
-        """Returns whether all partitions of the object are connected to their brokers, in this process."""
+        """Returns whether all partitions of the object are connected to their brokers. Returns False in a forked child
+        process in which the object is not opened again yet."""
         return self._epoch == EPOCH[0] and self._inner.is_connected()
 
     def topic(self) -> str:
@@ -327,15 +336,18 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         return self._inner.topic()
 
     def close(self) -> None:
-        """Closes the object. A producer is flushed before; a consumer sends its waiting acknowledgements before."""
+        """Closes the object, and waits until it is closed. A producer is flushed before; a consumer sends its waiting
+        acknowledgements before. Does nothing in a forked child process in which the object was not opened again. A
+        producer raises Timeout if messages have no outcome in time, AlreadyClosed if it is closed already."""
         self._dropped.detach()
         if self._epoch == EPOCH[0]:
             self._thread.run(self._inner.close())
 
 
 def close_soon(thread: LoopThread, inner: AsyncClosable, epoch: int) -> None:
-    """Starts to close the asyncio object `inner` without waiting until it is closed. May be called from any thread,
-    also from the thread of the event loop, where the garbage collector may run."""
+    """Starts to close the asyncio object `inner`, and does not wait for it. Does nothing in a process that was forked
+    after `epoch`, the fork count of the process that opened the object. May be called from any thread, also from that
+    of the event loop, where the garbage collector may run."""
     if epoch == EPOCH[0]:
         thread.start_in_background(_close_quietly(inner))
 
@@ -348,11 +360,11 @@ async def _close_quietly(inner: AsyncClosable) -> None:
 
 
 class ProcessBoundFacade(BlockingFacade[Of]):
-    """Base class of the blocking transaction and half message, which cannot leave the process that began them: in a
-    forked child process their methods raise TransactionEnded.
+    """Base class of the blocking transaction, half message and listener, which cannot leave the process that began
+    them: in a forked child process their methods raise TransactionEnded.
 
-    If Ctrl-C is pressed during a commit or an abort, that continues, and the thread waits for its outcome before it is
-    interrupted; a second Ctrl-C ends this wait."""
+    If Ctrl-C is pressed during a commit or an abort, the commit or abort goes on. The thread waits for its outcome
+    before it is interrupted; a second Ctrl-C ends this wait."""
 
     is_transaction: ClassVar[bool] = False
     """Whether the asyncio object is a Transaction: this module must not import its class."""
@@ -376,7 +388,7 @@ def asyncio_transaction_of(txn: None) -> None: ...
 def asyncio_transaction_of(txn: BlockingFacade[AsyncTransaction]) -> AsyncTransaction: ...
 def asyncio_transaction_of(txn: object) -> AsyncTransaction | None:
     """Returns the asyncio transaction of the blocking transaction `txn`; None for None. Raises InvalidMessage if `txn`
-    is no transaction."""
+    is no transaction, TransactionEnded if it was begun before this process was forked."""
     if txn is None:
         return None
     if isinstance(txn, ProcessBoundFacade) and txn.is_transaction:

@@ -1,6 +1,6 @@
 """The blocking producer. The calling thread adds messages without an event loop.
 
-Under load a message costs no future, no contended lock and no wake-up: `send_async` appends to the batcher from the
+Under load a message costs no future, no contended lock and no wake-up: `send_async` adds to the batcher from the
 calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
 raises Interrupted). After a fork the producer is opened again in the child process, under a new name. Also the blocking
 transaction and half message (`Transaction`, `Half`)."""
@@ -82,7 +82,7 @@ class Transaction(TransactionFacade):
 
     def inner(self) -> AsyncTransaction:
         """Returns the asyncio transaction that does the work. Raises TransactionEnded in a forked child process,
-        because the transaction stayed in the parent."""
+        because the transaction belongs to the parent."""
         return self._current()
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ class Half(HalfFacade):
 
     @property
     def id(self) -> TxnId:
-        """Returns the id of the half message; its text is `(most,least)`, as that of a transaction."""
+        """Returns the id of the half message; its text is `(most,least)`, as the text of a transaction's id is."""
         return self._inner.id
 
     @property
@@ -200,7 +200,8 @@ class Producer(ProducerFacade):
 
     @property
     def why(self) -> str:
-        """Returns the reason why a message failed, as text; an empty text if no message failed."""
+        """Returns the reason why a message failed last, as text; empty if no message failed. If messages of several
+        partitions failed, returns the reason of the first of these partitions."""
         return next((each.why for each in self._inner.partitions if each.why), "")
 
     def send_async(
@@ -223,7 +224,10 @@ class Producer(ProducerFacade):
         priority: int | None = None,
     ) -> None:
         """Sends a message and returns at once; `callback(Result, MessageId)` is called in the loop thread when the
-        outcome is known."""
+        outcome is known. The other parameters are those of `send`.
+
+        Raises ProducerQueueIsFull or MemoryBufferIsFull if there is no room (with `block_if_queue_full` waits for room,
+        except in the loop thread), and InvalidMessage, MessageTooBig or AlreadyClosed before anything is sent."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if callback is not None and not callable(callback):
@@ -290,9 +294,9 @@ class Producer(ProducerFacade):
         its Result.
 
         `txn`: the message counts when that transaction commits (docs/transactions.md). `expires_at` (a datetime with a
-        time zone, or ms since the epoch) or `expires_in` (seconds from now): consumers do not get the message from then
-        on, by the broker's clock (docs/sdk.md). `priority`: the level of the message, 0 for the most urgent one, of a
-        producer with `levels`; None: the least urgent one."""
+        time zone, or ms since the epoch) or `expires_in` (a timedelta, or seconds from now): from then on, by the
+        broker's clock, consumers do not get the message (docs/sdk.md). `priority`: for a producer with `levels`, the
+        level of the message, from 0 for the most urgent one; None: the least urgent one."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if threading.get_ident() == self._thread.ident:

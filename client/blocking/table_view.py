@@ -24,21 +24,23 @@ class TableView(TableViewFacade):
 
     Keys are text; values are `bytes`, or what the schema decodes. A message without a value, or with an empty one,
     deletes its key; a message without a key is ignored. `keys`, `values` and `items` return copies. `view[key]` raises
-    KeyError if the key has no value. Any thread may read. Listeners run in a thread of their own, in the order of the
-    changes, and may block; the keys that are present are passed to a listener in the thread that adds it. If the table
-    cannot be kept up to date any more, a warning is logged.
-    """
+    KeyError if the key has no value. Any thread may read.
+
+    Listeners run in a thread of their own, in the order of the changes, and may block. If the table cannot be kept up
+    to date any more, a warning is logged."""
 
     _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
 
     def for_each(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback(key, value)` for each key that the table has now, in the calling thread."""
+        """Calls `callback(key, value)` for each key that the table has now, in the calling thread. Raises what the
+        callback raises."""
         for key, value in self.items():
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
         """Calls `callback(key, value)` for each key that the table has now, in the calling thread, and then for each
-        change, in a thread of its own. An empty value means that the key was deleted."""
+        change, in a thread of its own. An empty value means that the key was deleted. An exception of the callback is
+        logged."""
         listener = _LateListener(callback, self._listening())
         view = self._current()
 

@@ -2,22 +2,25 @@
 that broker; `Attachment` gets an id on the stream for its owner, and gives it up. Also the frames that open a producer
 or subscribe (`make_open_frame`, `make_subscribe_frame`).
 
-    attachment.open()               the first time: `on_opening_done` reports success, refusal, or that the operation's
-                                    deadline is over. An owner that waits for others (`waits`) has no deadline while
-                                    the broker lets it wait
+    attachment.open()               the first time; `on_opening_done` reports its success or failure
     attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
     attachment.send(permits=7)      sends a frame; without an id, sends nothing
     attachment.publish(entry)       sends an entry; without an id, sends nothing
     attachment.close_at_broker()    gives up the id, and tells the broker
     await attachment.close()        the same, and returns when the broker has closed the owner
 
+The first opening fails when the broker refuses it, or the operation's deadline is over. An owner that waits for others
+(`waits`) has no deadline while the broker lets it wait.
+
 Each attempt looks up the topic's broker, attaches to the stream of that broker and sends the owner's first frame. The
 owner calls `on_opened` or `on_closed_by_broker` when it reads the broker's answer. Once it has no id (`is_attached`),
 it ignores the frames that follow in the same read: a broker repeats `closed` for each frame that arrives for an id
-after its end. A broker that hands the topic to another broker names that broker (`NotOwner.owner`): the next attempt
-goes there without a look-up, and without a pause if the owner was open. An id is lost only once, so each loss causes
-one new opening. The owner's core decides what to do after an error (client/core/producer.py, client/core/consumer.py).
-Guards: tests/client/produce/test_partition_producer.py, tests/client/connect/test_late_frames.py."""
+after its end.
+
+A broker that hands the topic to another broker names that broker (`NotOwner.owner`). The next attempt goes there
+without a look-up, and without a pause if the owner was open. An id is lost only once, so each loss causes one new
+opening. The owner's core decides what to do after an error (client/core/producer.py, client/core/consumer.py). Guards:
+tests/client/produce/test_partition_producer.py, tests/client/connect/test_late_frames.py."""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ it wait."""
 
 
 class AttachmentOwner(Protocol):
-    """The interface of a producer or consumer that its `Attachment` calls."""
+    """The interface of a producer or consumer that its `Attachment` calls, in the event loop. PartitionProducer,
+    PartitionConsumer and PreEncodedEntryWriter implement it."""
 
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
@@ -66,7 +70,7 @@ class AttachmentOwner(Protocol):
 
     def on_lost(self, error: MagnetarError) -> None:
         """Fact: this producer or consumer is no longer open at its broker, or an attempt to open it again failed;
-        `error` says why."""
+        `error` says why. It may call `reopen`."""
         ...
 
     def on_failure(self, error: Exception) -> None: ...
@@ -74,7 +78,7 @@ class AttachmentOwner(Protocol):
 
 class Attachment:
     """Opens one producer or consumer (the owner) at the broker of its topic, and sends its frames over the stream to
-    that broker."""
+    that broker. See the head of the module."""
 
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_named", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
@@ -99,6 +103,8 @@ class Attachment:
 
     # ------------------------------------------------------------------------------ to get an id
     def open(self) -> None:
+        """Starts the first opening of the producer or consumer at the broker of its topic.
+        `AttachmentOwner.on_opening_done` gets the outcome. Must be called in the event loop."""
         self._tasks.spawn(self._open(), f"opening of {self._owner.topic}")
 
     async def _open(self) -> None:
@@ -133,9 +139,9 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """Opens the producer or consumer at its broker again after `after_s` seconds; at once if the last broker has
-        just named the topic's next broker. The pause is a timer, not a task, because many owners may wait, and the loop
-        may end in the meantime."""
+        """Opens the producer or consumer at its broker again after `after_s` seconds; at once if its last broker has
+        just named the topic's next broker. Returns at once; a failure is reported by `AttachmentOwner.on_lost`. The
+        pause is a timer, not a task, because many owners may wait, and the loop may end in the meantime."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
@@ -189,7 +195,8 @@ class Attachment:
                 self._answer = None
 
     def on_opened(self) -> None:
-        """Fact: the broker answered that the producer or consumer is open."""
+        """Fact: the broker answered that the producer or consumer is open. If it did not wait for this answer, the
+        connection counts as lost."""
         if self._answer is None or self._answer.done():
             self.on_closed_by_broker(ConnectionLost("the broker opened it twice"))
         else:
@@ -198,15 +205,17 @@ class Attachment:
     # ------------------------------------------------------------------------------ with an id
     @property
     def is_attached(self) -> bool:
+        """Returns whether the owner has an id on a broker's stream."""
         return self._stream is not None
 
     def send(self, **kind: Any) -> None:
+        """Sends a frame of one kind to the broker, as `send(permits=7)`; does nothing without an id. Never waits."""
         if self._stream is not None:
             self._stream.send(self._id, wire.ClientFrame(id=self._id, **kind))
 
     def publish(self, entry: bytes) -> None:
         """Sends an entry to the broker, as `send(publish=entry)` does, but without the two copies of the entry that
-        protobuf makes."""
+        protobuf makes. Does nothing without an id."""
         if self._stream is not None:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
@@ -218,7 +227,8 @@ class Attachment:
 
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
-        """Fact: the broker reported that it has closed the producer or consumer; `error` says why."""
+        """Fact: the broker reported that it has closed the producer or consumer; `error` says why. The id is given up,
+        and the attempt to open it, or else the owner, gets the error."""
         if isinstance(error, NotOwner) and not self._connections.settings.listener_name:
             self._named = error.fields.get("owner", "")
             self._was_moved = bool(self._named) and self._answer is None
@@ -226,6 +236,8 @@ class Attachment:
         self.on_lost(error)
 
     def on_lost(self, error: MagnetarError) -> None:
+        """Fact: the stream broke, or another broker owns the topic; `error` says why. An attempt to open the owner
+        fails with the error; a `close` that waits ends; else the owner gets the error."""
         self._stream = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
@@ -236,12 +248,14 @@ class Attachment:
         self._owner.on_lost(error)
 
     def on_unexpected_frame(self, kind: str | None) -> None:
-        """Fact: the producer or consumer received a frame of a kind that it does not expect. As broker and client
-        disagree about its state, closes it at the broker and treats the connection as lost."""
+        """Fact: the producer or consumer received a frame of the kind `kind`, which it does not expect. As broker and
+        client disagree about its state, closes it at the broker and treats the connection as lost."""
         self.close_at_broker()
         self.on_lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
     def close_at_broker(self) -> None:
+        """Tells the broker that the producer or consumer is closed, and gives up the id; does not wait. Does nothing
+        without an id."""
         if self._stream is not None:
             self.send(close=CLOSE)
             self._detach()
@@ -253,7 +267,8 @@ class Attachment:
 
     async def close(self) -> None:
         """Closes the producer or consumer at its broker and waits for the answer; an opening in flight is cancelled.
-        Two concurrent calls wait for one answer, and both end when one of them is interrupted."""
+        Returns at once if it is not open. Two calls at the same time wait for one answer, and both end when one of them
+        is interrupted."""
         self.stop()
         if self._answer is not None:
             self.close_at_broker()
@@ -322,6 +337,9 @@ def _list_summarized_properties(settings: ProducerSettings) -> tuple[str, ...]:
 def make_open_frame(
     topic: TopicName, name: str, instance: str, settings: ProducerSettings, *, connection: int, epoch: int
 ) -> wire.OpenProducer:
+    """Returns the first frame of a producer, which opens it. `name`: empty: the broker chooses one. `instance`:
+    identifies this object among all producers of the name; `connection`: the number of its attempt. `epoch`: that of
+    the topic's exclusive producer, if this is it or replaces it; 0: none."""
     request = wire.OpenProducer(
         topic=topic.full,
         producer_name=name,
@@ -341,8 +359,9 @@ def make_open_frame(
 def make_subscribe_frame(
     topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: ReaderStart | None
 ) -> wire.Subscribe:
-    """Returns the first frame of a consumer or reader, which subscribes to the topic. `start`: the position at which a
-    reader starts, whose subscription is not durable; None: the subscription is durable."""
+    """Returns the first frame of a consumer or reader, which subscribes to the topic. `name`: empty: the broker chooses
+    one. `instance`: identifies this object, whose next connection replaces its last one. `start`: the position at which
+    a reader starts, whose subscription is not durable; None: the subscription is durable."""
     request = wire.Subscribe(
         topic=topic.full,
         subscription=subscription,

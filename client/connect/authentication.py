@@ -1,8 +1,8 @@
 """The identity of the client: the authentication classes of Pulsar's client, and the credentials of the client's
 connections (`make_caller_access`).
 
-A credential is requested for each connection and each call, so that a function that reads it from a file always gives
-the present one. A credential is never part of a `repr`, an error or a log line. Certificates of brokers are always
+A credential is requested for each connection and each call. So a function that reads it from a file always returns the
+present one. A credential is never part of a `repr`, an error or a log line. Certificates of brokers are always
 verified, and their host names, too."""
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ _NOT_LOADED = "a library of Pulsar's C++ client is not loaded: derive from Authe
 
 
 class Authentication:
-    """Base class of all ways to authenticate, also of a program's own, which overrides `authorization` and sets
+    """Base class of all ways to authenticate. A program may derive its own: it overrides `authorization` and sets
     `auth_method_name`.
-
-    An instance of the base class itself is one of the other classes, by the name that Pulsar's client (or Java's) has
-    for it: `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`, `("basic",
-    JSON)`, `("oauth2token", JSON)`.
 
         class Ticket(magnetar.Authentication):
             auth_method_name = "token"
 
             def authorization(self) -> str:
                 return f"Bearer {ticket_of_today()}"
-    """
+
+    An instance of the base class itself acts as one of the other classes, chosen by the name that Pulsar's client (or
+    Java's) has for it: `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`,
+    `("basic", JSON)`, `("oauth2token", JSON)`. Raises InvalidConfiguration for wrong parameters."""
 
     auth_method_name = ""
     """Pulsar's name of the authentication method: token, basic, tls."""
@@ -58,8 +57,8 @@ class Authentication:
         self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
     def authorization(self) -> str:
-        """Returns the value of the header `authorization`, such as "Bearer …"; empty: the header is not sent. Must not
-        block."""
+        """Returns the value of the header `authorization`, such as "Bearer …"; empty: the header is not sent. Called
+        for each connection and each call, perhaps in the event loop; must not block."""
         return "" if self._named is None else self._named.authorization()
 
     def __repr__(self) -> str:
@@ -67,7 +66,8 @@ class Authentication:
 
 
 class WrongAuthenticationParameters(InvalidConfiguration, RuntimeError):
-    """Raised when `auth_params_string` has a wrong value. It is a RuntimeError, as in Pulsar's client."""
+    """Raised when `auth_params_string` of AuthenticationBasic has a wrong value. It is a RuntimeError, too, as in
+    Pulsar's client."""
 
 
 class UnsupportedAuthentication(Authentication):
@@ -83,8 +83,8 @@ class UnsupportedAuthentication(Authentication):
 
 
 class AuthenticationTLS(Authentication):
-    """Authenticates by a TLS certificate of the client and its private key. Both are paths of PEM files, which are read
-    at each connection."""
+    """Authenticates by a TLS certificate of the client and its private key. Both parameters are paths of PEM files,
+    which are read at each connection. Raises InvalidConfiguration if a parameter is no path."""
 
     auth_method_name = "tls"
 
@@ -94,8 +94,8 @@ class AuthenticationTLS(Authentication):
 
 
 class AuthenticationToken(Authentication):
-    """Authenticates by a token (JWT), or by a function that returns one. The function is called for each connection
-    and call, and must not block."""
+    """Authenticates by a token (JWT), or by a function that returns one. The function is called for each connection and
+    each call, and must not block. A token that is empty or no text is an error of that call, InvalidConfiguration."""
 
     auth_method_name = "token"
 
@@ -112,11 +112,12 @@ class AuthenticationToken(Authentication):
 
 
 class AuthenticationBasic(Authentication):
-    """Authenticates by a user name and a password; `auth_params_string` is a JSON object with both, and with `method`.
+    """Authenticates by a user name and a password. `auth_params_string`: a JSON object with `username`, `password` and,
+    optionally, `method`; it replaces the other parameters. Raises InvalidConfiguration if a value is wrong,
+    WrongAuthenticationParameters if it is in `auth_params_string`.
 
     A `method` other than "basic" belongs to a plug-in of a Pulsar broker. A server here treats such a caller as one
-    without credentials, as Pulsar does when the plug-in is missing; so the password is not sent.
-    """
+    without credentials, as Pulsar does when the plug-in is missing; so the password is not sent."""
 
     auth_method_name = "basic"
 
@@ -149,7 +150,8 @@ class AuthenticationBasic(Authentication):
 
 
 class AuthenticationAthenz(Authentication):
-    """Authentication by Athenz, which Magnetar does not support; exists because Pulsar's client has this class."""
+    """Authentication by Athenz, which Magnetar does not support: constructing it raises OperationNotSupported. Exists
+    because Pulsar's client has this class."""
 
     def __init__(self, auth_params_string: str) -> None:
         raise OperationNotSupported("AuthenticationAthenz is not supported: use a token or a certificate")
@@ -159,11 +161,10 @@ class AuthenticationOauth2(Authentication):
     """Authenticates by a token that an issuer gives for client credentials (OAuth 2.0); a new one is fetched before it
     expires.
 
-    `auth_params_string`: a JSON object with `issuer_url`; `parse_private_key` (a file, `file:…` or
-    `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or `client_id` and `client_secret`
-    themselves; `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
-    tls_client_auth). Raises InvalidConfiguration if a value is wrong. See client/connect/oauth2.py.
-    """
+    `auth_params_string` is a JSON object. `issuer_url` is needed. The credentials are `client_id` and `client_secret`,
+    or `private_key`: a file, `file:…` or `data:application/json;base64,…`, with JSON of the two. Optional are
+    `audience`, `scope`, `tls_cert_file`, `tls_key_file`, and `tokenEndpointAuthMethod` (client_secret_post,
+    tls_client_auth). Raises InvalidConfiguration if a value is wrong. See client/connect/oauth2.py."""
 
     auth_method_name = "token"
 
@@ -182,7 +183,8 @@ class AuthenticationOauth2(Authentication):
 
 def make_authentication_by_name(name: object, parameters: object) -> Authentication:
     """Returns the Authentication object for a name of Pulsar's client, such as "tls" or "token", made with
-    `parameters`. Any other name means an authentication library, for which an UnsupportedAuthentication is returned."""
+    `parameters`. For any other name, which means an authentication library, returns an UnsupportedAuthentication.
+    Raises InvalidConfiguration if a parameter is no text or wrong, OperationNotSupported for "athenz"."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
     kind = name.rpartition(".")[2].lower().removeprefix("authentication")
@@ -212,7 +214,9 @@ def make_caller_access(
     url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
 ) -> CallerAccess:
     """Returns the credentials and TLS files with which a client connects. `options`: the client's parameters `use_tls`
-    and `tls_…`."""
+    and `tls_…`. Raises InvalidConfiguration if `authentication` is no Authentication, or a secret or a certificate
+    would be used without TLS (a credential may be, to this machine). Raises OperationNotSupported for
+    `tls_allow_insecure_connection`."""
     if authentication is not None and not isinstance(authentication, Authentication):
         kind = type(authentication).__name__  # never its value: it may be the token
         raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")

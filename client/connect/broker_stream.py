@@ -1,20 +1,19 @@
 """The Connect stream to one broker. All producers and consumers of a client whose topics this broker owns share it;
-each has an id on it.
+each has an id on it, and is called its *owner* here.
 
     id = stream.attach(owner)       the owner's first frame must be `open_producer` or `subscribe`
     stream.send(id, frame)          never waits; all frames of one turn of the event loop leave in one envelope
     stream.detach(id)               frames for that id are dropped from now on
 
 Frames are passed to the owner of their id, synchronously, in the order of their arrival; an owner gets all its frames
-of one read at once. There is one task per stream, and none per owner.
-**Silence.** If a stream with owners receives nothing for a while, the client asks another broker who owns the topics
-now (`discovery.py`). Owners whose topics moved get `on_lost`; the others keep waiting.
-**The end.** When the stream breaks, `on_lost` is called once for each owner; a new stream is a new object. A stream
-without owners closes after IDLE_S. An owner that raises an error does not end the stream for the others: only its own
-`on_failure` is called. **Fairness.** While more than HELD_FROM_BYTES wait to be sent, frames are queued by their ids,
-and the ids send one frame each in turn: an id that publishes much delays the frame of another id by those bytes only.
-The queue of an id is bounded by its credit. A read is processed in slices, and after each TURN_S other work of the
-event loop runs.
+of one read at once. There is one task per stream, and none per owner. **Silence.** If a stream with owners receives
+nothing for SILENT_S, the client pings the broker. While the ping is not answered, it asks another broker who owns the
+topics now (client/connect/discovery.py). Owners whose topics moved get `on_lost`; the others keep waiting. **The end.**
+When the stream breaks, `on_lost` is called once for each owner; a new stream is a new object. A stream without owners
+closes after IDLE_S. An owner that raises an error does not end the stream for the others: only its own `on_failure` is
+called. **Fairness.** While more than HELD_FROM_BYTES wait to be sent, frames are queued by their ids, and the ids send
+one frame each in turn: an id that publishes much delays the frame of another id by those bytes only. The queue of an id
+is bounded by its credit. A read is processed in slices, and after each TURN_S other work of the event loop runs.
 Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py."""
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ Frame = wire.ClientFrame | Pieces
 
 
 class StreamOwner(Protocol):
-    """The interface of a producer or consumer that is attached to a stream and gets frames from it. None of its methods
-    may block."""
+    """The interface of an object that is attached to a stream and gets frames from it, called in the event loop.
+    Attachment implements it for a producer or consumer. None of its methods may block."""
 
     topic: TopicName
 
@@ -70,13 +69,14 @@ class StreamOwner(Protocol):
         ...
 
     def on_failure(self, error: Exception) -> None:
-        """Fact: this object's method `on_frames` or `on_lost` raised `error`."""
+        """Fact: this object's method `on_frames` or `on_lost` raised `error`. This object must then end itself."""
         ...
 
 
 class BrokerStream:
-    """The `Connect` stream between a client and one broker: all producers and consumers of the client on topics
-    of that broker share it."""
+    """The `Connect` stream between a client and one broker: all producers and consumers of the client on topics of that
+    broker share it. `has_ended`: it carries no frames any more. `received_at`: when frames came last, in seconds of
+    `now`. See the head of the module."""
 
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokerTracker
@@ -103,6 +103,8 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ owners
     def attach(self, owner: StreamOwner) -> int:
+        """Attaches an owner, and returns its id on the stream, which no owner had before. The stream must not have
+        ended."""
         assert not self.has_ended, "nothing is attached to a stream that is over"
         if self._idle is not None:
             self._idle.cancel()
@@ -114,6 +116,8 @@ class BrokerStream:
         return self._last
 
     def detach(self, id_: int) -> None:
+        """Detaches the owner of an id: frames for it are dropped from now on. Does nothing if there is none. The stream
+        closes IDLE_S seconds after the last owner is detached."""
         self._owners.pop(id_, None)
         if not self._owners and not self.has_ended and self._idle is None:
             self._idle = self._loop.call_later(IDLE_S, run_logging_errors, self._close_idle, ignore_error)
@@ -268,9 +272,11 @@ class BrokerStream:
             run_logging_errors(partial(owner.on_lost, error), owner.on_failure)
 
     def cancel(self) -> None:
+        """Ends the stream at once; all owners get `on_lost`. May be called again."""
         self._close_with(ConnectionLost("the stream was closed"))
         self._tasks.cancel()
 
     async def close(self) -> None:
+        """Ends the stream as `cancel` does, and waits until its tasks have ended."""
         self.cancel()
         await self._tasks.close()

@@ -4,8 +4,9 @@ and a cache of a topic's schemas (`TopicSchemaCache`).
 
 Every operation has one deadline (`operation_timeout_s`) for all its attempts, with a growing pause between them. If
 another broker may answer better, the next attempt goes to the next endpoint of the service URL, and to a silent broker
-last (discovery.py). At the deadline the operation raises its last error; an error that is permanent (`retryable` is
-False) is raised at once. Until a broker was reached, an operation gives up sooner (`FirstConnectAttempts`).
+last (client/connect/discovery.py). At the deadline the operation raises its last error; an error that is permanent
+(`retryable` is False) is raised at once. Until a broker was reached, an operation gives up sooner
+(`FirstConnectAttempts`).
 
 `make_client_world` makes a client's `World` without the parts that only servers need (ZeroMQ)."""
 
@@ -103,8 +104,8 @@ class _NoFiles:
 
 
 def make_client_world() -> World:
-    """Makes the `World` (clock, network, …) of one client. Each client needs its own, because connections belong to a
-    world, and to one event loop."""
+    """Makes the `World` (clock, network, …) of one client. It has no files, and its network only connects. Each client
+    needs its own, because connections belong to a world, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())
 
 
@@ -135,7 +136,7 @@ class FirstConnectAttempts:
     operation gives up."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
-        """Begins to count. `endpoints()` returns the endpoints that are tried now; `connection_timeout_s`: the time
+        """Begins to count. `endpoints()` returns the endpoints that are tried now. `connection_timeout_s`: the seconds
         after which the operation gives up if no server answers."""
         self._endpoints = endpoints
         self._timeout_s = connection_timeout_s
@@ -156,13 +157,13 @@ class FirstConnectAttempts:
 
 def why_unreachable(error: MagnetarError) -> str | None:
     """Returns the reason why no connection was made, taken from `error`: "refused" or "silent"
-    (runtime/grpc/stream.py). Returns None if a server answered."""
+    (runtime/grpc/stream.py). Returns None if a server answered, or `error` does not say."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
 def make_unreachable_error(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """Returns the error to raise when no broker could be reached. `error`: the error of the last attempt; `when`: text
-    about the time. The text of the returned error names the endpoints that were tried and advises the user."""
+    """Returns the error to raise when no broker could be reached: its text names the endpoints that were tried, and
+    says what to do. `error`: the error of the last attempt. `when`: text about the time, such as " within 10 s"."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__
@@ -186,7 +187,8 @@ TOLD_MAX = 1000
 
 
 class Connections:
-    """The connections of one client to the brokers of its cluster. See the head of the module."""
+    """The connections of one client to the brokers of its cluster. `memory` and `send_memory`: the limits for received
+    messages and for messages to send. Belongs to one event loop. See the head of the module."""
 
     def __init__(
         self, world: World, url: ServiceUrl, settings: ClientSettings, access: CallerAccess = NOTHING
@@ -220,6 +222,8 @@ class Connections:
         self._with_loop: AsyncGenerator[None, None] | None = None
 
     def channel(self, endpoint: Endpoint) -> Channel:
+        """Returns the channel to a broker, and makes it if there is none. Raises ConnectionLost if the client is
+        closed, OperationNotSupported in a process that was forked with gRPC in use."""
         if self._closed:
             raise ConnectionLost("the client is closed")
         channel = self._channels.get(endpoint)
@@ -229,8 +233,9 @@ class Connections:
         return channel
 
     async def connect_owner_stream(self, topic: TopicName, named: str = "") -> BrokerStream:
-        """Returns the stream to the broker that owns the topic. `named`: the endpoint of that broker if it is known;
-        empty: the broker is looked up."""
+        """Returns the stream to the broker that owns the topic, and opens it if there is none. `named`: the endpoint of
+        that broker if it is known; empty: the broker is looked up. Raises the errors of `find_owner_channel`;
+        ConnectionLost if the client is closed."""
         channel = self._named(named, topic) if named else await self.find_owner_channel(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")
@@ -243,8 +248,8 @@ class Connections:
 
     @property
     def received_at(self) -> float:
-        """Returns the time at which any broker last answered a request or sent something on a stream, in seconds of the
-        monotonic clock."""
+        """Returns the time at which any broker last answered an operation or sent something on a stream, in seconds of
+        the monotonic clock."""
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
@@ -256,11 +261,13 @@ class Connections:
         return self._wakes
 
     def backoff(self) -> Backoff:
+        """Returns a new Backoff with the client's first and last pause."""
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Calls `attempt()` until it succeeds, and returns its result. Raises the last error if it is permanent, or if
-        the operation's deadline has passed."""
+        """Calls `attempt()` until it succeeds, and returns its result. Raises the last error if it is permanent, the
+        client is closed, or the operation's deadline comes before the next attempt. Raises TimedOut if the deadline
+        comes during an attempt."""
         now = self.world.clock.monotonic
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
@@ -293,7 +300,7 @@ class Connections:
 
     async def next_broker_channel(self) -> Channel:
         """Returns a channel to one of the brokers of the service URL, each in turn; to a broker that does not answer
-        only if there is no other. Raises the errors of `BrokerDiscovery.endpoints`."""
+        only if there is no other. Raises the errors of `BrokerDiscovery.endpoints`, and of `channel`."""
         self._endpoints = await self._discovery.endpoints()
         for _ in self._endpoints:
             self._next = (self._next + 1) % len(self._endpoints)
@@ -308,8 +315,8 @@ class Connections:
         return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Sends a request to any broker, and repeats it until one answers; returns the answer. Raises the last error
-        when the operation's deadline has passed."""
+        """Sends a request to any broker and returns its answer, with the attempts and errors of `retry`. `service` and
+        `method`: the gRPC method."""
 
         async def attempt() -> Any:
             asked = await self.next_broker_channel()
@@ -318,8 +325,9 @@ class Connections:
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Sends a request to the broker that owns the topic; returns the answer. The first attempt asks any broker,
-        which answers itself or names the owner; if it does neither, the owner is looked up."""
+        """Sends a request to the broker that owns the topic and returns its answer, with the attempts and errors of
+        `retry`. The first attempt asks any broker, which answers itself or names the owner. If it does neither, the
+        owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:
@@ -344,7 +352,8 @@ class Connections:
     async def find_owner_channel(self, topic: TopicName) -> Channel:
         """Looks up the owner of a topic once, and returns the channel to this broker. If the asked broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
-        If `fetch_partition_count` has learned the owner, it is used once without a look-up."""
+        Raises the error of the last one. If `fetch_partition_count` has learned the owner, it is used once without a
+        look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
@@ -379,8 +388,9 @@ class Connections:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
     async def fetch_partition_count(self, topic: TopicName, *, create: bool = True) -> int:
-        """Returns the number of partitions of the topic; 0: the topic is not partitioned. `create`: whether the request
-        may create the topic."""
+        """Asks a broker, and returns the number of partitions of the topic; 0: the topic is not partitioned, or is a
+        partition. `create`: whether the request may create the topic. Raises TopicNotFound if it does not exist and is
+        not created, and the errors of `retry`."""
         if topic.is_partition:
             return 0
         request = wire.PartitionsRequest(topic=topic.full, create=create)
@@ -398,8 +408,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def switch_cluster(self, url: ServiceUrl, access: CallerAccess) -> None:
-        """Closes all connections, and uses the brokers of another service URL from now on. Open producers and consumers
-        reconnect there; a request in flight may still be answered by an earlier broker."""
+        """Closes all connections, waits for that, and uses the brokers of another service URL from now on. Open
+        producers and consumers reconnect there. A request in flight may still be answered by an earlier broker."""
         self._access = access
         self._discovery = BrokerDiscovery(url, self.world.network, access, self.settings.connection_timeout_s)
         self._endpoints = url.endpoints
@@ -435,6 +445,8 @@ class Connections:
             await self.close()
 
     async def close(self) -> None:
+        """Closes all connections, and waits until they are closed. Later operations raise ConnectionLost. May be called
+        again."""
         with_loop, self._with_loop = self._with_loop, None
         if with_loop is not None:
             await with_loop.aclose()
@@ -448,7 +460,7 @@ class Connections:
 #
 #     writers = TopicSchemaCache(connections, partition, incarnation)        of a topic and all its partitions
 #     await writers.fetch_schema(version)                asked of a broker once
-#     info = writers.get_schema(version)                 from any thread but the event loop it may ask as well
+#     info = writers.get_schema(version)                 in any thread but that of the event loop it may ask as well
 #
 # What a version means never changes while its topic lasts: one that is deleted and made anew numbers its own, and has
 # writers of its own. These go on with what they know, and the broker tells them nothing more (`incarnation`). A version
@@ -463,10 +475,13 @@ messages."""
 
 
 class TopicSchemaCache:
-    """A cache of the schemas of one topic, by their versions. Asks the broker for schemas that it does not have."""
+    """A cache of the schemas of one topic, by their versions (8 bytes; empty: the newest). Asks the broker for schemas
+    that it does not have. A version that the topic lacks is asked for again after MISSING_S seconds. Must be made in
+    the event loop."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
-        """Makes an empty cache. `topic` may be a partition. `incarnation`: of the topic; 0: the present one."""
+        """Makes an empty cache. `topic` may be a partition. `incarnation`: that of the topic whose schemas are meant;
+        0: the present one."""
         self._connections = connections
         self._topic = topic
         self._incarnation = incarnation
@@ -476,11 +491,13 @@ class TopicSchemaCache:
         self._missing: dict[bytes, float] = {}  # until when
 
     def is_version_cached(self, version: bytes) -> bool:
+        """Returns whether the cache has the schema of a version, or knows that the topic lacks it."""
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch_schema(self, version: bytes) -> None:
-        """Asks the broker for a schema of the topic and caches it; an empty `version` means the newest. Raises the
-        broker's error. A version that the topic lacks is cached as missing; `get_schema` then raises."""
+        """Asks the broker for a schema of the topic and caches it, unless it is cached; an empty `version` means the
+        newest. A version that the topic lacks is cached as missing, and `get_schema` then raises. Raises other errors
+        of the broker, and those of `Connections.retry`."""
         if self.is_version_cached(version):
             return
         if version == BYTES_VERSION:
@@ -505,8 +522,9 @@ class TopicSchemaCache:
         return self._known.get(version)
 
     def get_schema(self, version: bytes) -> SchemaInfo:
-        """Returns the schema with a version; asks the broker if the schema is not cached. Raises InvalidMessage if the
-        topic has no such schema, or the broker's error."""
+        """Returns the schema of a version. If it is not cached, asks the broker and blocks until the answer comes.
+        Raises InvalidMessage if the topic has no such schema, or if the schema is not cached and the caller is in the
+        event loop; the broker's error if it does not answer."""
         if not self.is_version_cached(version):
             self._ask(version)
         found = self._known.get(version)

@@ -12,15 +12,13 @@ are used: they belong to a broker that does not serve Pulsar's clients. Errors: 
 itself, or another HTTP server, answers; Unauthenticated if the credentials are refused; Unavailable, with its field
 `unreached` (runtime/grpc/stream.py), if no server answers. Guard: tests/client/connect/test_discovery.py.
 
-Service URLs: `magnetar://host[:port][,host[:port]…]`, and the `pulsar://` and `http://` URLs of Pulsar's programs.
-
-This SDK speaks gRPC. A `magnetar://` URL names gRPC ports of brokers. The other URLs name ports at which a broker
-speaks Pulsar's protocol or HTTP; the broker is asked there for its gRPC address. If nothing listens at a port of a
-`pulsar://` URL, the SDK tries 7650 in place of 6650 and 6651, and otherwise the port itself.
+**Service URLs** (`parse_service_url`): `magnetar://host[:port][,host[:port]…]`, and the `pulsar://` and `http://` URLs
+of Pulsar's programs. This SDK speaks gRPC. A `magnetar://` URL names gRPC ports of brokers. The other URLs name ports
+at which a broker speaks Pulsar's protocol or HTTP; the broker is asked there for its gRPC address. If nothing listens
+at a port of a `pulsar://` URL, the SDK tries 7650 in place of 6650 and 6651, and otherwise the port itself.
 
 With `+ssl` after the scheme, and with https, the connections are encrypted and the brokers' certificates are verified.
-The SDK may ask any of the named brokers first. Raises InvalidUrl for any other text; the error says what to write
-instead."""
+The SDK may ask any of the named brokers first."""
 
 from __future__ import annotations
 
@@ -72,7 +70,9 @@ SCHEMES = {
 
 
 class ServiceUrl(NamedTuple):
-    """A parsed service URL: its addresses, whether connections are encrypted, and how the brokers are found."""
+    """A parsed service URL: its addresses, whether connections are encrypted, and how the brokers are found.
+    `endpoints`: the gRPC addresses to try. `ask_at`: the addresses that are asked for gRPC addresses first; empty:
+    `endpoints` are those of the brokers."""
 
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS
@@ -81,6 +81,8 @@ class ServiceUrl(NamedTuple):
 
 
 def parse_service_url(text: str) -> ServiceUrl:
+    """Parses a service URL (see the head of the module). Raises InvalidUrl for any other text or value; the error says
+    what to write instead, and never repeats a text that may contain a password."""
     if not isinstance(text, str):
         raise InvalidUrl(f"a service URL is text such as magnetar://localhost:7650, not {text!r}")
     if "@" in text or "?" in text:  # never quoted: it may have a password or a token
@@ -122,12 +124,12 @@ _U32 = struct.Struct(">I")
 
 
 class WrongServerProtocol(Exception):
-    """Raised when the server at an address does not speak the expected protocol."""
+    """Raised when the server at an address does not speak the expected protocol, or gives no address of a broker."""
 
 
 class BrokerDiscovery:
-    """Finds the gRPC addresses of the brokers of a service URL, and caches them. `timeout_s`: the longest wait for the
-    answer of one address, in seconds."""
+    """Finds the gRPC addresses of the brokers of a service URL, and caches them. `timeout_s`: the longest wait in
+    seconds for a connection to one address, and the longest wait for its answer."""
 
     def __init__(self, url: ServiceUrl, network: Network, access: CallerAccess, timeout_s: float) -> None:
         self._url = url
@@ -138,8 +140,9 @@ class BrokerDiscovery:
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """Returns the gRPC endpoints of the brokers, at least one. Raises Unavailable if no server answers,
-        WrongProtocol if a server answers in another protocol, Unauthenticated if the credentials are refused."""
+        """Returns the gRPC endpoints of the brokers, at least one; asks the addresses of the URL only if they are not
+        cached. Raises Unavailable if no server answers, WrongProtocol if a server answers in another protocol,
+        Unauthenticated if the credentials are refused."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None
@@ -164,7 +167,8 @@ class BrokerDiscovery:
         raise failure
 
     def clear(self) -> None:
-        """Drops the cached addresses, because the servers there do not answer any more."""
+        """Drops the cached addresses, because the servers there do not answer any more. Does nothing for a URL that
+        names the gRPC addresses itself."""
         if self._url.ask_at:
             self._found = ()
 
@@ -197,8 +201,8 @@ def _silent(address: Endpoint) -> Unavailable:
 # ------------------------------------------------------------------ Pulsar's protocol
 async def ask_endpoint_over_pulsar_protocol(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over Pulsar's binary protocol, and returns this endpoint. Raises
-    WrongServerProtocol if the server speaks another protocol, WrongProtocol if it is a broker of Pulsar itself,
-    Unauthenticated if it refuses the credentials."""
+    WrongServerProtocol if the server speaks another protocol, and WrongProtocol if it is a broker of Pulsar itself.
+    Raises Unauthenticated if it refuses the credentials, Unavailable if the broker does not serve at the moment."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = parse_authorization(access.authorization() if access.authorization is not None else "")
@@ -229,8 +233,8 @@ async def ask_endpoint_over_pulsar_protocol(stream: ByteStream, address: Endpoin
 
 
 def parse_authorization(authorization: str) -> tuple[str, bytes]:
-    """Returns the auth method and the auth data for Pulsar's command CONNECT. `authorization`: the value of the HTTP
-    header `authorization`."""
+    """Returns the auth method ("basic", "token") and the auth data for Pulsar's command CONNECT; two empty values if
+    there is no credential. `authorization`: the value of the HTTP header `authorization`."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "basic":
         return "basic", base64.b64decode(value)
@@ -252,7 +256,7 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 # ------------------------------------------------------------------ HTTP
 async def ask_endpoint_over_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a server for its gRPC address over HTTP, and returns this endpoint. Raises WrongServerProtocol if the server
-    gives no such answer, Unavailable for a status of 500 or more. `access` is not used, because the request needs no
+    gives no such answer, Unavailable for a status of 500 or more. `access` is ignored: the request needs no
     credentials."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     stream.write_nowait(request.encode())
@@ -285,10 +289,10 @@ def _endpoint(text: str) -> Endpoint:
 # ------------------------------------------------------------------------------------------------------- silence
 # A broker that says nothing: who owns its topics now is asked of the others.
 #
-#     silence = Silence(…)                            one of a client
-#     silence.others(endpoint)                        whom to ask; empty: nothing to find out
-#     moved = await silence.moved(endpoint, topics)   which of them another broker owns
-#     silence.answered(endpoint)                      it said something
+#     silence = SilentBrokerTracker(…)                            one of a client
+#     silence.other_brokers(endpoint)                             whom to ask; empty: nothing to find out
+#     moved = await silence.find_moved_topics(endpoint, topics)   which of them another broker owns
+#     silence.on_answered(endpoint)                               it said something
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
 # session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for
@@ -329,6 +333,8 @@ class SilentBrokerTracker:
         self._names: dict[Endpoint, Endpoint] = {}  # of the service URL → as brokers tell it
 
     def set_advertised_endpoint(self, endpoint: Endpoint, name: Endpoint) -> None:
+        """Records that the broker at `endpoint` is known to other brokers under the address `name`, so that both count
+        as one broker."""
         if endpoint != name:
             self._names[endpoint] = name
 
@@ -336,12 +342,15 @@ class SilentBrokerTracker:
         return self._names.get(endpoint, endpoint)
 
     def is_silent(self, endpoint: Endpoint) -> bool:
+        """Returns whether the broker at `endpoint` did not answer within the last SILENT_KEPT_S seconds."""
         return bool(self._until) and self._until.get(self._name(endpoint), 0.0) > self._now()
 
     def on_answered(self, endpoint: Endpoint) -> None:
+        """Fact: the broker at `endpoint` answers. It does not count as silent any more."""
         self._until.pop(self._name(endpoint), None)
 
     def on_unanswered(self, endpoint: Endpoint) -> None:
+        """Fact: the broker at `endpoint` did not answer. It counts as silent for SILENT_KEPT_S seconds."""
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def other_brokers(self, endpoint: Endpoint) -> list[Endpoint]:
@@ -352,8 +361,9 @@ class SilentBrokerTracker:
         return sorted(found.values(), key=self.is_silent)
 
     async def find_moved_topics(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Records that the broker at `endpoint` does not answer, asks the other brokers for the owners of `topics`, and
-        returns those topics that now have another owner."""
+        """Records that the broker at `endpoint` does not answer. Asks the other brokers, one after the other until one
+        answers, for the owners of `topics`. Returns those topics that now have another owner; an empty set also if no
+        broker answers. Topics that were not asked about (ASKED_AT_ONCE) are not returned."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.other_brokers(endpoint):

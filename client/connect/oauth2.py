@@ -37,8 +37,9 @@ _REFUSALS = {"400", "401", "403"}
 
 
 class OAuthTokenSource:
-    """Fetches access tokens (OAuth 2.0) from an issuer, and renews them before they expire. The issuer is first asked
-    when a token is needed. Raises InvalidConfiguration if a parameter is wrong."""
+    """Fetches access tokens (OAuth 2.0) from an issuer, and renews them before they expire. `parameters`: those of
+    AuthenticationOauth2. Asks the issuer only when a token is needed. Raises InvalidConfiguration if a parameter is
+    wrong."""
 
     def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
         said = {name: value for name, value in parameters.items() if isinstance(value, str)}
@@ -65,8 +66,9 @@ class OAuthTokenSource:
         self._last = ""
 
     def get_token(self) -> str:
-        """Returns a valid access token; never blocks. Raises Unavailable if no token was fetched yet, Unauthenticated
-        if the issuer refuses the credentials."""
+        """Returns a valid access token; never blocks, and may start a thread that fetches a new one. Raises Unavailable
+        while no valid token was fetched, Unauthenticated if the issuer refuses the credentials. May be called from any
+        thread."""
         with self._lock:
             now = self._clock.monotonic()
             usable = self._token and now < self._ends_at

@@ -41,7 +41,8 @@ _COUNT = make_whole_number_check(1)
 
 class ServiceInfo:
     """The description of a cluster for a client: its service URL, the client's credentials there, and the certificate
-    authorities that the client trusts. Raises InvalidConfiguration or InvalidUrl if a value is wrong."""
+    authorities that the client trusts (a PEM file; None: the system's). Raises InvalidConfiguration or InvalidUrl if a
+    value is wrong."""
 
     def __init__(
         self, service_url: str, authentication: Authentication | None = None,
@@ -75,8 +76,8 @@ class ServiceInfo:
 
     @classmethod
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
-        """Returns the ServiceInfo that was passed, unchanged; exists because Pulsar's client has two such classes and
-        converts between them."""
+        """Returns `service_info` unchanged; exists because Pulsar's client has two such classes and converts between
+        them. Raises InvalidConfiguration if it is no ServiceInfo."""
         if not isinstance(service_info, ServiceInfo):
             raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shorten_value(service_info)}")
         return service_info
@@ -101,8 +102,8 @@ class ServiceInfoProvider:
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
-        """Called once by the client, with a function that takes a ServiceInfo and makes the client connect to that
-        cluster."""
+        """Called once by the client, when it is made. `on_service_info_update` takes a ServiceInfo and makes the client
+        connect to that cluster; it may be called from any thread, and raises InvalidConfiguration for a wrong value."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -110,12 +111,12 @@ class ServiceInfoProvider:
 
 
 class AutoClusterFailover:
-    """A preferred (primary) cluster, and the clusters that replace it while it does not answer, in the order of
+    """A preferred cluster (`primary`), and the clusters that replace it while it does not answer, in the order of
     preference.
 
-    Each cluster is probed every `check_interval_ms`. After `failover_threshold` failures of the present cluster in a
-    row the client changes to the first cluster that answers; when the primary has answered `switch_back_threshold`
-    times in a row, the client changes back."""
+    All clusters are probed, with a pause of `check_interval_ms` between the rounds. After `failover_threshold` failures
+    of the present cluster in a row the client changes to the first cluster that answers. When the primary has answered
+    `switch_back_threshold` times in a row, the client changes back. Raises InvalidConfiguration if a value is wrong."""
 
     def __init__(
         self, primary: ServiceInfo, secondary: list[ServiceInfo], check_interval_ms: int = 5000,
@@ -169,8 +170,8 @@ def find_first_service_info(
 
 
 def check_service_info(info: object) -> ServiceInfo:
-    """Returns `info`, which a program's provider returned, if it is a ServiceInfo; otherwise raises
-    InvalidConfiguration."""
+    """Returns `info`, which a program's provider returned, unchanged. Raises InvalidConfiguration if it is no
+    ServiceInfo."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shorten_value(info)}")
     return info
@@ -190,9 +191,9 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class ClientCluster:
-    """Knows the cluster to which a client connects, and connects the client to another one when a provider or
-    AutoClusterFailover says so. `given`: the client's parameter `service_url`. `options`: its other parameters. Raises
-    InvalidUrl or InvalidConfiguration."""
+    """Keeps the cluster to which a client connects (`info`), and moves the client to another one when a provider or
+    AutoClusterFailover says so. `given`: the client's parameter `service_url`; a provider is initialized at once.
+    `options`: its other parameters. Raises InvalidUrl or InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -214,7 +215,8 @@ class ClientCluster:
         return make_caller_access(info.url, info.authentication, {**self._options, **trusted})
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
-        """Makes the client's connections. Must be called in the event loop that uses them."""
+        """Returns the connections of the client to the present cluster, and starts to probe the clusters of an
+        AutoClusterFailover. Must be called once, in the event loop that uses the connections."""
         self._loop = asyncio.get_running_loop()  # before the look at `info`: what is told later calls into it
         self._used = self.info
         self._connections = Connections(world, self._used.url, settings, self._access_of(self._used))
@@ -224,8 +226,9 @@ class ClientCluster:
         return self._connections
 
     def switch_cluster(self, info: ServiceInfo) -> None:
-        """Makes the client connect to another cluster. May be called from any thread. Raises InvalidConfiguration if
-        `info` is wrong."""
+        """Makes the client connect to another cluster, and returns without waiting for it. May be called from any
+        thread. Raises InvalidConfiguration if `info` is no ServiceInfo, or does not fit the client's other parameters.
+        Has no effect after `close`."""
         self._access_of(check_service_info(info))
         self.info = info
         if self._loop is not None:
@@ -256,8 +259,8 @@ class ClientCluster:
             self._move()
 
     async def close(self) -> None:
-        """Stops switching the client between clusters, and closes the program's provider. Must be called in the event
-        loop. A second call does nothing."""
+        """Stops switching the client between clusters, also a switch in progress, and closes the program's provider. An
+        error of the provider is logged. Must be called in the event loop. A second call does nothing."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:
@@ -271,7 +274,8 @@ class ClientCluster:
 
 
 async def is_reachable(info: ServiceInfo, network: Network, timeout_s: float) -> bool:
-    """Returns whether at least one of the cluster's addresses accepts a connection within `timeout_s` seconds."""
+    """Returns whether at least one of the cluster's addresses accepts a connection within `timeout_s` seconds. The
+    addresses are tried one after the other, each for that long."""
     for address in info.url.ask_at or info.url.endpoints:
         if await _takes(address, network, timeout_s):
             return True

@@ -6,12 +6,13 @@ Also watches the partition counts of topics, which are asked for at an interval 
     watch.follow(changed)                   from now on `changed(added, removed)` is awaited for each change, in order
     await watch.close()
 
-After its stream broke, the watch continues with any broker, after the last revision that it received, so that no change
-is missed. `changed` returns the topics that it could not subscribe to; it gets them again every RETRY_S, until it
-accepts them or they are deleted.
+When its stream breaks, the watch continues at any broker, after the last revision that it received, so that no change
+is missed. `changed` returns the topics that it could not subscribe to. It gets them again every RETRY_S seconds, until
+it accepts them or they are deleted.
 
-Non-persistent topics have no records in the metadata: every `discovery_s` the brokers are asked which non-persistent
-topics they have in memory. Such a topic does not end while a consumer uses it, so it is never reported as removed."""
+Non-persistent topics have no records in the metadata: every `discovery_s` seconds the brokers are asked which
+non-persistent topics they have in memory. Such a topic does not end while a consumer uses it, so it is never reported
+as removed."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]
 
 
 class TopicPattern:
-    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: matches the topics of one namespace whose whole local name
-    matches the expression. `mode` chooses persistent or non-persistent topics; the domain in the text is ignored, as
-    in Pulsar."""
+    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: matches the topics of one namespace whose whole local name matches
+    the expression. `mode` chooses persistent or non-persistent topics, or both; the domain in the text is ignored, as
+    in Pulsar. Raises InvalidTopicName if the text is no such pattern."""
 
     def __init__(
         self, pattern: re.Pattern[str], mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
@@ -60,12 +61,16 @@ class TopicPattern:
             raise WrongTopic(f"{shorten_value(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
 
     def matches(self, topic: TopicName) -> bool:
+        """Returns whether the topic is of a domain that `mode` chooses, and its local name matches. Does not compare
+        the namespace."""
         asked = self.persistent if topic.persistent else self.non_persistent
         return asked and self._local.fullmatch(topic.local) is not None
 
 
 class TopicPatternWatch:
-    """Reports the topics that match one pattern: first all of them, then each topic that is created or deleted."""
+    """Reports the topics that match one pattern: first all of them, then each topic that is created or deleted.
+    `discovery_s`: seconds between two looks for non-persistent topics, at least DISCOVERY_S_MIN. See the head of the
+    module."""
 
     def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
         self._connections = connections
@@ -81,8 +86,8 @@ class TopicPatternWatch:
         self._tasks = Tasks()
 
     async def open(self) -> list[TopicName]:
-        """Asks a broker for the topics that match now, begins to watch for changes, and returns these topics. Raises
-        NamespaceNotFound and other errors of the broker."""
+        """Asks a broker for the topics that match now, and returns them. Changes after that are kept for `follow`.
+        Raises NamespaceNotFound and other errors of the broker."""
         first = await self._connections.retry(self._connect)
         self._revision = first.revision
         self._known = dict.fromkeys(self._wanted(first.topics.names))
@@ -95,8 +100,8 @@ class TopicPatternWatch:
         return self._pattern.text
 
     def follow(self, changed: Changed) -> None:
-        """Calls `changed(added, removed)` for each change of the matching topics from now on. The topics that `open`
-        returned are not reported as added."""
+        """Awaits `changed(added, removed)` for each change of the matching topics from now on, in tasks of its own,
+        until `stop` or `close`. The topics that `open` returned are not reported as added."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
         if self._pattern.non_persistent:
@@ -214,10 +219,12 @@ class TopicPatternWatch:
             stream.cancel()
 
     def stop(self) -> None:
+        """Ends the watch at once, without waiting for its tasks."""
         self._tasks.cancel()
         self._disconnect()
 
     async def close(self) -> None:
+        """Ends the watch, and waits until its tasks have ended."""
         self.stop()
         await self._tasks.close()
 
@@ -233,8 +240,9 @@ DISCOVER_EVERY_S = 60.0
 
 
 class PartitionsWatcher:
-    """Finds partitions that are added to topics. `counts`: the known number of partitions per topic; when a topic has
-    more, the watcher awaits `grow(topic, partitions)`."""
+    """Finds partitions that are added to topics, from its making until `stop` or `close`: asks for the numbers every
+    DISCOVER_EVERY_S seconds. `counts`: the known number of partitions per topic. When a topic has more, the watcher
+    awaits `grow(topic, partitions)` with the new number; if that raises, it tries again in the next round."""
 
     def __init__(
         self, connections: Connections, counts: dict[TopicName, int], grow: Callable[[TopicName, int], Awaitable[None]]
@@ -257,6 +265,7 @@ class PartitionsWatcher:
             self._start()
 
     def remove(self, topic: TopicName) -> None:
+        """Ends the watch of `topic`; does nothing if it is not watched."""
         self._counts.pop(topic, None)
 
     async def _run(self) -> None:
@@ -275,8 +284,10 @@ class PartitionsWatcher:
                     _LOG.exception("%s: its partitions are looked at again later", topic)
 
     def stop(self) -> None:
+        """Ends the watch at once, without waiting for its task."""
         self._tasks.cancel()
 
     async def close(self) -> None:
+        """Ends the watch, and waits until its task has ended."""
         self.stop()
         await self._tasks.close()

@@ -31,7 +31,7 @@ Pending = Message | MessageId
 class AckCollector:
     """Collects the acknowledgements and negative acknowledgements of one consumer, and passes them to the consumer's
     core. When the event loop must call `flush`, AckCollector calls the function `wake`, in the thread that
-    acknowledges."""
+    acknowledges. `acknowledged`: how many acknowledgements were passed on; a cumulative one counts as one."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float],
@@ -50,9 +50,12 @@ class AckCollector:
 
     # ------------------------------------------------------------------------------ from any thread
     def on_taken(self, message: Message) -> None:
+        """Fact: the application received the message; its ack time-out begins at the next `flush`. Called only if
+        `times_out` is true. May be called from any thread."""
         self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
+        """Adds the acknowledgement of a message, with all its chunks. May be called from any thread."""
         if self._hooks is not None:
             self._hooks.report_settled(which, ACKNOWLEDGE)
         if type(which) is Message and not which.entry.chunks:
@@ -63,21 +66,23 @@ class AckCollector:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
+        """Adds the negative acknowledgement of a message, with all its chunks. May be called from any thread."""
         if self._hooks is not None:
             self._hooks.report_settled(which, NEGATIVE)
         self._nacked.extend(self.expand_to_all_chunks(which, again=True))
         self._wake()
 
     def notify_hooks(self, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Tells the hooks that the messages `which` are settled, because the caller acknowledges these messages in a
-        request of its own. `cumulative`: with all messages before them."""
+        """Reports to the hooks that the messages `which` are settled, because the caller acknowledges them in a request
+        of its own. `cumulative`: whether each stands for all messages before it, too."""
         if self._hooks is not None:
             for each in which:
                 self._hooks.report_settled(each, CUMULATIVE if cumulative else ACKNOWLEDGE)
 
     def expand_to_all_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Returns the message `which` together with the ids of the other chunks of that message, because all chunks are
-        acknowledged together or, if `again` is true, redelivered together."""
+        """Returns the message `which` together with the ids of the other chunks of that message: all chunks are
+        acknowledged together or, if `again` is true, redelivered together. The assembler of chunks stops tracking the
+        message."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:
@@ -91,7 +96,7 @@ class AckCollector:
     # ------------------------------------------------------------------------------ in the loop
     def flush(self) -> float:
         """Passes all collected acknowledgements, negative acknowledgements and received messages to the core. Returns
-        the present time, in seconds of the monotonic clock."""
+        the present time, in seconds of the monotonic clock. Must be called in the event loop."""
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
@@ -133,14 +138,15 @@ class AckCollector:
 
     def make_ack_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
         """Returns the acknowledgements of the messages `which` as one AckGroup, which the caller sends in a request of
-        its own."""
+        its own. Ends the ack time-outs of their entries."""
         tracker = AckTracker()
         self.add_to_tracker(tracker, which, cumulative=cumulative)
         return tracker.take_ack_group()
 
     def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
         """Adds acknowledgements of the messages `which` to `tracker`; the caller then sends the tracker's group in a
-        request of its own. Consecutive messages of the same entry are added in one step."""
+        request of its own. Consecutive messages of the same entry are added in one step. Ends the ack time-outs of the
+        entries."""
         entry: ReceivedEntry | None = None
         bits, before = 0, tracker.pending_messages
         for each in which:
@@ -163,8 +169,8 @@ class AckCollector:
         self.acknowledged += tracker.pending_messages - before
 
     def clear(self) -> None:
-        """Drops the acknowledgements that are not passed to the core yet, because the cursor is moved: the messages are
-        delivered again, and the dropped acknowledgements must not apply to them."""
+        """Drops the acknowledgements that are not passed to the core yet, because the cursor is moved. Their messages
+        are delivered again, and the dropped acknowledgements must not apply to them."""
         self._acked.clear()
 
 
@@ -181,6 +187,8 @@ def compute_redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_co
 
 
 def get_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
+    """Returns what acknowledges a message: the position of its entry, its batch index (-1: the whole entry), and the
+    number of messages in the entry (0: not known)."""
     if isinstance(which, Message):
         entry = which.entry
         return entry.position, which.batch_index, entry.size
@@ -190,6 +198,9 @@ def get_ack_coordinates(which: Pending) -> tuple[Position, int, int]:
 def make_consumer_options(
     settings: ConsumerSettings, *, durable: bool, dead_after: int | None, alone: bool
 ) -> AttachedConsumerOptions:
+    """Returns the options of a consumer's core, made from the program's settings. `durable`: False for a reader.
+    `dead_after`: the most redeliveries of a message that is not a dead letter yet; None: no limit. `alone`: whether the
+    consumer ends without an error when its topic is deleted."""
     return AttachedConsumerOptions(
         durable=durable,
         ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,

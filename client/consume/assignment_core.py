@@ -3,29 +3,31 @@
     ours = assign_round_robin(["a", "b", "c"], 8)["b"]         (1, 4, 7)
     await consumer.assign(ours)
 
-Each strategy gives each partition to exactly one member, and the numbers of partitions of two members differ by one at
-most; the order in which members are named does not matter. `assign_sticky` moves the fewest partitions that allow that.
+Each strategy gives each partition to exactly one member, and the numbers of partitions of two members differ by at most
+one. The order in which members are named does not matter. `assign_sticky` moves the fewest partitions that allow that.
 
 **What makes a group safe.** A strategy decides who *should* read a partition; two members that do not know of each
-other yet may decide differently. That no two own a partition at the same time is the broker's part: members take
-partitions by `Consumer.assign` on an Exclusive subscription, and the broker lets one consumer in; it accepts `commit`
-and acknowledgements of that one alone, also when a former owner was suspended and goes on. A member that gets
-ConsumerBusy tries again when the other has left: it crashed, and its connection ended, or it heard of the same members.
+other yet may decide differently. The broker ensures that no two own a partition at the same time. Members take
+partitions by `Consumer.assign` on an Exclusive subscription, and the broker lets one consumer in. It accepts `commit`
+and acknowledgements from that consumer alone, also when a former owner was suspended and goes on. A member that gets
+ConsumerBusy tries again when the other has left: the other crashed and its connection ended, or it learned of the same
+members.
 
-Who the members are, is the program's: a list in its configuration, a StatefulSet's ordinals, or a list that they keep
-elsewhere. Who wants brokers to decide that uses Failover on all partitions: the same guarantee, without `assign`.
+The program decides who the members are: by a list in its configuration, a StatefulSet's ordinals, or a list that the
+members keep elsewhere. A program that wants brokers to decide uses Failover on all partitions: the same guarantee,
+without `assign`.
 
 **A member of a pull group** (client/pull_group.py) takes and revokes partitions by such a strategy, as it learns of the
-other members. `GroupMember` is its pure part:
+other members. `GroupMember` decides this without I/O:
 
     effects = member.on_view(GroupView({"a", "b"}, 8, owners))    Take(3), Revoke(5), …
     member.on_taken(3), on_busy(3), on_revoked(5), on_lost(4)      the facts that follow
 
-A view may be wrong: it may lack a member whose connection is being made again. So a partition is revoked only when two
-views, one after the other, give it to somebody else; and to take one that another member has does no harm, as the
-broker refuses it. A sticky strategy starts from the owners whom the brokers name; `wants_owners` says when a view needs
-them. When the members stay the same, each soon has its partitions, and no effect follows any more.
-Guards: tests/client/consume/test_assignment_core.py, tests/client/consume/test_group_walk.py."""
+A view may be wrong: it may lack a member that is reconnecting. So a partition is revoked only when two views, one after
+the other, give it to another member. To take a partition that another member has does no harm, because the broker
+refuses it. A sticky strategy starts from the owners that the brokers report; `wants_owners` returns whether a view
+needs them. When the members stay the same, each soon has its partitions, and no effect follows any more. Guards:
+tests/client/consume/test_assignment_core.py, tests/client/consume/test_group_walk.py."""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ PARTITIONS = make_whole_number_check(0, 100_000)
 
 
 def assign_range(members: Collection[str], partitions: int) -> Assignment:
-    """Gives each member a run of consecutive partitions, in the order of the members' names. Raises
-    InvalidConfiguration if a member is named twice, or has no name."""
+    """Returns an assignment in which each member has a run of consecutive partitions, in the order of the members'
+    names. `partitions`: the number of partitions. Raises InvalidConfiguration if there is no member, or a member is
+    named twice or has an invalid name."""
     names = _check(members, partitions)
     found: Assignment = {}
     first = 0
@@ -54,15 +57,16 @@ def assign_range(members: Collection[str], partitions: int) -> Assignment:
 
 
 def assign_round_robin(members: Collection[str], partitions: int) -> Assignment:
-    """Gives the partitions to the members in turns, in the order of their names."""
+    """Returns an assignment in which the members have the partitions in turns, in the order of the members' names.
+    `partitions`: the number of partitions. Raises the errors of `assign_range`."""
     names = _check(members, partitions)
     return {name: tuple(range(place, partitions, len(names))) for place, name in enumerate(names)}
 
 
 def assign_sticky(members: Collection[str], partitions: int, before: Mapping[str, Collection[int]]) -> Assignment:
-    """Gives the partitions to the members so that as few as possible have another member than in `before`, the present
-    assignment. What `before` says of members and partitions that do not exist is ignored; a partition that it gives to
-    several members belongs to the first of them by name."""
+    """Returns an assignment in which as few partitions as possible have another member than in `before`, the present
+    assignment. Members and partitions in `before` that do not exist are ignored; a partition that several members have
+    there counts as that of the first of them by name. Raises the errors of `assign_range`."""
     names = _check(members, partitions)
     kept, free = _keep_valid(names, partitions, before)
     room = _find_quotas(names, partitions, {name: len(kept[name]) for name in names})
@@ -112,8 +116,8 @@ def _check(members: Collection[str], partitions: int) -> list[str]:
 
 # --------------------------------------------------------------------------------------------- a member of a group
 class PartitionState(enum.Enum):
-    """What a member does with a partition. TAKING: it asks the broker for it; OWNED: the broker has let it in;
-    REVOKING: it leaves it, and the program commits what it has done."""
+    """The states of a partition at a member of a group. TAKING: the member has asked the broker for it. OWNED: the
+    broker has let the member in. REVOKING: the member is leaving it, and the program commits what it has done."""
 
     TAKING = "taking"
     OWNED = "owned"
@@ -121,8 +125,8 @@ class PartitionState(enum.Enum):
 
 
 class GroupView(NamedTuple):
-    """What a member has learned: the members that are connected, the number of partitions, and who has which; None:
-    that was not asked."""
+    """What a member has learned of its group: the members that are connected, the number of partitions, and which
+    partitions each member owns; `owners` None: the brokers were not asked."""
 
     members: Collection[str]
     partitions: int
@@ -130,13 +134,13 @@ class GroupView(NamedTuple):
 
 
 class Take(NamedTuple):
-    """Effect: asks the broker for the partition."""
+    """Effect: ask the broker for the partition. The driver then calls `on_taken` or `on_busy`."""
 
     partition: int
 
 
 class Revoke(NamedTuple):
-    """Effect: tells the program, and leaves the partition."""
+    """Effect: tell the program that it loses the partition, and leave it. The driver then calls `on_revoked`."""
 
     partition: int
 
@@ -154,8 +158,8 @@ old view, and have a partition too many."""
 
 
 class GroupMember:
-    """Decides which partitions one member of a group takes and revokes. Safety is not its part: the broker lets one
-    member into a partition at a time."""
+    """Decides which partitions one member of a group takes and revokes. `states`: its partitions. `strategy`: a key of
+    STRATEGIES. It does not ensure safety: the broker lets only one member into a partition at a time."""
 
     __slots__ = ("_calm", "_known", "_leaving", "_strategy", "_wants", "name", "states")
 
@@ -170,10 +174,12 @@ class GroupMember:
 
     @property
     def owned(self) -> frozenset[int]:
+        """Returns the partitions into which the broker has let this member."""
         return frozenset(each for each, state in self.states.items() if state is PartitionState.OWNED)
 
     def wants_owners(self, members: Collection[str], partitions: int) -> bool:
-        """Returns whether the next view needs the owners: of a sticky strategy, while something changes."""
+        """Returns whether the next view, with these members and this number of partitions, must have the owners. True
+        only for the sticky strategy: while something changes, and every OWNERS_EVERY views."""
         if self._strategy != "sticky":
             return False
         same = self._known == (frozenset(members) | {self.name}, partitions)
@@ -181,8 +187,9 @@ class GroupMember:
         return not is_settled or self._calm >= OWNERS_EVERY
 
     def on_view(self, view: GroupView) -> list[GroupEffect]:
-        """Fact: the member has learned who is there. Returns what it does; the partitions are TAKING and REVOKING from
-        then on."""
+        """Fact: the member has learned which members there are. Returns the partitions to take and to revoke, as
+        effects; from then on these partitions are TAKING or REVOKING. If `wants_owners` was true, the view must have
+        owners."""
         members = frozenset(view.members) | {self.name}
         known, self._known = self._known, (members, view.partitions)
         if view.owners is None and self._strategy == "sticky":
@@ -208,19 +215,21 @@ class GroupMember:
         self.states[partition] = PartitionState.OWNED
 
     def on_busy(self, partition: int) -> None:
-        """Fact: another member has the partition, or the broker could not be asked. A later view tries again."""
+        """Fact: another member has the partition for which this one asked, or the broker could not be asked. A later
+        view takes it again."""
         assert self.states.pop(partition) is PartitionState.TAKING, "it was asked for"
 
     def on_revoked(self, partition: int) -> None:
-        """Fact: the member has left the partition."""
+        """Fact: the member has left the partition that it was told to revoke."""
         assert self.states.pop(partition) is PartitionState.REVOKING, "it was told to"
 
     def on_lost(self, partition: int) -> None:
-        """Fact: the broker may have let another member in, as the connection was interrupted."""
+        """Fact: the connection of a partition that the member owns was interrupted, so the broker may have let another
+        member in. It is no longer owned."""
         assert self.states.pop(partition) is PartitionState.OWNED, "it has it"
 
     def check(self) -> None:
-        """Checks the invariants."""
+        """Raises AssertionError if an invariant is broken."""
         assert not self._leaving & self._wants, "a partition is wanted or left"
         for each, state in self.states.items():
             assert each >= 0, "partitions are numbered from 0"

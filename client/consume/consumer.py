@@ -87,8 +87,8 @@ T = TypeVar("T")
 
 
 class PartitionConsumers:
-    """The PartitionConsumers of one consumer or reader, one for each partition, and the receiver queue that they
-    share."""
+    """The PartitionConsumers of one consumer or reader, one for each partition (`all`), and the receiver queue that
+    they share (`inbox`). See the head of the module."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
@@ -106,13 +106,15 @@ class PartitionConsumers:
         return max(1, min(self._settings.receiver_queue_size, total // max(1, len(self.all) + more)))
 
     async def open(self, new: Sequence[PartitionConsumer]) -> None:
+        """Adds the first partitions and opens them. If one cannot be opened, closes all of them and raises its error.
+        """
         self._add(new)
         await _open(new)
 
     async def add_partitions(self, new: Sequence[PartitionConsumer]) -> None:
-        """Opens the partitions `new` and adds them. Until all of them are open, each has a receiver queue of its own,
-        so that no caller receives a message of a partition that is not added yet, and a partition that cannot be opened
-        closes only its own queue."""
+        """Opens the partitions `new` and adds them. If one cannot be opened, closes all of `new`, adds none and raises
+        its error. Until all are open, each has a receiver queue of its own. So no caller receives a message of a
+        partition that is not added, and a partition that fails closes only its own queue."""
         await _open(new)
         self._add(new)
         self._share_out()
@@ -124,7 +126,8 @@ class PartitionConsumers:
         self._by_topic.update({each.topic.full: each for each in new})
 
     def remove(self, consumer: PartitionConsumer) -> bool:
-        """Removes a partition's consumer from the collection. Returns False if it was removed already."""
+        """Removes a partition's consumer from the collection, and does not close it. The others share its part of the
+        receiver queue's limit. Returns False if it was removed already."""
         if self._by_topic.pop(consumer.topic.full, None) is None:
             return False
         self.all.remove(consumer)
@@ -140,18 +143,20 @@ class PartitionConsumers:
 
     # ------------------------------------------------------------------------------ which one
     def find_missing_topics(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        """Returns those of `topics` that no consumer of this collection reads."""
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def find_consumer_of_message(self, message: Message) -> PartitionConsumer | None:
-        """Returns the PartitionConsumer that received the message; None if that PartitionConsumer was removed."""
+        """Returns the PartitionConsumer that received the message; None if it is not, or no longer, in this collection.
+        """
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
     def find_consumer_of_message_id(self, which: MessageId) -> PartitionConsumer:
-        """Returns the PartitionConsumer of the partition that the message id `which` names. If the id does not say of
-        which topic or partition it is, raises OperationNotSupported, as Pulsar's client does. If no consumer of this
-        collection reads that partition, raises InvalidMessage."""
+        """Returns the PartitionConsumer of the partition that the message id `which` names. Raises
+        OperationNotSupported if the id names neither its topic nor a partition that only one topic has, as Pulsar's
+        client does. Raises InvalidMessage if no consumer of this collection reads that partition."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
             raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
@@ -170,23 +175,27 @@ class PartitionConsumers:
         grow: Callable[[TopicName, int], Awaitable[None]],
     ) -> None:  # fmt: skip
         """Starts to watch how many partitions the topics have. `counts`: the numbers now, by topic. Awaits `grow(topic,
-        count)` when a topic has more partitions."""
+        count)` when a topic has more partitions, until `stop_watching` or `close`."""
         self._watcher = PartitionsWatcher(connections, counts, grow)
 
     def watch_partitions(self, topic: TopicName, count: int) -> None:
+        """Watches the number of partitions of a further topic; `count`: the number now. Does nothing if nothing is
+        watched."""
         if self._watcher is not None:
             self._watcher.watch(topic, count)
 
     # ------------------------------------------------------------------------------ all of them
     def are_all_connected(self) -> bool:
+        """Returns whether each partition is connected to its broker; also if there is no partition."""
         return all(each.core.state is PartitionClientState.CONNECTED for each in self.all)
 
     def are_all_closed(self) -> bool:
+        """Returns whether each partition has ended for good; also if there is no partition."""
         return all(each.core.state is PartitionClientState.CLOSED for each in self.all)
 
     async def wait_available(self) -> None:
-        """Waits until the receiver queue contains a message, or the brokers of all partitions say that there is none.
-        Raises NoMessageAvailable then; the error of a broker that does not answer."""
+        """Waits until the receiver queue contains a message, or the brokers of all partitions have answered that they
+        have none. Raises NoMessageAvailable in the second case, and the error of a broker that does not answer."""
         while True:
             asked = {each: each.received_permits for each in self.all}
             for each in asked:
@@ -243,14 +252,16 @@ class PartitionConsumers:
         return found[0]
 
     def stop_watching(self) -> None:
-        """Stops to watch how many partitions the topics have."""
+        """Ends the watch of how many partitions the topics have, if there is one."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.stop()
 
     async def seek(self, to: MessageId | int) -> None:
         """Moves all partitions to MessageId.earliest, MessageId.latest or a time in ms since the epoch, at which a
-        broker stored the message. For the id of a message, moves only the partition of that message."""
+        broker stored the message. For the id of a message, moves only the partition of that message. Returns when the
+        brokers have moved them. Raises InvalidConfiguration for another type or an invalid number, and the errors of
+        `find_consumer_of_message_id`."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -263,12 +274,14 @@ class PartitionConsumers:
             raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shorten_value(to)}")
 
     def abort(self) -> None:
+        """Ends all partitions at once, without informing the brokers."""
         if self._watcher is not None:
             self._watcher.stop()
         for each in self.all:
             each.abort()
 
     async def close(self) -> None:
+        """Closes all partitions at their brokers, and waits for it. If the call is interrupted, ends them at once."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -317,9 +330,9 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 
 
 class PartitionProgress(NamedTuple):
-    """Where a subscription is in one partition, as indexes of messages (dense, from 0): `earliest`, the oldest message
-    that is kept; `position`, the first that is not acknowledged; `end`, one past the newest that the subscription may
-    be shown. `note`: that of the last commit."""
+    """The position of a subscription in one partition, as indexes of messages (dense, from 0). `earliest`: the oldest
+    message that is kept. `position`: the first message that is not acknowledged. `end`: one past the newest message
+    that the subscription may get. `note`: that of the last commit; empty if there is none."""
 
     earliest: int
     position: int
@@ -358,7 +371,8 @@ READER_START = {
 
 
 def check_partitions(partitions: Iterable[int]) -> tuple[int, ...]:
-    """Returns numbers of partitions, in order. Raises WrongType or WrongValue if they are none."""
+    """Returns numbers of partitions, sorted, each once. Raises WrongType or WrongValue if `partitions` is no list of
+    such numbers."""
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
         raise WrongType(f"partitions is a list of numbers of partitions, not {shorten_value(partitions)}")
     found = list(partitions)
@@ -375,9 +389,10 @@ class Consumer(ClosedAfterAsyncWith):
     `receiver_queue_size` messages wait in the client. One consumer receives from all partitions of a topic; the order
     of messages is kept per partition.
 
-    A consumer belongs to the event loop that opened it; `acknowledge_soon` is safe from any thread. Errors: Timeout (no
-    message within `timeout_millis`), AlreadyClosed, InvalidMessage (not received by this consumer), ChecksumError (a
-    damaged message), CumulativeAcknowledgementNotAllowedError (Shared and KeyShared)."""
+    A consumer belongs to the event loop that opened it; `acknowledge_soon`, `negative_acknowledge_soon` and
+    `record_error` may be called from any thread. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
+    InvalidMessage (not received by this consumer), ChecksumError (a damaged message),
+    CumulativeAcknowledgementNotAllowedError (Shared and KeyShared)."""
 
     def __init__(
         self, connections: Connections, name: str, subscription: str, settings: ConsumerSettings,
@@ -411,10 +426,12 @@ class Consumer(ClosedAfterAsyncWith):
         *, start: ReaderStart | None = None, partitions: Sequence[int] | None = None,
     ) -> Consumer:  # fmt: skip
         """Returns a consumer that is subscribed to all partitions of all `topics`. If the broker of one partition
-        refuses, subscribes to none and raises the error of that broker. `watch`: finds the topics that match a pattern
-        and are created later. `start`: where a subscription that is not durable begins. `partitions`: those that are
-        read, of one topic; None: all. With levels, those of `topics` are read, and the receiver queue is divided evenly
-        among the levels."""
+        refuses, subscribes to none and raises the error of that broker.
+
+        `watch`: finds the topics that match a pattern and are created later. `start`: where a subscription that is not
+        durable begins; None: at the settings' initial position. `partitions`: the numbers of the partitions to read, of
+        one topic; None: all. With levels of priority the consumer reads the topics of all levels, and the receiver
+        queue is divided evenly among the levels."""
         check_subscription_name(subscription)
         if settings.levels is not None:
             settings = replace(settings, receiver_queue_size=max(1, settings.receiver_queue_size // settings.levels))
@@ -563,7 +580,8 @@ class Consumer(ClosedAfterAsyncWith):
         milliseconds; None: waits without a limit.
 
         `now`: asks the brokers instead of waiting, and raises NoMessageAvailable if they have no message for this
-        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it."""
+        consumer. A message whose `send` was acknowledged before this call is found, if this consumer may have it. `now`
+        and `timeout_millis` exclude each other."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
@@ -587,13 +605,14 @@ class Consumer(ClosedAfterAsyncWith):
                 return message
 
     async def wait_available(self) -> None:
-        """Waits until a message waits in the client. Raises NoMessageAvailable if the brokers have none for this
-        consumer now."""
+        """Waits until a message waits in the client, and does not remove it. Raises NoMessageAvailable if the brokers
+        have none for this consumer now."""
         await run_translating_errors(self._partitions.wait_available())
 
     async def batch_receive(self) -> list[Message]:
-        """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy; an
-        empty list if no message arrives within the time-out of that policy."""
+        """Waits for messages and returns a batch of them, within the limits of the consumer's batch_receive_policy.
+        Returns an empty list if no message arrives within the time-out of that policy. If the call is cancelled, its
+        messages go back to the receiver queue."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, *batch)
@@ -625,19 +644,21 @@ class Consumer(ClosedAfterAsyncWith):
         stop_timeout: float = 30,
     ) -> Listening:
         """Calls `function(message)` for each message, up to `concurrency` at a time, and acknowledges the message when
-        the function returns. If it raises, the message is negatively acknowledged. Returns at once.
+        the function returns. If the function raises, the message is negatively acknowledged. Returns the running
+        listener at once.
 
             async with consumer.listen(handle, concurrency=8) as listening:
                 await listening.wait()
 
-        `order`: "key" handles the messages of a key one after the other, and those without a key in any order;
-        "partition" those of a partition; "none" none. A coroutine function runs in the event loop, another function in
-        up to `threads` threads (None: `concurrency`). `rate`: calls per second at most, or a RateLimiter. `breaker`:
-        while it is open, no call begins, and the consumer asks for no more. `acknowledge` False: the function
-        acknowledges by itself, for example in a transaction. At the end, handlers have `stop_timeout` seconds.
+        A coroutine function runs in the event loop, another function in up to `threads` threads (None: `concurrency`).
+        `order`: with "key" the messages of one key are handled one after the other, those without a key in any order;
+        with "partition" the messages of one partition are handled one after the other; with "none" there is no order.
+        `rate`: the most calls per second, or a RateLimiter. `breaker`: while it is open, no call begins, and the
+        consumer requests no more messages. `acknowledge` False: the function acknowledges by itself, for example in a
+        transaction. `stop_timeout`: the seconds that running handlers have at the end.
 
-        A handler that runs for a minute is a warning of the log. A message that is delivered again while its handler
-        runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
+        A handler that runs for a minute is reported by a warning in the log. A message that is delivered again while
+        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
         return begin_listening(self, function, options)
 
@@ -654,12 +675,13 @@ class Consumer(ClosedAfterAsyncWith):
         acknowledge: bool = True,
         stop_timeout: float = 30,
     ) -> Listening:
-        """Calls `function(messages)` for batches of up to `max` messages, which end `wait` seconds after their first
-        message, and acknowledges the messages when the function returns. Returns at once.
+        """Calls `function(messages)` for batches of messages, and acknowledges the messages when the function returns.
+        A batch has up to `max` messages, and ends `wait` seconds after its first message. Returns the running listener
+        at once.
 
         The function may return a result for each message, in their order: for an exception or False, that message is
-        negatively acknowledged. If it raises, all of them are. `rate`: messages per second. The other parameters are
-        those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
+        negatively acknowledged. If the function raises, all messages of the batch are. `rate`: messages per second. The
+        other parameters are those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
         check_batch_parameters(max, wait)
         options = ListenOptions(
             concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
@@ -673,13 +695,14 @@ class Consumer(ClosedAfterAsyncWith):
 
     @property
     def has_listener(self) -> bool:
-        """Returns whether `listen` or `listen_batch` gets the messages."""
+        """Returns whether a running listener of `listen` or `listen_batch` gets the messages."""
         return self.listening is not None and not self.listening.is_over
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
         """Returns the PartitionConsumer that received the message `which`. Raises InvalidMessage if this consumer did
-        not receive the message."""
+        not receive the message, or `which` is neither a Message nor a MessageId; OperationNotSupported if the id does
+        not name its partition."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
@@ -697,8 +720,9 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.find_consumer_of_message_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Acknowledges messages without waiting; the acknowledgements are sent within `ack_group_ms`. May be called
-        from any thread."""
+        """Acknowledges one or several messages without waiting; the acknowledgements are sent within `ack_group_ms`.
+        Raises InvalidMessage, before any is acknowledged, if this consumer did not receive one of them, and
+        AlreadyClosed. May be called from any thread."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -717,8 +741,8 @@ class Consumer(ClosedAfterAsyncWith):
                 self.acknowledge_soon(each)
 
     def record_error(self, which: Message | MessageId, error: BaseException) -> None:
-        """Records the exception with which the program failed at the message, for its dead letter. Does not acknowledge
-        anything. May be called from any thread."""
+        """Records the exception with which the program failed at the message: it is described in the dead letter, if
+        the message becomes one. Does not acknowledge anything. May be called from any thread."""
         consumer = self.consumer_of(which)
         position = get_ack_coordinates(which)[0]
         consumer.remember_failure(position, self._describe(error))
@@ -727,8 +751,8 @@ class Consumer(ClosedAfterAsyncWith):
         return describe_error(error, self.consumer_name(), traceback=self.settings.error_traceback)
 
     def negative_acknowledge_soon(self, which: Message | MessageId, error: BaseException | None = None) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. May be called from any
-        thread."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
+        this consumer did not receive it. May be called from any thread."""
         if error is not None:
             check_parameter("error", EXCEPTION, error)
             self.record_error(which, error)
@@ -739,8 +763,9 @@ class Consumer(ClosedAfterAsyncWith):
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
         """Acknowledges messages in the transaction `txn`: the acknowledgements count when `txn` commits. Returns at
-        once; the commit waits until they are durable. Appends to `waiters` one future for each partition. Must be
-        called in the event loop."""
+        once; the commit waits until they are durable. If `waiters` is given, appends to it one future for each
+        partition, which gets the outcome. Raises the errors of `acknowledge_cumulative` and of a transaction that is
+        not open. Must be called in the event loop."""
         check_transaction_argument(txn)
         if cumulative:
             self._check_cumulative()
@@ -772,12 +797,12 @@ class Consumer(ClosedAfterAsyncWith):
     async def acknowledge(
         self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: TransactionPort | None = None
     ) -> None:
-        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups, within
-        `ack_group_ms`.
+        """Acknowledges messages: they are not delivered again. Returns at once; acknowledgements are sent in groups,
+        within `ack_group_ms`.
 
-        With `ack_receipt_enabled` or `txn` it waits, and returns when the acknowledgement survives any crash. With
-        `txn` the messages count as acknowledged when that transaction commits. Raises TransactionConflict if a message
-        is acknowledged already, or in another transaction."""
+        With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
+        With `txn` the messages count as acknowledged when that transaction commits. It raises TransactionConflict if a
+        message is acknowledged already, or in another transaction."""
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=False)
         elif self.settings.ack_receipt_enabled:
@@ -800,8 +825,9 @@ class Consumer(ClosedAfterAsyncWith):
     async def acknowledge_cumulative(
         self, message: Message | MessageId, *, txn: TransactionPort | None = None
     ) -> None:
-        """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
-        CumulativeAcknowledgementNotAllowedError for Shared and KeyShared."""
+        """Acknowledges this message and all messages before it in its partition; waits, and takes `txn`, as
+        `acknowledge` does. Raises CumulativeAcknowledgementNotAllowedError for Shared and KeyShared, and for a consumer
+        with `debounce`."""
         self._check_cumulative()
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=True)
@@ -822,7 +848,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
         """Acknowledges a message and all messages before it, as `acknowledge_cumulative` does, but without waiting; the
-        acknowledgement is sent within `ack_group_ms`."""
+        acknowledgement is sent within `ack_group_ms`. Raises the same errors. Must be called in the event loop."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
@@ -833,12 +859,13 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
-        messages of the same key come after this one. `error`: the exception with which the program failed; if the
-        message becomes a dead letter, the letter tells of it."""
+        messages of the same key come after this one. `error`: the exception with which the program failed; it is
+        described in the dead letter, if the message becomes one."""
         self.negative_acknowledge_now(message, error)
 
     def negative_acknowledge_now(self, message: Message | MessageId, error: BaseException | None = None) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does. Must be called in the event loop."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. With redelivery_order
+        "key" the broker is told at once. Must be called in the event loop."""
         self.negative_acknowledge_soon(message, error)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
@@ -854,9 +881,12 @@ class Consumer(ClosedAfterAsyncWith):
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None,
         *, error: BaseException | None = None,
     ) -> None:  # fmt: skip
-        """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
-        `error`: the exception with which the program failed, of which the copy and its dead letter tell. Raises
-        OperationNotSupported if the consumer was opened without `enable_retry`."""
+        """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself. If
+        the message was retried too often, the copy goes to the dead-letter topic instead. `error`: the exception with
+        which the program failed; the copy, and its dead letter, describe it.
+
+        Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
+        itself."""
         check_parameter("message", make_instance_check(Message, optional=False), message)
         check_parameter("delay", DELAY, delay)
         check_parameter("properties", PROPERTIES, properties)
@@ -868,8 +898,8 @@ class Consumer(ClosedAfterAsyncWith):
         await self._dead_letters.find_retry_producer(topic).reconsume_later(message, delay, properties, failure)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again. Returns without waiting for the broker, as in
-        Pulsar."""
+        """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the client are dropped;
+        the broker delivers them again, too. Returns without waiting for the broker, as in Pulsar."""
         for consumer in self.partitions:
             consumer.redeliver_unacknowledged()
 
@@ -882,25 +912,29 @@ class Consumer(ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
-        epoch: that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock."""
+        epoch. The time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's
+        clock. The id of a message moves only its partition. Returns when the brokers have moved the subscription."""
         await self._partitions.seek(messageid)
 
     async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
-        """Moves the subscription in one partition to the message with this index, or to the first one after it that is
-        kept. `partition`: the number, or the full name of the topic; needed if the consumer has several."""
+        """Moves the subscription in one partition to the message with this index, or to the first message after it that
+        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Returns
+        when the broker has moved the subscription."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
 
     async def commit(self, index: int, note: bytes | None = None, *, partition: int | str | None = None) -> None:
         """Acknowledges every message of a partition whose index is less than `index`; returns when this survives a
-        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`.
+        crash. After message `m` was processed, and all before it: `commit(m.index() + 1)`. Never moves the subscription
+        back. An index inside a chunked message counts as that of its first chunk.
 
         `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
-        or a seek removes them. On Failover only the active consumer can commit. Never moves the subscription back. An
-        index inside a chunked message counts as that of its first chunk. Raises InvalidConfiguration for an index after
-        the end of the topic; CumulativeAcknowledgementNotAllowedError for Shared and KeyShared; NotAllowedError for a
-        consumer that is not active, and for a note of a subscription that is not durable."""
+        or a seek removes them.
+
+        Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
+        for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
+        subscription that is not durable; ConnectError if the subscription is moved during the commit."""
         check_parameter("index", INDEX, index)
         check_parameter("note", NOTE, note)
         check_parameter("partition", PARTITION, partition)
@@ -908,8 +942,8 @@ class Consumer(ClosedAfterAsyncWith):
         await run_translating_errors(self._partitions.find_partition(partition).requests.commit(index, note or b""))
 
     async def progress(self) -> dict[str, PartitionProgress]:
-        """Asks the brokers where the subscription is in each partition. Returns it by the full name of the topic. What
-        this consumer acknowledged before counts, though it may not survive a crash yet."""
+        """Asks the brokers for the position of the subscription in each partition, and returns it by the full name of
+        the partition. What this consumer acknowledged before counts, though it may not survive a crash yet."""
         partitions = list(self.partitions)
         for each in partitions:
             each.send_waiting_acks()
@@ -921,25 +955,28 @@ class Consumer(ClosedAfterAsyncWith):
         }  # fmt: skip
 
     async def position(self) -> dict[str, int]:
-        """Returns, for each partition, the index of the first message that is not acknowledged."""
+        """Asks the brokers, and returns for each partition, by its full name, the index of the first message that is
+        not acknowledged."""
         return {topic: each.position for topic, each in (await self.progress()).items()}
 
     async def end(self) -> dict[str, int]:
-        """Returns, for each partition, the index that follows that of the newest message."""
+        """Asks the brokers, and returns for each partition, by its full name, the index that follows that of the newest
+        message."""
         return {topic: each.end for topic, each in (await self.progress()).items()}
 
     async def lag(self) -> dict[str, int]:
-        """Returns, for each partition, how many messages the subscription has not acknowledged, counted from its first
-        unacknowledged one."""
+        """Asks the brokers, and returns for each partition, by its full name, how many messages follow the first
+        unacknowledged one, itself included. Those that are acknowledged out of order count, too."""
         return {topic: each.lag for topic, each in (await self.progress()).items()}
 
     async def assign(self, partitions: Iterable[int]) -> None:
-        """Reads these partitions of the topic from now on, and no others. Leaves the others first: their
+        """Reads these partitions of the topic from now on, and no others. First leaves the other partitions: their
         acknowledgements are sent, and their messages that wait in the client are dropped.
 
-        For Exclusive and Failover. On Exclusive a partition has one consumer: if another one still has a partition of
-        `partitions`, raises ConsumerBusy, takes none of the new ones, and keeps those that it has; call it again when
-        the other has left. So no two consumers commit for one partition at the same time."""
+        Only for an Exclusive or Failover consumer of one topic; raises OperationNotSupported for others. On Exclusive a
+        partition has one consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy,
+        takes no new partition, and keeps those that this consumer has; call `assign` again when the other has left. So
+        no two consumers commit for one partition at the same time."""
         wanted = check_partitions(partitions)
         if self.settings.consumer_type not in LOG_ORDER or self._single_topic is None or self.settings.enable_retry:
             raise OperationNotSupported("partitions are assigned to an Exclusive or Failover consumer of one topic")
@@ -965,8 +1002,8 @@ class Consumer(ClosedAfterAsyncWith):
         )
 
     async def get_last_message_id(self) -> MessageId:
-        """Returns the id of the topic's last message. Raises OperationNotSupported if the topic has several
-        partitions."""
+        """Asks the broker, and returns the id of the topic's last message. Raises OperationNotSupported if the topic
+        has several partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)
@@ -976,7 +1013,8 @@ class Consumer(ClosedAfterAsyncWith):
         )  # fmt: skip
 
     async def unsubscribe(self) -> None:
-        """Deletes the subscription and closes the consumer."""
+        """Deletes the subscription and closes the consumer. Raises the broker's error if the subscription has other
+        consumers."""
         await asyncio.gather(*(each.requests.unsubscribe() for each in self.partitions))
         await self.close()
 
@@ -990,8 +1028,9 @@ class Consumer(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. If the
-        call is cancelled, ends the consumer at once."""
+        """Stops the listener, if there is one, sends the acknowledgements that wait, and closes the consumer. Returns
+        when the brokers have answered, or after the operation time-out. If the call is cancelled, ends the consumer at
+        once. May be called again."""
         self._closed = True
         try:
             if self.listening is not None:
@@ -1005,6 +1044,6 @@ class Consumer(ClosedAfterAsyncWith):
             raise
 
     def check(self) -> None:
-        """Checks the internal state of the consumer. Raises AssertionError if an invariant is broken."""
+        """Raises AssertionError if an invariant of a partition's core is broken."""
         for consumer in self.partitions:
             consumer.core.check()

@@ -8,15 +8,15 @@ entry is redelivered *of which the application received a message*: the redelive
 receiver queue is not counted (complaint 15).
 
 **Retries.** With `enable_retry` the consumer also receives from `<topic>-<subscription>-RETRY`. `reconsume_later`
-publishes a copy of the message there, to be delivered after a delay, and acknowledges the message; the copy has the
+publishes a copy of the message there, to be delivered after a delay, and acknowledges the message. The copy has the
 number of such calls in its property RECONSUMETIMES, so that the number is as durable as the message. When that number
 exceeds max_redeliver_count the copy is published to the dead-letter topic instead. Without a policy the limit is 16, as
 in Pulsar; `Consumer.dead_letter_policy` returns it, and nothing else has a limit (complaint 16).
 
 **No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
-topic (a pattern may match it, too): the message is not moved again and cannot be reconsumed later; it is delivered
+topic (a pattern may match it, too). The message is not moved again and cannot be reconsumed later; it is delivered
 until it is acknowledged. (Pulsar's Java client moves it on, to the same topic or to `…-DLQ-…-DLQ`.) In the same way a
-retry-letter topic that a pattern matches shares the dead-letter topic of its original topic, and there is no
+retry-letter topic that a pattern matches shares the dead-letter topic of its original topic. There is no
 `…-RETRY-…-RETRY`.
 
 **Chunked messages** are moved as a whole, in chunks again if they are larger than an entry. The redelivery count of
@@ -33,8 +33,8 @@ the copy names that schema: consumers with a schema read the copy as they read t
 schema, the copy names none; consumers then read the copy with their own schema.
 
 **Levels of priority.** Each level has a dead-letter topic and a retry-letter topic of its own: `<topic of the
-level>-<subscription>-DLQ`, or that of the level of the topic that the policy names. So what is retried keeps its level,
-and a consumer with levels reads the dead letters by level.
+level>-<subscription>-DLQ`, or that of the level of the topic that the policy names. So a retried message keeps its
+level, and a consumer with levels reads the dead letters by level.
 
 Order: publish → its receipt → acknowledge. A crash between these steps duplicates a message and loses none. A message
 that cannot be published is tried again. Names: topic `<topic>-<subscription>-DLQ`, producer
@@ -97,8 +97,9 @@ _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
 
 
 def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """Returns the dead-letter policy that a consumer's settings ask for; None: messages are never moved. Raises
-    InvalidConfiguration if the subscription's type does not count redeliveries (Exclusive, Failover)."""
+    """Returns the dead-letter policy of a consumer's settings: the one that the program set, or the default of
+    `enable_retry`. None: messages are never moved. Raises InvalidConfiguration if there is a policy and the
+    subscription's type does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -110,7 +111,8 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
 
 
 def make_level_policy(policy: ConsumerDeadLetterPolicy, level: int) -> ConsumerDeadLetterPolicy:
-    """Returns the policy of a level of priority: where the policy names a topic, the level has its own."""
+    """Returns the policy for one level of priority: where `policy` names a topic, the level has a topic of its own.
+    `level`: from 0, the most urgent one."""
     dead, retry = (
         make_level_topic(TopicName.parse(name), level).full if name else name
         for name in (policy.dead_letter_topic, policy.retry_letter_topic)
@@ -119,13 +121,15 @@ def make_level_policy(policy: ConsumerDeadLetterPolicy, level: int) -> ConsumerD
 
 
 def parse_reconsume_count(told: str) -> int:
-    """Parses the value of the message property RECONSUMETIMES and returns it: how often the message was passed to
-    `reconsume_later`. Returns 0 for a text that is not a plain number, because another program may use that property
+    """Returns the number in `told`, the value of the message property RECONSUMETIMES: how often the message was passed
+    to `reconsume_later`. Returns 0 for a text that is not a plain number, because another program may use that property
     for anything else."""
     return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
 def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
+    """Returns the topic `chosen`, or, if that is None or empty, `<topic>-<subscription>-<suffix>`. `suffix`: DLQ or
+    RETRY."""
     if chosen:
         return TopicName.parse(chosen)
     return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
@@ -138,8 +142,8 @@ def is_dead_letter(message: Message) -> bool:
 
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """Returns whether `topic` is the dead-letter topic of this subscription. Messages of such a topic are never
-    moved."""
+    """Returns whether `topic` is the dead-letter topic of this subscription, by its name or by `policy`. Messages of
+    such a topic are never moved."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -156,16 +160,18 @@ def find_original_topic(topic: TopicName, subscription: str, policy: ConsumerDea
 
 
 def copy_message(message: Message, properties: dict[str, str]) -> OutgoingMessage:
-    """Returns a copy of a received message for another topic, with these properties. Raises CryptoError if the message
-    was not decrypted."""
+    """Returns a message for another topic, with the content and keys of the received `message`, and with the properties
+    `properties`. If the message was encrypted, the copy is encrypted for the same readers. Raises CryptoError if the
+    message was not decrypted."""
     if isinstance(message, CiphertextMessage):
         raise CryptoError("a message that is not decrypted is not copied to another topic")
     return _copy(message, properties, message.entry.consumer.make_copy_encryptor(message))
 
 
 def copy_ciphertext(message: CiphertextMessage, properties: dict[str, str]) -> OutgoingMessage:
-    """Returns a copy of a message that was not decrypted, with these properties: its bytes are not opened, and the
-    readers of the message can read the copy. The message is alone in its entry, which is no batch and no chunk."""
+    """Returns a message for another topic, with the bytes of a message that was not decrypted, and with the properties
+    `properties`. The bytes stay encrypted, and the readers of the message can read the copy. The message must be alone
+    in its entry, which is no batch and no chunk."""
     original = message.entry.header.metadata
 
     def keep_encrypted(copy: MessageMetadata, payload: bytes) -> bytes:
@@ -196,8 +202,8 @@ def _copy(message: Message, properties: dict[str, str], encrypt: Encrypt | None)
 
 
 async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
-    """Returns the schema with which the message was written; None if the message names no schema, or one that its topic
-    lacks."""
+    """Returns the schema with which the message was written, and asks the broker for it if the client does not have it.
+    Returns None if the message names no schema, or one that its topic lacks."""
     version, writers = message.writer_version, message.entry.writers
     if not version or writers is None:
         return None
@@ -206,8 +212,9 @@ async def fetch_schema_of_message(message: Message) -> SchemaInfo | None:
 
 
 def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> Failure:
-    """Returns what is told of an exception for which a message is given back: its class, its text and, if `traceback`,
-    where it was raised as Python prints it (no values of variables), each cut to its limit."""
+    """Returns a Failure that describes the exception for which a message is given back: its class, its text and
+    `consumer`, the consumer's name. If `traceback` is true, it also has the traceback as Python prints it (no values of
+    variables). Each text is cut to its limit."""
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     name = f"{module}{kind.__qualname__}"
@@ -221,8 +228,8 @@ def describe_error(error: BaseException, consumer: str, *, traceback: bool) -> F
 
 
 class DeadLetterProducer:
-    """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens a producer
-    for each of the two when it is first needed."""
+    """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens the producers
+    for these topics when they are first needed. `moved`: how many messages were moved to the dead-letter topic."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -248,8 +255,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def start_moving_messages(self, messages: list[Message]) -> None:
-        """Starts a task that moves the messages to the dead-letter topic. The task retries until each message is stored
-        there, and then acknowledges the message."""
+        """Starts a task that moves the messages to the dead-letter topic, one after the other. The task retries until a
+        message is stored there, and then acknowledges the message in its own topic. Failures are logged."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -267,6 +274,8 @@ class DeadLetterProducer:
                 message.entry.consumer.on_taken(message)
 
     async def move_message(self, message: Message) -> None:
+        """Publishes a copy of the message to the dead-letter topic, and acknowledges the message when the copy is
+        stored. Raises the error with which publishing failed; the message is not acknowledged then."""
         found, failure = _origin(message, self._subscription), message.entry.consumer.find_failure(message)
         if failure is not None:
             found |= failure.to_properties(message.redelivery_count())
@@ -278,9 +287,10 @@ class DeadLetterProducer:
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None,
         failure: Failure | None = None,
     ) -> None:  # fmt: skip
-        """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`; if the limit of
+        """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`. If the limit of
         retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
-        message is acknowledged. `failure`: why it is to come again; None: not known."""
+        message is acknowledged. `properties`: added to those of the copy. `failure`: why the message is given back, for
+        the properties of the copy; None: not known."""
         times = parse_reconsume_count(message.properties().get(RECONSUME_TIMES, "")) + 1
         told = failure.to_properties(times) if failure is not None else {}
         found = {**_origin(message, self._subscription), **told, **(properties or {})}
@@ -342,8 +352,8 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """Waits for the moves of messages in flight and closes the two producers. Messages whose move does not end in
-        time are delivered again."""
+        """Waits for the moves of messages in flight, up to the operation time-out, and closes the producers. Messages
+        whose move does not end in time are delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):
@@ -356,6 +366,7 @@ class DeadLetterProducer:
             raise
 
     def abort(self) -> None:
+        """Ends the moves of messages and the producers at once. Messages that are not moved are delivered again."""
         self._closed = True
         self._tasks.cancel()
         for producer in self._all:
@@ -393,7 +404,7 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName, level: int = 0) -> list[TopicName]:
-        """Makes the DeadLetterProducer of a topic, which may be that of a level of priority. Returns the topics to
+        """Makes the DeadLetterProducer of a topic. `level`: the topic's level of priority. Returns the topics to
         subscribe to: `topic`, and with `enable_retry` also its retry-letter topic. A retry-letter or dead-letter topic
         that a pattern found has no retry-letter topic."""
         policy, subscription = self.policy, self._subscription
@@ -416,11 +427,13 @@ class DeadLetterProducers:
         return [topic, dead_letters.retry_letter_topic]
 
     def producer_of(self, topic: TopicName) -> DeadLetterProducer | None:
+        """Returns the DeadLetterProducer of a topic or partition, or of a retry-letter topic; None if its messages are
+        never moved."""
         return self._by_topic.get(topic.base)
 
     def find_retry_producer(self, topic: TopicName) -> DeadLetterProducer:
-        """Returns the DeadLetterProducer through which messages of `topic` are reconsumed later. Raises
-        OperationNotSupported if messages of this topic cannot be reconsumed later."""
+        """Returns the DeadLetterProducer for `reconsume_later` of messages of `topic`. Raises OperationNotSupported if
+        the consumer was opened without `enable_retry`, or does not receive from the retry-letter topic of `topic`."""
         dead_letters = self.producer_of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

@@ -1,9 +1,10 @@
 """Splits the entries that the broker delivers into the messages that the application receives (`DeliveredEntries`).
 
 The application does not receive: messages that are acknowledged already, according to the broker; messages before a
-reader's start; messages that compaction removed; chunks of an incomplete message; messages that cannot be decrypted
-(`ConsumerCryptoFailureAction`); and dead letters. A chunked message is one message for the application: its entry is
-that of the last chunk, and all its entries are acknowledged and redelivered together (client/core/chunking.py).
+reader's start; messages that compaction removed; messages that the filter does not want; chunks of an incomplete
+message; messages that cannot be decrypted (`ConsumerCryptoFailureAction`); and dead letters. A chunked message is one
+message for the application: its entry is that of the last chunk, and all its entries are acknowledged and redelivered
+together (client/core/chunking.py).
 
 An entry that cannot be read becomes a message for which `receive` raises ChecksumError: it is reported once, never
 skipped. If its bytes are damaged the entry is not acknowledged, because another replica may be intact. If its bytes are
@@ -83,7 +84,7 @@ class DecompressionDeferred(Exception):
 
 
 class PayloadUndecryptable(Exception):
-    """Raised when the payload of an entry cannot be decrypted."""
+    """Raised when the payload of an entry cannot be decrypted: `received` is the entry, `cause` the reason."""
 
     def __init__(self, received: ReceivedEntry, cause: CryptoError) -> None:
         super().__init__(cause.message)
@@ -93,15 +94,16 @@ class PayloadUndecryptable(Exception):
 
 class DeliveredEntries:
     """The entries that the broker delivered to one partition's consumer. `split_deliveries` splits them into messages,
-    which `take_received_messages` returns."""
+    which `take_received_messages` returns. Belongs to the event loop, but for `on_large_entry_dequeued`."""
 
     def __init__(
         self, consumer: ReceivingConsumer, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: ReaderStart | None, longer_s: Callable[[int], float],
         memory: ReceiveMemoryLimit,
     ) -> None:  # fmt: skip
-        """Makes the deliveries of a partition's consumer. `longer_s(redelivery_count)` returns the seconds that are
-        added to the ack time-out of an entry."""
+        """Makes the object without entries. `dead_letters`: moves messages that were redelivered too often; None: no
+        message is moved. `start`: where a reader begins; None: the consumer has a durable subscription.
+        `longer_s(redelivery_count)` returns the seconds that are added to the ack time-out of an entry."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
         self.filtered = 0  # messages that came and are not wanted
@@ -134,7 +136,7 @@ class DeliveredEntries:
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
-        """Takes frames from the iterator `frames` and splits the entries that they deliver into messages. Stops at the
+        """Reads frames from the iterator `frames` and splits the entries that they deliver into messages. Stops at the
         first frame of another kind and returns that frame; returns None if all frames are deliveries."""
         came, opened = self._came, self.split_entry
         for frame in frames:
@@ -188,12 +190,13 @@ class DeliveredEntries:
         return True
 
     def compressed_positions(self) -> list[Position]:
+        """Returns the positions of the entries that wait in compressed form."""
         return [position for _, position, *_ in self._folded]
 
     def discard_waiting_entries(self) -> int:
-        """Drops the entries that wait in compressed form, and sets the memory counted for large entries to 0. Called
-        when the broker will deliver these entries again, or they are not needed. Returns the permits of the dropped
-        entries."""
+        """Drops the entries that wait in compressed form, and releases the memory that was counted for large entries.
+        Called when the broker will deliver these entries again, or they are not needed. Returns the permits of the
+        dropped entries."""
         self._taken.clear()
         self._memory.decompressed_bytes -= self._unfolded
         self._unfolded = 0
@@ -219,8 +222,8 @@ class DeliveredEntries:
         return self._decryptor.make_copy_encryptor(metadata) if metadata.encryption_param else None
 
     def on_cursor_moved(self, to: SeekTarget) -> None:
-        """Fact: the broker moved the cursor to `to`. Sets `start`, the start of a reader, to that position; to None if
-        only the broker knows the position."""
+        """Fact: the broker moved the cursor to `to`. Sets `start`, the start of a reader, to that position, or to None
+        if only the broker knows the position. Clears the record of dead letters."""
         self.start = None
         self.clear_dead_lettered_messages()
         if not self._durable and isinstance(to, MessageId):
@@ -229,14 +232,14 @@ class DeliveredEntries:
 
     def on_start_position_known(self, after: wire.MessageId) -> None:
         """Fact: the broker starts to deliver after the message `after`. A reader that starts at `latest` starts after
-        this message from now on, so that it does not miss messages that are published while it reconnects."""
+        this message from now on. So it does not miss messages that are published while it reconnects."""
         if self.start is not None and self.start.id == MessageId.latest:
             place = MessageId(self._consumer.topic.partition, after.ledger_id, after.entry_id, after.batch_index)
             self.start = ReaderStart(place, False)
 
     def make_reader_start(self, place: ReaderPosition) -> ReaderStart:
         """Returns the ReaderStart with which a reader subscribes again after a reconnect, so that it continues at
-        `place`."""
+        `place`; the reader's own start if it has read nothing."""
         if place.taken is not None:
             self.start = ReaderStart(place.taken, False, place.begun)
         return self.start or ReaderStart(MessageId.latest, False)
@@ -246,9 +249,10 @@ class DeliveredEntries:
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = (),
         clock_ms: float | None = None,
     ) -> Sequence[Message]:
-        """Splits the entry at `position` into messages and returns the messages for the application; an empty sequence
-        if there are none. `redelivered`: the redelivery count; `acked`: the batch indexes that are acknowledged
-        already; `clock_ms`: how far the broker's clock is ahead of this process's, if messages of the entry expire."""
+        """Splits the entry at `position` into messages. Returns the messages for the application; an empty sequence if
+        there are none, or if the entry must wait in compressed form. `redelivered`: the redelivery count. `acked`: the
+        batch indexes that are acknowledged already. `clock_ms`: by how many ms the broker's clock is ahead of this
+        process's monotonic clock, if messages of the entry expire; else None."""
         core = self._core
         if self._folded:
             self._folded.append((entry, position, redelivered, acked, clock_ms))
@@ -355,8 +359,8 @@ class DeliveredEntries:
 
     def make_blocked_filter(self, failed: Collection[Position]) -> Callable[[Message], bool]:
         """Returns a function that returns True for a message that must wait for one of the entries `failed`: the
-        message belongs to such an entry, or comes after it. If the order is kept by key, only later messages with a key
-        of that entry must wait. The broker delivers exactly these messages again."""
+        message belongs to such an entry, or comes after it. If the order is kept by key, of the later messages only
+        those with a key of that entry must wait. The broker delivers exactly these messages again."""
         known = self.slots
         if known is None:
             first = min(failed)
@@ -438,10 +442,10 @@ class DeliveredEntries:
         return [Message(received, metadata, payload, -1)]
 
     def on_broker_filter_known(self, text: str) -> None:
-        """Fact: the broker filters by `text` for this subscription; empty: it does not filter, because it is older or
-        does not filter for this kind of subscription. A consumer that has no filter of its own takes that one. It
-        judges what comes again: what is encrypted, and batches that the broker shows whole because other consumers do
-        not acknowledge by index."""
+        """Fact: the broker filters by `text` for this subscription. Empty: it does not filter, because it is older or
+        does not filter for this kind of subscription. A consumer without a filter of its own applies `text`, too, to
+        messages that the broker delivers unfiltered. These are encrypted ones, and batches that the broker delivers
+        whole because other consumers do not acknowledge by index."""
         if self._settings.filter is None:
             try:
                 self._filter = parse_filter(text) if text else None
@@ -491,8 +495,11 @@ def decode_messages(
     acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
     """Decodes an entry. Returns a tuple: the entry; its messages for the application, or None if the entry is a chunk;
-    the decrypted payload, or None if the entry was not encrypted. `has_room(size)` is asked before a large entry is
-    decompressed. Raises CorruptEntry, Undecryptable, DecompressionDeferred."""
+    the decrypted payload, or None if the entry was not encrypted. Messages before `start` and those in `acked` are left
+    out. `has_room(size)` is asked before a large entry is decompressed; `size`: its bytes after that.
+
+    Raises CorruptEntry if the entry cannot be read, PayloadUndecryptable if it cannot be decrypted,
+    DecompressionDeferred if `has_room` returned False."""
     index, published_ms, start_at = parse_broker_part(entry)
     header = EntryHeader(*parse_checked_head(entry, start_at))
     if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(decompressed_bytes(header)):
@@ -545,8 +552,8 @@ _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def find_removed_by_compaction(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
-    """Returns those of `messages`, which belong to one batch, that compaction removed while it retained other messages
-    of the batch."""
+    """Returns those of `messages`, which all belong to the entry `received`, that compaction removed while it kept
+    other messages of the same batch."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
         message for message in messages
@@ -557,7 +564,7 @@ def find_removed_by_compaction(received: ReceivedEntry, messages: Sequence[Messa
 
 def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
     """Divides the permits of an entry among its messages `wanted`; each message frees its part when the application
-    receives it. Each message gets one permit, and the last message also gets the rest."""
+    receives it. Each message gets one permit, and the last message also gets those of the entry's other messages."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)
@@ -579,8 +586,9 @@ FAILURES_BYTES = 64 << 10
 def make_client_frames(
     effect: ConsumerEffect, *, durable: bool, inclusive: bool, failures: Mapping[Position, Failure] = NO_FAILURES
 ) -> Iterator[dict[str, Any]]:
-    """Yields the client frames to send to the broker for an effect of the consumer's core. `durable` (False for a
-    reader) and `inclusive` decide how a seek is encoded. `failures`: why entries are given back."""
+    """Yields the frames to send to the broker for an effect of the consumer's core, each as {kind of ClientFrame:
+    value}; none for an effect that sends nothing. `durable` (False for a reader) and `inclusive` decide how a seek is
+    encoded. `failures`: why entries are given back, by their positions."""
     match effect:
         case GrantPermits(messages):
             yield {"permits": messages}
@@ -624,8 +632,8 @@ def _seek(request_id: int, to: SeekTarget, *, exact: bool, inclusive: bool) -> w
 
 
 def make_ack_requests(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """Returns the acknowledge requests that send the acknowledgements of `group`, in order; the broker answers only the
-    last of them."""
+    """Returns the acknowledge requests that send the acknowledgements of `group`, in order, each of about ACK_BYTES at
+    most; none if the group is empty. Only the last has `request_id`, and is answered."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative
@@ -669,6 +677,7 @@ def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iter
 
 
 def encode_entry_sets(sets: EntrySets) -> list[wire.EntrySet]:
+    """Returns the sets as wire messages, one for each ledger."""
     found = []
     for ledger_id, entries in sets.items():
         entries.run_optimize()

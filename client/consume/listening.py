@@ -3,17 +3,17 @@
 
     receiver queue → sorted by key → handler (a task, or a thread) → acknowledged, or negatively acknowledged
 
-**Flow.** A message stays part of the receiver queue until its handler begins: only then its permit is given back, and
-its ack time-out begins. So a listener whose handlers are slow, whose rate is used up, or whose breaker is open asks the
-broker for no more; what waits is at most the receiver queue, and is dropped with it when the connection is lost.
-**Outcome.** A handler that returns: its message is acknowledged, alone. One that raises anything: it is logged and
-counted, and its message is negatively acknowledged, so that the consumer's delays and dead-letter policy apply. A
-handler never ends the listener; the end of the consumer does.
-**End.** `stop` begins no more, puts what waits back into the receiver queue, and gives handlers that run some time.
-Then it cancels tasks, whose messages are negatively acknowledged; a thread cannot be cancelled: it goes on, and its
-outcome still counts while the consumer is open. `Consumer.close` stops its listener first.
-**A handler that runs for SLOW_S** is a warning of the log, once, with what waits for its key.
-Guards: tests/client/consume/test_listening.py, tests/client/blocking/test_blocking_listening.py."""
+**Flow.** A message stays part of the receiver queue until its handler begins: only then is its permit freed, and its
+ack time-out begins. So a listener whose handlers are slow, whose rate is used up, or whose breaker is open requests no
+more messages from the broker. The waiting messages are at most those of the receiver queue, and are dropped with it
+when the connection is lost. **Outcome.** When a handler returns, its message is acknowledged, alone. When it raises
+anything, the error is logged and counted, and its message is negatively acknowledged, so that the consumer's delays and
+dead-letter policy apply. A handler never ends the listener; the end of the consumer does. **End.** `stop` begins no
+more handlers, puts the waiting messages back into the receiver queue, and gives running handlers some time. Then it
+cancels tasks, whose messages are negatively acknowledged. A thread cannot be cancelled: it goes on, and its outcome
+still counts while the consumer is open. `Consumer.close` stops its listener first. **A handler that runs for SLOW_S**
+is reported once by a warning in the log, with the number of messages that wait for its key. Guards:
+tests/client/consume/test_listening.py, tests/client/blocking/test_blocking_listening.py."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ BatchHandler = Callable[[list[Message]], Any]
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """The options of one call of `Consumer.listen` or `Consumer.listen_batch`, which describes them."""
+    """The options of one call of `Consumer.listen` or `Consumer.listen_batch`; those methods describe them."""
 
     concurrency: int = 32
     order: str = "key"
@@ -78,6 +78,7 @@ class ListenOptions:
     wait_s: float = 0.0  # for more messages of a batch, after its first
 
     def check(self, function: object) -> None:
+        """Raises InvalidConfiguration if an option is wrong, or does not fit `function`, the handler."""
         check_parameter("function", FUNCTION, function)
         check_parameter("concurrency", make_whole_number_check(1, 10_000), self.concurrency)
         check_parameter("order", ORDER, self.order)
@@ -97,7 +98,7 @@ def is_coroutine_function(function: object) -> bool:
 
 @dataclass(slots=True)
 class ListenerStatistics:
-    """The counters of a listener."""
+    """The counters of a listener since it began; `running` and `waiting` are those of now."""
 
     handled: int = 0  # messages whose handler returned
     failed: int = 0  # … or raised, or was cancelled
@@ -119,12 +120,11 @@ class _Call:
 
 
 class Listening:
-    """A listener that runs: `Consumer.listen` returns it. Stop it by `await listening.stop()`, or as a context manager;
-    the end of its consumer ends it, too.
+    """A running listener, which `Consumer.listen` returns. `stop`, or the end of an `async with` block, ends it; so
+    does the end of its consumer.
 
         async with consumer.listen(handle, concurrency=8) as listening:
-            await listening.wait()
-    """
+            await listening.wait()"""
 
     def __init__(self, consumer: Consumer, function: Callable[[Any], Any], options: ListenOptions) -> None:
         options.check(function)
@@ -404,26 +404,28 @@ class Listening:
 
     # ------------------------------------------------------------------------------ facts, and the end
     def statistics(self) -> ListenerStatistics:
-        """Returns the counters."""
+        """Returns the counters since the listener began, with the numbers of running handlers and waiting messages now.
+        Each call returns the same object."""
         self._counted.running, self._counted.waiting = len(self._calls), len(self._queues)
         return self._counted
 
     @property
     def is_over(self) -> bool:
-        """Returns whether it has ended, with all its handlers."""
+        """Returns whether the listener has ended, with all its handlers."""
         return self._ended.done()
 
     async def wait(self) -> None:
         """Waits until the listener has ended: by `stop`, or with its consumer. Raises the error that ended the
-        consumer, if the program did not close it."""
+        consumer, unless the program closed it. To cancel the call does not end the listener."""
         await asyncio.shield(self._ended)
         if self._error is not None and not isinstance(self._error, AlreadyClosed):
             raise type(self._error)(self._error.message) from self._error
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Stops the listener: no further handler is called, and what waits goes back to the receiver queue. Handlers
-        that run have `timeout` seconds (None: `stop_timeout`) to end; then those of asyncio are cancelled, and their
-        messages are delivered again. May be called again."""
+        """Stops the listener: no further handler is called, and messages that wait for a handler go back to the
+        receiver queue. Running handlers have `timeout` seconds (None: `stop_timeout`) to end. Then coroutines are
+        cancelled, and their messages are delivered again; handlers in threads go on. May be called again. If the call
+        is cancelled, ends the listener at once."""
         check_parameter("timeout", SECONDS, timeout)
         self._stop_feeding()
         try:
@@ -458,7 +460,8 @@ class Listening:
             await asyncio.gather(*running, return_exceptions=True)
 
     def abort(self) -> None:
-        """Ends the listener at once: its handlers are cancelled, and nothing is acknowledged that was not before."""
+        """Ends the listener at once: its coroutines are cancelled, and messages whose handlers have not returned are
+        not acknowledged."""
         self._stop_feeding()
         self._tasks.cancel()
         self._end()
@@ -492,22 +495,26 @@ _CLOSING = Tasks()
 
 
 def place_of_message(message: Message) -> Hashable:
-    """Returns what names a message among all that a consumer receives, however often it is delivered."""
+    """Returns what identifies a message among all that a consumer receives: all deliveries of one message have the
+    same."""
     return message.entry.consumer, message.entry.position, message.batch_index
 
 
 def is_failure(result: object) -> bool:
+    """Returns whether a result that the handler of a batch returned for a message means failure: an exception, or
+    False."""
     return result is False or isinstance(result, BaseException)
 
 
 def find_failure(results: Sequence[object]) -> BaseException | None:
-    """Returns the first exception among the results of a batch."""
+    """Returns the first exception among the results of a batch; None if there is none, also if a result is False."""
     return next((each for each in results if isinstance(each, BaseException)), None)
 
 
 def check_batch_results(found: object, messages: list[Message]) -> Sequence[object]:
-    """Returns what the handler of a batch returned: nothing, or an outcome for each message. Raises WrongType or
-    WrongValue if it is neither."""
+    """Returns what the handler of a batch returned as a list with an outcome for each message; empty if it returned
+    None: all succeeded. Raises WrongType if `found` is something else, WrongValue if it has another number of outcomes.
+    """
     if found is None:
         return ()
     if isinstance(found, str | bytes) or not isinstance(found, Iterable):
@@ -524,7 +531,9 @@ def check_batch_parameters(max: int, wait: float) -> None:
 
 
 def begin_listening(consumer: Consumer, function: Callable[[Any], Any], options: ListenOptions) -> Listening:
-    """Begins a listener of the consumer. Raises InvalidConfiguration if it has one that has not ended."""
+    """Begins a listener of the consumer and returns it; it is `consumer.listening` from then on. Raises
+    InvalidConfiguration if the consumer has a listener that has not ended, or an option is wrong. Must be called in the
+    event loop."""
     if consumer.listening is not None and not consumer.listening.is_over:
         raise InvalidConfiguration("this consumer has a listener: it gets the messages")
     consumer.listening = Listening(consumer, function, options)

@@ -2,9 +2,10 @@
 
 The driver passes each fact to the core, and carries out the core's effects at once, in order. It splits entries into
 messages when they arrive (client/consume/deliveries.py), and puts the messages into the receiver queue (`inbox`), which
-several partitions may share. `acknowledge`, `on_taken` and those methods of `acks` that say so may be called from any
-thread; all else belongs to the event loop. An unforeseen exception finishes the consumer, and all waiting calls raise
-that error (client/common/loggers.py). Guards: tests/client/consume/test_partition_consumer.py."""
+several partitions may share. `acknowledge`, `on_taken`, the other methods below "from any thread", and those methods of
+`acks` that say so may be called from any thread; all else belongs to the event loop. An unforeseen exception finishes
+the consumer, and all waiting calls raise that error (client/common/loggers.py). Guards:
+tests/client/consume/test_partition_consumer.py."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ FAILURES_MAX = 1000
 
 class PartitionConsumer:
     """The consumer of one partition: exchanges frames with the broker, passes them as facts to a ConsumerCore, and
-    carries out the core's effects."""
+    carries out the core's effects. It is the owner of an Attachment. See the head of the module."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
@@ -70,8 +71,9 @@ class PartitionConsumer:
         *, queue_size: int, start: ReaderStart | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None, hooks: HookChain | None = None,
     ) -> None:  # fmt: skip
-        """Makes the consumer. `on_gone` is called when the topic is deleted; without `on_gone` the receiver gets an
-        error."""
+        """Makes a consumer that is not open. `queue_size`: how many of its messages may wait in `inbox`. `start`: where
+        a reader begins; None: the subscription is durable. `on_gone` is called when the topic is deleted; without
+        `on_gone` the receiver gets an error then."""
         self.topic = topic
         self.is_producer = self.waits = False
         self.schema: Schema = settings.schema
@@ -129,8 +131,8 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ from any thread
     def on_taken(self, message: Message) -> None:
-        """Fact: the application received the last message of an entry; with ack time-outs, this is called for every
-        message that the application receives."""
+        """Fact: the application received the last message of an entry; with ack time-outs, any message. Frees its
+        permits. Raises the error of a damaged message. May be called from any thread."""
         wake = self.core.permits.count_used_permits(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
@@ -147,15 +149,16 @@ class PartitionConsumer:
             raise message.error()
 
     def on_message_put_back(self, message: Message) -> None:
-        """Fact: the message was taken, did not reach the application, and waits again. A consumer of a subscription
-        that is not durable continues with it after a reconnect."""
+        """Fact: the message was taken, did not reach the application, and waits again. For a subscription that is not
+        durable the consumer continues with this message after a reconnect. May be called from any thread."""
         if self._resumes:
             self._starts_at_ms = 0
             self.deliveries.start = ReaderStart(message.message_id(), True)
             self.core.set_resume_point(None)
 
     def remember_failure(self, position: Position, failure: Failure) -> None:
-        """Remembers why a message of the entry was given back, for its redelivery and its dead letter."""
+        """Records why a message of the entry at `position` was given back, for its redelivery and its dead letter.
+        Keeps the latest FAILURES_MAX entries. May be called from any thread."""
         with self._failures_lock:
             self._failures.pop(position, None)
             self._failures[position] = failure
@@ -163,12 +166,12 @@ class PartitionConsumer:
                 del self._failures[next(iter(self._failures))]
 
     def find_failure(self, message: Message) -> Failure | None:
-        """Returns why the message was given back last; None if that is not known."""
+        """Returns why a message of the same entry was given back last; None if that is not known."""
         return self._failures.get(message.entry.position)
 
     def drop_if_expired(self, message: Message) -> bool:
-        """Acknowledges the message, and returns whether it has expired since it was delivered. By the broker's clock:
-        what it was at the delivery, and the time that has passed here since. A tombstone of the compacted form does not
+        """Returns whether the message has expired since it was delivered; if so, acknowledges it. The time is that of
+        the broker's clock at the delivery, and what has passed here since. A tombstone of the compacted form does not
         expire: its key is deleted for ever."""
         offset_ms = message.entry.broker_clock_ms
         at_ms = parse_expires_at(message.properties().get(EXPIRES_AT)) if offset_ms is not None else 0
@@ -182,7 +185,7 @@ class PartitionConsumer:
 
     def on_dequeue_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken` at an unknown place. Wakes the event loop, so that it processes
-        everything that `on_taken` recorded before."""
+        everything that `on_taken` recorded before. May be called from any thread."""
         self._woken = False
         self._wake()
 
@@ -192,15 +195,18 @@ class PartitionConsumer:
         self._turn()
 
     def send_waiting_acks(self) -> None:
-        """Sends the acknowledgements that wait to be sent in groups, so that the next request finds them done. Must be
-        called in the event loop."""
+        """Sends the acknowledgements that wait to be sent in groups, so that the broker applies them before the next
+        request. Must be called in the event loop."""
         self.acks.flush()
         self._do(self.core.send_last_acks())
 
     def acknowledge(self, which: Pending) -> None:
+        """Acknowledges a message, with all its chunks; sent with the next group. May be called from any thread."""
         self.acks.acknowledge(which)
 
     def make_copy_encryptor(self, message: Message) -> Encrypt | None:
+        """Returns the function that encrypts a copy of the message for the same readers; None if the message was not
+        encrypted. Raises CryptoError if the message cannot be decrypted."""
         return self.deliveries.make_copy_encryptor(message.entry.header.metadata)
 
     def _wake(self) -> None:
@@ -471,6 +477,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
+        """Acknowledges the message and all messages before it in the partition. Must be called in the event loop."""
         self.acks.flush()
         self.acks.notify_hooks((which,), cumulative=True)
         self.acks.acknowledged += 1
@@ -478,20 +485,21 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Sends the acknowledgements that wait for their group, because a transaction with messages of this consumer
-        commits. (Those of the transaction itself are sent at the end of the loop's turn anyway.)"""
+        """Sends the acknowledgements that wait for their group, because a transaction with acknowledgements of this
+        consumer commits. (Those of the transaction itself are sent at the end of the loop's turn anyway.)"""
         self._turn()
         self._do(self.core.send_last_acks())
 
     def redeliver_unacknowledged(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the receiver queue are
-        dropped."""
+        """Asks the broker to deliver all unacknowledged messages again, and does not wait for it. Messages that wait in
+        the receiver queue are dropped; the broker delivers them again, too."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched()))
 
     def redeliver_in_order(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again, in order. Messages that wait in the receiver
-        queue are dropped first; the broker delivers them again, too."""
+        """Asks the broker to deliver all unacknowledged messages again, in order, and does not wait for it. Messages in
+        the receiver queue, and those that arrive before the broker's answer, are dropped; the broker delivers them
+        again, too."""
         self.acks.flush()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
@@ -516,7 +524,7 @@ class PartitionConsumer:
         self._do(self.core.resize_queue(self._claim.window))
 
     def discard_messages(self) -> None:
-        """Drops the messages of this partition that the application has not received, and gives the consumer a receiver
+        """Drops the messages of this partition that the application has not received. Gives the consumer a receiver
         queue of its own, so that the shared queue stays open when this consumer ends."""
         self._drop_waiting()
         self._inbox = ReceiverQueue()
@@ -537,8 +545,8 @@ class PartitionConsumer:
         return {"subscribe": request}
 
     async def open(self) -> None:
-        """Subscribes at the broker of the partition. Raises a permanent error at once, and any other error when the
-        operation's deadline passes."""
+        """Subscribes at the broker of the partition, and returns when the broker has confirmed it. Raises a permanent
+        error at once, and any other error when the operation's deadline passes."""
         self._attachment.open()
         await self.requests.wait_state_changed()
         if self.core.error is not None:
@@ -581,7 +589,7 @@ class PartitionConsumer:
 
     async def close(self) -> None:
         """Sends the acknowledgements that wait, and closes the consumer at the broker. Returns when the broker has
-        answered both."""
+        answered both, or after the operation time-out; an error of the broker is logged, not raised."""
         try:
             if self.core.state is PartitionClientState.CONNECTED and not self.requests.unsubscribed:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):
@@ -594,6 +602,7 @@ class PartitionConsumer:
 
 
 def find_place_of_received_message(message: Message) -> Place:
+    """Returns the place of the message in the log."""
     entry = message.entry
     return entry.ledger_id, entry.entry_id, message.batch_index
 

@@ -10,18 +10,18 @@
             index = found.next_index
             await pull.store_offset(index)
 
-A pull names the index at which it begins, so a program may go back, or begin anywhere; no subscription is needed, and
-the topic keeps nothing for it. A pull that begins where the last one ended costs nothing but the messages: a reader
-(`Reader`) reads the partition ahead, and a pull that begins elsewhere moves it. So what a reader does holds here:
-chunks are put together, payloads decrypted and decoded, messages of open transactions come when they are committed, and
-a topic may move or lose its broker meanwhile.
+A pull names the index at which it begins, so a program may go back, or begin anywhere. No subscription is needed, and
+the topic keeps nothing for the program. A pull that begins where the last one ended costs nothing but the messages: a
+reader (`Reader`) reads the partition ahead, and a pull that begins elsewhere moves the reader. So what is true of a
+reader is true here: chunks are put together, payloads decrypted and decoded, messages of open transactions come when
+they are committed, and a topic may move or lose its broker meanwhile.
 
-**An offset belongs to one topic.** A topic that is deleted and made anew under its name has another *incarnation*.
+**An offset belongs to one topic.** A topic that is deleted and created again under its name has another *incarnation*.
 Stores keep offsets by both, so an offset of the old topic is never used for the new one; a PullConsumer that is open
 then raises TopicNotFound. **Ownership.** A store does not say who may pull: two programs that pull one partition with
 one store undo each other's offsets. Programs that share partitions take them with `Consumer.assign` on Exclusive, whose
-`commit` the broker accepts from the owner alone (client/consume/assignment_core.py).
-Guards: tests/client/consume/test_pull.py, tests/client/consume/test_offset_stores.py."""
+`commit` the broker accepts from the owner alone (client/consume/assignment_core.py). Guards:
+tests/client/consume/test_pull.py, tests/client/consume/test_offset_stores.py."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ STORE = make_methods_check("load", "store")
 
 
 class PullStatus(enum.Enum):
-    """What a pull found. FOUND: messages. NO_NEW: there is no message from the index on, up to the end of the topic.
-    NO_MATCH: there are some, and the filter wants none. OUT_OF_RANGE: the index is before the oldest message that is
-    kept, or after the end."""
+    """What a pull found. FOUND: messages. NO_NEW: there is no message from the index on. NO_MATCH: there are messages,
+    and the filter wants none of those that the pull looked at. OUT_OF_RANGE: the index is before the oldest message
+    that is kept, or after the end of the topic."""
 
     FOUND = "found"
     NO_NEW = "no new messages"
@@ -96,8 +96,8 @@ class PullStatus(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class PullResult:
     """The result of a pull. `next_index`: where the next pull goes on; after OUT_OF_RANGE the nearest index that may be
-    pulled. `earliest_index`, `end_index`: the range of the topic when the broker said it last, which it does with each
-    status but FOUND; -1: it has not."""
+    pulled. `earliest_index`, `end_index`: the topic's range of indexes (`end_index` excluded) when the broker reported
+    it last; -1: it has not. The broker reports the range with each status but FOUND."""
 
     status: PullStatus
     messages: tuple[Message, ...]
@@ -107,7 +107,8 @@ class PullResult:
 
 
 class PullLimits(NamedTuple):
-    """What one pull returns at most, and how long it waits for the first message, in seconds."""
+    """The limits of one pull: the most messages, the most bytes of payload (but one message is always returned), and
+    the longest wait for the first message, in seconds."""
 
     messages: int
     size_bytes: int
@@ -116,27 +117,28 @@ class PullLimits(NamedTuple):
 
 # -------------------------------------------------------------------------------------------------------- stores
 class OffsetKey(NamedTuple):
-    """What an offset belongs to: the full name of a partition, and the incarnation of its topic."""
+    """What an offset belongs to: a partition, by its full name, and the incarnation of its topic."""
 
     topic: str
     incarnation: int  # another topic of this name has another; 0: not known
 
 
 class OffsetStore(Protocol):
-    """Where a program keeps the index at which it goes on, for each partition. `store` returns when the offset survives
-    what the store is for; `load` returns what was stored last for exactly this key, or None."""
+    """The interface of a store in which a program keeps the index at which it goes on, for each partition. The classes
+    below implement it, and a program may bring its own; PullConsumer calls it."""
 
     async def load(self, key: OffsetKey) -> int | None:
-        """Returns the index that was stored last for this key; None if there is none."""
+        """Returns the index that was stored last for exactly this key; None if there is none."""
         ...
 
     async def store(self, key: OffsetKey, index: int) -> None:
-        """Stores the index at which the program goes on."""
+        """Stores the index at which the program goes on. Returns when the index is as durable as this store makes it.
+        """
         ...
 
 
 class MemoryOffsetStore:
-    """An OffsetStore in memory, for tests: `offsets` has what was stored."""
+    """An OffsetStore in memory, for tests. `offsets`: the stored indexes, by key."""
 
     def __init__(self, offsets: Mapping[OffsetKey, int] | None = None) -> None:
         self.offsets = dict(offsets or {})
@@ -151,7 +153,8 @@ class MemoryOffsetStore:
 
 
 class ConnectionsOwner(Protocol):
-    """The interface of an object that has the connections of a client."""
+    """The interface of an object that has the connections of a client: an asyncio Client. SubscriptionOffsetStore uses
+    it."""
 
     @property
     def connections(self) -> Connections: ...
@@ -159,7 +162,7 @@ class ConnectionsOwner(Protocol):
 
 class SubscriptionOffsetStore:
     """An OffsetStore in the brokers: the offset of a partition is the position of a durable subscription, which the
-    first `load` makes at the oldest message. So the topic keeps the messages from the offset on. The offset survives
+    first `load` creates at the oldest message. So the topic keeps the messages from the offset on. The offset survives
     any crash when `store` returns. It never goes back: storing a lower index changes nothing."""
 
     def __init__(self, client: ConnectionsOwner, subscription: str) -> None:
@@ -169,8 +172,9 @@ class SubscriptionOffsetStore:
         self._subscription = subscription
 
     async def load(self, key: OffsetKey) -> int | None:
-        """Returns the position of the subscription, which is made at the oldest message if it does not exist. Raises
-        TopicNotFound if the topic of this key was deleted."""
+        """Returns the position of the subscription, or the index of the oldest message if that is higher. Creates the
+        subscription at the oldest message if it does not exist. Never returns None. Raises TopicNotFound if the topic
+        of this key was deleted."""
         topic = TopicName.parse(key.topic)
         request = wire.OffsetsRequest(
             topic=topic.full, subscription=self._subscription, incarnation=key.incarnation
@@ -179,7 +183,8 @@ class SubscriptionOffsetStore:
         return max(reply.subscription_index, reply.earliest_index)
 
     async def store(self, key: OffsetKey, index: int) -> None:
-        """Moves the subscription forward to the index. Raises TopicNotFound if the topic of this key was deleted."""
+        """Moves the subscription forward to the index, and creates it before if it does not exist. Returns when this
+        survives any crash. Raises TopicNotFound if the topic of this key was deleted."""
         topic = TopicName.parse(key.topic)
         request = wire.AdvanceSubscriptionRequest(
             topic=topic.full, subscription=self._subscription, index=index, incarnation=key.incarnation
@@ -206,13 +211,14 @@ FILE_FORMAT = 1
 
 
 class FileOffsetStore:
-    """An OffsetStore in a local file, of one process: the file is locked. It is JSON with a checksum, and `store`
-    replaces it as a whole: a temporary file is written and synced, then renamed, and the folder synced. So after a
-    crash the file has the offsets before a `store` or after it. The lock ends with `close`, or the process."""
+    """An OffsetStore in a local file, which one process at a time may have open: it is locked until `close`, or the end
+    of the process. The file is JSON with a checksum. `store` replaces the whole file: it writes and syncs a temporary
+    file, renames it, and syncs the folder. So after a crash the file has the offsets from before a `store` or from
+    after it."""
 
     def __init__(self, path: str, *, files: Files | None = None, workers: Workers | None = None) -> None:
         """Opens the file, which need not exist; its folder must. Raises InvalidConfiguration if the file is damaged, or
-        another process has it; OSError if it cannot be read. `files` and `workers` are for tests."""
+        another process has it open; OSError if it cannot be read. `files` and `workers` are for tests."""
         check_parameter("path", ParameterCheck("the path of a file", (str,), bool), path)
         if files is None or workers is None:
             from ...runtime.disk import SystemFiles
@@ -248,8 +254,8 @@ class FileOffsetStore:
         return self._offsets.get(key)
 
     async def store(self, key: OffsetKey, index: int) -> None:
-        """Replaces the file; returns when the index survives a crash of the machine. Offsets of former topics of this
-        name go. Raises OSError if the file cannot be written; then the offset before is kept."""
+        """Replaces the file, and returns when the index survives a crash of the machine. Removes the offsets of former
+        topics of the same name. Raises OSError if the file cannot be written; the earlier offset is kept then."""
         async with self._storing:
             offsets = {each: at for each, at in self._offsets.items() if each.topic != key.topic} | {key: index}
             worker = self._workers.start("magnetar-offsets")
@@ -274,20 +280,21 @@ class FileOffsetStore:
         self._files.sync_directory(self._path.rpartition("/")[0] or ("/" if self._path.startswith("/") else "."))
 
     def close(self) -> None:
-        """Frees the file for another process. Nothing is stored after that."""
+        """Unlocks the file, so that another process may open it. Do not call `store` afterwards."""
         self._lock.close()
 
 
 def encode_offsets(offsets: Mapping[OffsetKey, int]) -> bytes:
-    """Returns the content of a file of offsets."""
+    """Returns the content of a file with these offsets."""
     rows = [[key.topic, key.incarnation, index] for key, index in sorted(offsets.items())]
     body = json.dumps(rows, separators=(",", ":"))
     return json.dumps({"format": FILE_FORMAT, "crc32c": crc32c(body.encode()), "offsets": rows}, indent=1).encode()
 
 
 def decode_offsets(data: bytes, path: str) -> dict[OffsetKey, int]:
-    """Returns the offsets in a file; none if the file is empty. Raises InvalidConfiguration if it is damaged, or a
-    later Magnetar wrote it."""
+    """Returns the offsets in the content `data` of a file; an empty dict if the file is empty. Raises
+    InvalidConfiguration if the content is damaged, or has a format of a later release. `path`: for the text of the
+    error."""
     if not data:
         return {}
     try:
@@ -340,7 +347,7 @@ class _Pulling:
 
 
 class PartitionPuller:
-    """Pulls from one partition, over a reader."""
+    """Pulls from one partition, through `reader`. Pulls that are called at the same time run one after the other."""
 
     def __init__(self, reader: Reader, connections: Connections, settings: ConsumerSettings) -> None:
         self.reader = reader
@@ -359,8 +366,8 @@ class PartitionPuller:
 
     @property
     def key(self) -> OffsetKey:
-        """Returns what an offset of this partition belongs to. Raises TopicNotFound if the topic was made anew since
-        this puller was opened."""
+        """Returns the key under which an offset of this partition is stored. Raises TopicNotFound if the topic was
+        deleted and created again since this puller was opened."""
         if self._made_anew:
             raise TopicNotFound(
                 f"the topic {self.reader.topic()} was deleted and made anew: its offsets are another topic's. "
@@ -372,6 +379,7 @@ class PartitionPuller:
         self._made_anew = True
 
     async def fetch_progress(self) -> PartitionProgress:
+        """Asks the broker for the range of the partition, and returns it."""
         found = await run_translating_errors(self._partition.requests.progress())
         self._earliest, self._end = found.earliest_index, found.end_index
         return PartitionProgress(
@@ -379,6 +387,8 @@ class PartitionPuller:
         )  # fmt: skip
 
     async def pull(self, from_index: int, limits: PullLimits, wanted: Filter | None) -> PullResult:
+        """Returns the messages from `from_index` on, within `limits`, that the filter `wanted` wants (None: all); see
+        `PullConsumer.pull`. If the call is cancelled or raises, the next pull reads the same messages again."""
         async with self._turn:
             at, self._at = self._at, None  # a pull that is interrupted has lost what it took: it is read again
             self.key  # noqa: B018 - raises if the topic is another one
@@ -455,9 +465,9 @@ class PartitionPuller:
 class PullConsumer(ClosedAfterAsyncWith):
     """Pulls messages of a topic by index, without a subscription, for asyncio; see `Client.pull_consumer`.
 
-    Errors: TopicNotFound if the topic was deleted, or made anew since this object was opened; CryptoError and
-    ChecksumError for a message that cannot be decrypted or is damaged, past which a pull does not go by itself: pull
-    from the next index."""
+    Errors: TopicNotFound if the topic was deleted, or created again since this object was opened; CryptoError for a
+    message that cannot be decrypted; ChecksumError for a damaged one. A pull does not skip such a message by itself:
+    pull from the next index."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ConsumerSettings, offsets: OffsetStore | None,
@@ -477,7 +487,9 @@ class PullConsumer(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, settings: ConsumerSettings, offsets: OffsetStore | None, *,
         name: str,
     ) -> PullConsumer:  # fmt: skip
-        """Returns a PullConsumer. Raises OperationNotSupported for a topic that is not persistent."""
+        """Returns a PullConsumer; the reader of a topic without partitions is open then, those of partitions open at
+        their first pull. `offsets`: the store of the program; None: none. Raises OperationNotSupported for a topic that
+        is not persistent."""
         check_parameter("offsets", STORE, offsets)
         if not topic.persistent:
             raise OperationNotSupported(f"{topic} keeps nothing: its messages have no index to pull from")
@@ -500,19 +512,21 @@ class PullConsumer(ClosedAfterAsyncWith):
         return self._closed
 
     async def list_partitions(self) -> list[int]:
-        """Returns the numbers of the topic's partitions now; none if it is not partitioned."""
+        """Asks a broker, and returns the numbers of the topic's partitions; an empty list if the topic is not
+        partitioned."""
         return list(range(await self._connections.fetch_partition_count(self._topic)))
 
     async def pull(
         self, from_index: int, max_messages: int = 100, max_bytes: int = 1 << 20, timeout: float = 0,
         filter: str | None = None, *, partition: int | None = None,
     ) -> PullResult:  # fmt: skip
-        """Returns the messages from `from_index` on that are there, in order: at most `max_messages`, and `max_bytes`
-        of payload, but always one. Waits up to `timeout` seconds for the first one; 0: returns what the broker has now.
+        """Returns messages from `from_index` on, in order: those that are there, at most `max_messages`, and
+        `max_bytes` of payload, but always one. Waits up to `timeout` seconds for the first message; 0: returns what the
+        broker has now. The result has the status FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE.
 
-        `filter`: an expression of docs/features.md over properties; messages that it does not want are left out, and
-        `next_index` goes over them. `partition`: needed for a partitioned topic; see `list_partitions`. The result says
-        FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE. A cancelled pull may be repeated."""
+        `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
+        `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
+        for a partitioned topic; see `list_partitions`. A cancelled pull may be repeated."""
         check_parameter("from_index", INDEX, from_index)
         check_parameter("max_messages", MESSAGES, max_messages)
         check_parameter("max_bytes", BYTES, max_bytes)
@@ -525,8 +539,8 @@ class PullConsumer(ClosedAfterAsyncWith):
         )
 
     async def load_offset(self, *, partition: int | None = None) -> int:
-        """Returns the index that was stored last for this partition of this topic; if there is none, the index of the
-        oldest message."""
+        """Returns the index that was stored last for this partition; if there is none, the index of the oldest message.
+        Raises InvalidConfiguration if the consumer was opened without `offsets`."""
         puller = await self._puller(partition)
         found = await self._store.load(puller.key)
         if found is None:
@@ -534,12 +548,14 @@ class PullConsumer(ClosedAfterAsyncWith):
         return found
 
     async def store_offset(self, index: int, *, partition: int | None = None) -> None:
-        """Stores the index at which this program goes on."""
+        """Stores the index at which this program goes on; returns when the store has it. Raises InvalidConfiguration if
+        the consumer was opened without `offsets`."""
         check_parameter("index", INDEX, index)
         await self._store.store((await self._puller(partition)).key, index)
 
     async def progress(self, *, partition: int | None = None) -> PartitionProgress:
-        """Asks the broker for the range of a partition: `earliest` and `end`."""
+        """Asks the broker for the range of a partition, and returns it: `earliest` and `end` are the range; the other
+        fields mean nothing to a pull consumer."""
         return await (await self._puller(partition)).fetch_progress()
 
     @property
@@ -577,7 +593,8 @@ class PullConsumer(ClosedAfterAsyncWith):
             each.reader.abort()
 
     async def close(self) -> None:
-        """Closes the readers of all partitions. The store of offsets stays open: it is the program's."""
+        """Closes the readers of all partitions, and waits for it. The store of offsets stays open: it belongs to the
+        program."""
         self._closed = True
         await close_all_parts([each.reader for each in self._pullers.values()])
 

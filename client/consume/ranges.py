@@ -3,10 +3,11 @@ the reader of a topic from a given message on (`Reader`).
 
 A read needs no subscription and no permits: the client asks the broker that owns the partition for a range of message
 indexes. If that broker is down or no longer owns the partition, the client looks up the owner again, with back-off,
-until the operation's deadline; the read continues after the last entry that arrived. The deadline begins anew each time
-the program asks for more entries: a broker ends a stream that is not read for `unread_s` (earlier while its memory is
-short), and a program that paused longer can continue all the same. Errors: TopicNotFound and other permanent errors at
-once, Unavailable or TimedOut at the deadline."""
+until the operation's deadline. The read then continues after the last entry that arrived.
+
+The deadline begins anew each time the program asks for more entries. A broker ends a stream that is not read for
+`unread_s` (earlier while its memory is short), and a program that paused longer can continue all the same. Errors:
+TopicNotFound and other permanent errors at once, Unavailable or TimedOut at the deadline."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ CHUNK_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedMessage:
-    """A message that was read by `read_range`, with its index in the partition."""
+    """A message that `StoredEntry.messages` returns, with its index in the partition. Times are in ms since the epoch.
+    """
 
     index: int  # dense in its partition, from 0
     message_id: MessageId
@@ -70,8 +72,8 @@ class StoredEntry:
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """Returns all messages of the entry, including messages outside the range that was read. Raises CorruptEntry if
-        the entry is damaged, CryptoError if it is still encrypted."""
+        """Returns all messages of the entry, also those outside the range that was read. Raises CorruptEntry if the
+        entry is damaged, CryptoError if it is still encrypted."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)
         if header.metadata.encryption_param:
@@ -90,8 +92,8 @@ class StoredEntry:
 
 
 class ClientRangeReader:
-    """Reads the entries of a partition that contain a range of message indexes. Belongs to one event loop, as its
-    `connections` do."""
+    """Reads the entries of a partition that contain a range of message indexes. `keys`: decrypts the entries; None:
+    they stay encrypted. Belongs to one event loop, as its `connections` do."""
 
     def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections
@@ -100,9 +102,9 @@ class ClientRangeReader:
     async def read(
         self, topic: TopicName, first: int, end: int, incarnation: int = 0
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """Yields, in order, lists of the entries that contain any of the messages with the indexes `first` … `end - 1`;
-        ends early if the topic ends before `end`. `incarnation`: the topic's incarnation to read; raises TopicNotFound
-        if the topic was deleted and created again since."""
+        """Yields, in order, lists of the entries that contain any of the messages with the indexes `first` … `end - 1`.
+        Ends early if the topic ends before `end`. `incarnation`: the topic's incarnation to read; 0: any. Raises
+        TopicNotFound if the topic was deleted and created again since."""
         timeout_s = self._connections.settings.operation_timeout_s
         now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
         at, deadline = first, now() + timeout_s
@@ -215,7 +217,8 @@ class Reader(ClosedAfterAsyncWith):
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
         """Returns a reader that is open at all partitions of the topic. If the message id `start` names a partition,
-        the reader reads only that partition. `inclusive`: whether it reads the message `start` itself."""
+        the reader reads only that partition. `inclusive`: whether it reads the message `start` itself. If a partition
+        cannot be opened, closes the others and raises its error."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.fetch_partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -268,7 +271,7 @@ class Reader(ClosedAfterAsyncWith):
 
     def on_taken(self, message: Message) -> Message:
         """Records that the application receives `message`, and returns the message. After a reconnect the reader
-        continues after this message, and the broker need not retain the message for this reader."""
+        continues after this message. The broker need no longer keep the message for this reader."""
         consumer: Any = message.entry.consumer
         consumer.core.last_taken = message.message_id()
         if message.permits:
@@ -277,8 +280,8 @@ class Reader(ClosedAfterAsyncWith):
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
-        """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit."""
+        """Waits for the next message and returns it; after a reconnect the reader continues after this message. Raises
+        Timeout if no message arrives within `timeout_millis` milliseconds; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
@@ -289,20 +292,21 @@ class Reader(ClosedAfterAsyncWith):
         return self.on_taken(message)
 
     async def wait_available(self) -> None:
-        """Waits until a message waits in the client. Raises NoMessageAvailable if the brokers have none now."""
+        """Waits until a message waits in the client, and does not remove it. Raises NoMessageAvailable if the brokers
+        have none now."""
         await self._partitions.wait_available()
 
     async def has_message_available(self) -> bool:
-        """Returns whether the topic has a message after the last one that was read. Asks the broker if no message waits
-        in the client."""
+        """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message
+        waits in the client."""
         if len(self.inbox):
             return True
         found = await asyncio.gather(*(self.has_more(each) for each in self.partitions))
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
-        """Returns whether the partition of `consumer` has a message after the last one that was read; asks the
-        broker."""
+        """Asks the broker, and returns whether the partition of `consumer` has a message after the last one that was
+        read, or after the reader's start."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -318,15 +322,17 @@ class Reader(ClosedAfterAsyncWith):
         return last >= first if start.inclusive else last > first
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch: that
-        at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
+        """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch. The
+        time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
+        Returns when the brokers have moved it.
 
         The id of a message moves only the partition of that message; the other partitions keep their positions."""
         await self._partitions.seek(messageid)
 
     async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
-        """Moves the reader in one partition to the message with this index, or to the first one after it that is kept.
-        `partition`: the number, or the full name of the topic; needed if the reader has several."""
+        """Moves the reader in one partition to the message with this index, or to the first message after it that is
+        kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Returns when the
+        broker has moved it."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
@@ -345,7 +351,7 @@ class Reader(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Closes the reader; messages that wait in the client are dropped."""
+        """Closes the reader at its brokers, and waits for it. Messages that wait in the client are dropped."""
         self._closed = True
         await self._partitions.close()
 

@@ -38,10 +38,13 @@ from .deliveries import SeekTarget, make_ack_requests
 
 
 class ReceiverQueue:
-    """The queue of received messages of one consumer, which wait in the client until the application receives them."""
+    """The queue of received messages of one consumer, which wait in the client until the application receives them.
+    `messages`: the waiting messages. `sorted`: messages that a listener has drawn from it for its handlers; None: there
+    is no listener."""
 
     def __init__(self, messages: deque[Message] | LevelQueues[Message] | None = None) -> None:
-        """Makes the queue. `messages`: empty, where the messages are kept; None: one after the other."""
+        """Makes an empty queue. `messages`: an empty container for the messages, which decides their order; None: they
+        leave in the order of their arrival."""
         self._fill(deque() if messages is None else messages)
         self._waiting: deque[Callable[[], object]] = deque()
         self._error: PulsarException | None = None
@@ -56,6 +59,7 @@ class ReceiverQueue:
         return len(self.messages)
 
     def put(self, messages: Iterable[Message]) -> None:
+        """Adds messages at the end of the queue and wakes receivers that wait. Must be called in the event loop."""
         self.messages.extend(messages)
         waiting = self._waiting
         if waiting:
@@ -66,7 +70,8 @@ class ReceiverQueue:
                 return  # they left meanwhile
 
     def take_nowait(self) -> Message | None:
-        """Removes the first message that has not expired, and returns it; returns None if the queue has none."""
+        """Removes the first message that has not expired, and returns it; returns None if the queue has none. Frees the
+        permits of the removed messages. Raises the error of a damaged message. May be called from any thread."""
         while True:
             try:
                 for message in self._first:  # no call of `popleft`: Ctrl-C would fall between it and its result
@@ -101,20 +106,22 @@ class ReceiverQueue:
             return None
 
     def count_taken(self, message: Message) -> None:
-        """Fact: the application gets a message that `pop_nowait` returned. Raises the error of a damaged one."""
+        """Fact: the application gets a message that `pop_nowait` returned; its permits are free. Raises the error of a
+        damaged message. Does nothing at a second call for the message."""
         if message.permits > 0:
             message.entry.consumer.on_taken(message)
 
     def restore(self, messages: Sequence[Message]) -> None:
-        """Puts messages that `pop_nowait` returned back to the front of the queue, with their permits that are not
-        counted yet."""
+        """Puts messages that `pop_nowait` returned back to the front of the queue. They keep the permits that
+        `count_taken` has not freed."""
         for message in messages:
             message.permits = max(0, message.permits)
         self.messages.extendleft(reversed(messages))
         self.put(())
 
     def waiting_messages(self) -> list[Message]:
-        """Returns the messages that the application has not received, in the order of their arrival."""
+        """Returns the messages that the application has not received: those that a listener has drawn, then the others,
+        in the order of their arrival; with levels of priority those of the most urgent level first."""
         return [*(self.sorted.waiting() if self.sorted is not None else ()), *self.messages.copy()]
 
     def peek(self) -> Message | None:
@@ -127,7 +134,7 @@ class ReceiverQueue:
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Puts messages back to the front of the queue, because they were removed but did not reach the application.
-        Their permits are not counted a second time."""
+        Their permits are not freed a second time."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
@@ -135,7 +142,8 @@ class ReceiverQueue:
         self.put(())
 
     def close(self, error: PulsarException) -> None:
-        """Ends the queue: all receivers that wait now, and all later ones, get the exception `error`."""
+        """Ends the queue: all receivers that wait now, and later ones once no message is left, get the exception
+        `error`. Calls the functions of `call_when_queue_ends`."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
@@ -163,12 +171,14 @@ class ReceiverQueue:
         wake()
 
     def raise_if_ended(self) -> None:
+        """Raises the error with which the queue ended; does nothing if it has not ended."""
         if self._error is not None:
             raise type(self._error)(self._error.message) from self._error
 
     async def take_message(self, timeout_s: float | None) -> Message:
         """Waits for a message, removes it from the queue and returns it. Must be called in the event loop. Raises
-        Timeout if none arrives within `timeout_s` seconds."""
+        Timeout if none arrives within `timeout_s` seconds (None: no limit), and the error with which the queue ended.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -183,7 +193,8 @@ class ReceiverQueue:
 
     async def wait_message(self, timeout_s: float | None) -> None:
         """Waits until the queue contains a message, and does not remove it. Must be called in the event loop. Raises
-        Timeout if none arrives within `timeout_s` seconds."""
+        Timeout if none arrives within `timeout_s` seconds (None: no limit), and the error with which the queue ended.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.messages:
@@ -205,9 +216,9 @@ class ReceiverQueue:
             raise
 
     def call_when_message_waits(self, wake: Callable[[], object]) -> None:
-        """Registers the function `wake`, which is called once when the queue may contain a message. The caller must
-        check the queue again after this call. Raises the error with which the queue ended; `remove_fill_callback` must
-        be called even then."""
+        """Registers the function `wake`, which is called once when the queue may contain a message, or ends. The caller
+        must check the queue again after this call. Raises the error with which the queue ended; `remove_fill_callback`
+        must be called even then. May be called from any thread."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()
@@ -231,8 +242,8 @@ class ReceiverQueue:
         return dropped
 
     def remove_fill_callback(self, wake: Callable[[], object]) -> None:
-        """Removes the function `wake` that `call_when_message_waits` registered. If `wake` was called already, the next
-        registered function is called in its place, so that no message stays unnoticed."""
+        """Removes the function `wake` that `call_when_message_waits` registered. If `wake` was called already and a
+        message waits, the next registered function is called in its place, so that the message is noticed."""
         if not self._remove_waiting(wake) and self.messages:
             self._wake_one()
 
@@ -272,8 +283,9 @@ DEFAULT_BYTES = 10 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBatchReceivePolicy:
-    """The limits of `batch_receive`, which returns when one of the limits is reached. A limit of 0 or -1 means that
-    there is no such limit."""
+    """The limits of `batch_receive`, which returns when one of them is reached: messages, bytes of payload, and ms
+    since the call. A limit that is not above 0 means that there is no such limit; without limits of messages and bytes,
+    DEFAULT_BYTES is the limit. Raises InvalidConfiguration if no value is above 0."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BYTES
@@ -287,7 +299,7 @@ class ConsumerBatchReceivePolicy:
             )
 
     def policy(self) -> ConsumerBatchReceivePolicy:
-        """Returns this policy object; exists because Pulsar's client has two such classes and converts between them."""
+        """Returns this object; exists because Pulsar's client has two such classes and converts between them."""
         return self
 
     def getMaxNumMessages(self) -> int:
@@ -304,7 +316,7 @@ class ConsumerBatchReceivePolicy:
 
     @property
     def bytes_max(self) -> int:
-        """Returns the limit of a batch in bytes; 0: there is no such limit."""
+        """Returns the limit of a batch in bytes that is in force; 0: there is no such limit."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
@@ -320,7 +332,8 @@ async def receive_batch(
     inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
 ) -> list[Message]:
     """Waits for messages and returns a batch within the limits of `policy`; the batch is empty if no message arrives in
-    time. Must be called in the event loop. `now`: a monotonic clock, in seconds."""
+    time. If the call is cancelled or a message raises, puts the messages back into `inbox`. Must be called in the event
+    loop. `now`: a monotonic clock, in seconds."""
     deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
@@ -351,7 +364,7 @@ async def receive_batch(
 
 async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
     """Fetches the schemas with which the messages were written, so that `Message.value` need not ask the broker. If
-    this fails or is cancelled, puts the messages back into `inbox`."""
+    this fails or is cancelled, puts the messages back into `inbox`, and raises the error."""
     try:
         for message in messages:
             await message.fetch_writer_schema()
@@ -361,8 +374,8 @@ async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None
 
 
 class BatchReceiver:
-    """Receives a batch of messages for a caller in another thread. If Ctrl-C interrupts that caller, `put_back` returns
-    the batch to the queue."""
+    """Receives one batch of messages for a caller in another thread. If that caller is interrupted, it calls
+    `put_back`, which returns the batch to the queue."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now
@@ -371,6 +384,8 @@ class BatchReceiver:
         self._unwanted = False
 
     async def receive(self, policy: ConsumerBatchReceivePolicy) -> list[Message]:
+        """Waits for a batch within the limits of `policy` and returns it, as `receive_batch` does. The batch is empty
+        if `put_back` was called before. Must be called in the event loop."""
         self._messages = await receive_batch(self._inbox, policy, self._now)
         if self._unwanted:
             self.put_back()
@@ -393,14 +408,15 @@ class BatchReceiver:
 
 
 class ConsumerRequests:
-    """The requests of one consumer to its broker. If the connection breaks before the answer, the request is sent again
-    over the next connection; its caller gets one answer."""
+    """The requests of one consumer to its broker. Each method waits for the broker's answer. If the connection breaks
+    before that, the request is sent again over the next connection, until the operation's deadline; the caller gets one
+    answer. An error of the broker is raised untranslated, as its MagnetarError."""
 
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckCollector, send: Callable[..., None],
         do: Callable[[list[ConsumerEffect]], None],
     ) -> None:  # fmt: skip
-        """Makes the requests. `send(kind=…)` sends a ClientFrame of that kind; `do` does effects of the core."""
+        """Makes the object. `send(kind=…)` sends a ClientFrame of that kind; `do` carries out effects of the core."""
         self.unsubscribed = False  # there is nothing left to leave
         self.level = 0  # what the broker takes beyond the first requests: `Subscribed.level`
         self.moves = 0  # how often another consumer or an operator moved the subscription
@@ -415,17 +431,21 @@ class ConsumerRequests:
         self._changed: asyncio.Future[None] | None = None  # it is connected, or finished
 
     async def probe(self) -> wire.Probed:
-        """Asks the broker whether this consumer gets a message now. What it gets arrives before the answer."""
+        """Asks the broker whether this consumer gets a message now, and returns the answer. The messages that it gets
+        arrive before the answer. Raises OperationNotSupported if the broker is too old."""
         reply: wire.Probed = await self._ask(lambda id_: self._send(probe=id_), level=1)
         return reply
 
     async def progress(self) -> wire.Progress:
+        """Asks the broker for the position of the subscription and the range of the partition, and returns the answer.
+        Raises OperationNotSupported if the broker is too old."""
         reply: wire.Progress = await self._ask(lambda id_: self._send(progress=id_), level=1)
         return reply
 
     async def commit(self, index: int, note: bytes) -> None:
         """Acknowledges every message with an index below `index`, and stores the note; returns when both are durable.
-        Raises ConnectError if the subscription was moved meanwhile: a commit that was sent again would undo that."""
+        Raises ConnectError if the subscription was moved in the meantime: to send the commit again would undo that
+        move. Raises OperationNotSupported if the broker is too old."""
         self._acks.flush()
         moves = self.moves
 
@@ -437,6 +457,7 @@ class ConsumerRequests:
         await self._ask(ask, level=1)
 
     async def last_message_id(self) -> wire.LastMessageId:
+        """Asks the broker for the last message of the partition, and returns the answer."""
         reply: wire.LastMessageId = await self._ask(lambda id_: self._send(last_message_id=id_))
         return reply
 
@@ -490,7 +511,8 @@ class ConsumerRequests:
             await self._ask(request)
 
     async def send_last_acks(self) -> None:
-        """Sends all acknowledgements that wait; returns when they are durable."""
+        """Sends all acknowledgements that wait; returns when they are durable. Does nothing without a connection.
+        Unlike the other requests, it is not sent again."""
         self._acks.flush()
         request_id, effects = self._core.take_last_acks()
         if request_id:
@@ -524,11 +546,13 @@ class ConsumerRequests:
         return answer
 
     def register_request_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """Registers the function `told`, which is called with the outcome of the request `request_id`: None, or an
+        """Registers the function `told`, which is called once with the outcome of the request `request_id`: None, or an
         error. The caller sends that request itself."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
+        """Gives the outcome of the request `request_id` to its waiting caller or its callback: `result`, or `error` if
+        that is not None. Does nothing if no caller waits for it any more."""
         told = self._calls.pop(request_id, None)
         if told is not None:
             told(error)
@@ -542,17 +566,20 @@ class ConsumerRequests:
             answer.set_exception(error)
 
     async def wait_state_changed(self) -> None:
-        """Waits until the consumer is connected, closed or failed."""
+        """Waits until the next call of `notify_state_changed`: the consumer is connected, closed or failed."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)
 
     def notify_state_changed(self) -> None:
+        """Ends all waits of `wait_state_changed`, because the consumer is connected, closed or failed."""
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
 
     def raise_if_closed(self) -> None:
+        """Raises the error with which the consumer was finished, translated for the program; does nothing if it is not
+        finished."""
         if self._core.error is not None:
             error = translate_error(self._core.error)
             raise type(error)(error.message) from error

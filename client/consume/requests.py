@@ -12,19 +12,18 @@ handler makes the replies.
 
 A reply has the property `error`, the class of an exception, and `error_message`, its text, if the handler raised it.
 
-**Not durable.** A request is at least once in its topic, but a reply is kept nowhere: if the requester, the server or
-the broker of the reply topic fails in between, the requester gets Timeout, and does not know whether the handler ran.
-A request that needs its answer after a crash needs two topics.
-**Deadline.** The broker delivers no request past its deadline (proto/expiry.py), and a server does not begin one. A
-reply that comes after its requester gave up (a time-out, a cancelled call) is dropped and counted (`late_replies`); if
-its client is closed, the broker drops it.
-**Order at the server.** It opens the producer of the reply topic; runs the handler; sends the reply; acknowledges the
-request. So a request whose server dies is handled by another one, perhaps a second time. If the reply topic is away,
-the server tries again for GONE_S, or until the deadline. If its role may not produce there, the handler does not run:
-the error is logged, and the request is given back, for another server.
-**Whom a server answers.** `reply_to` is the requester's word, so it must be a reply topic of the request's namespace;
-else the request is acknowledged and counted (`malformed`): no requester makes a server write elsewhere.
-Guards: tests/client/consume/test_requests.py."""
+**Not durable.** A request is at least once in its topic, but a reply is stored nowhere. If the requester, the server or
+the broker of the reply topic fails in between, the requester gets Timeout, and does not know whether the handler ran. A
+request that needs its answer after a crash needs two topics. **Deadline.** The broker delivers no request past its
+deadline (proto/expiry.py), and a server does not begin one. A reply that comes after its requester gave up (a time-out,
+a cancelled call) is dropped and counted (`late_replies`); if its client is closed, the broker drops it. **Order at the
+server.** It opens the producer of the reply topic; runs the handler; sends the reply; acknowledges the request. So a
+request whose server dies is handled by another one, perhaps a second time. If the reply topic cannot be reached, the
+server tries again for GONE_S, or until the deadline. If its role may not produce there, the handler does not run: the
+error is logged, and the request is negatively acknowledged, for another server. **Whom a server answers.** The
+requester chooses `reply_to`, so it must be a reply topic of the request's namespace. Otherwise the request is
+acknowledged and counted (`malformed`): no requester makes a server write elsewhere. Guards:
+tests/client/consume/test_requests.py."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ Open = Callable[[TopicName], Coroutine[Any, Any, Any]]
 
 
 class RequestFailed(PulsarException):
-    """Raised by `Client.request` when the handler raised an exception: `error_class` is its class, as text, and
+    """Raised by `Client.request` when the handler raised an exception. `error_class` is the name of its class, and
     `error_message` its text."""
 
     def __init__(self, message: str = "", error_class: str = "", error_message: str = "") -> None:
@@ -76,7 +75,8 @@ class RequestFailed(PulsarException):
 
 # ----------------------------------------------------------------------------------------------------- requester
 class Replies:
-    """The reply topic of a client in one namespace, and the requests that wait for its messages."""
+    """Receives the replies of a client in one namespace through `consumer`, and passes them to the requests that wait.
+    `late`: how many replies came for which no request waited."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -88,23 +88,25 @@ class Replies:
 
     @property
     def is_over(self) -> bool:
+        """Returns whether the consumer has ended: no reply is received any more."""
         return self._error is not None
 
     async def wait_connected(self) -> None:
-        """Waits until the broker of the topic has the subscription, or the consumer has ended: until then replies are
-        dropped."""
+        """Waits until the broker of the reply topic has the subscription, or the consumer has ended. Replies that are
+        sent before are lost."""
         while not self.is_over and not self.consumer.is_connected():
             await self.consumer.partitions[0].requests.wait_state_changed()
 
     def expect(self, correlation_id: str) -> asyncio.Future[Message]:
-        """Returns the future of a reply. The caller must call `forget` in the end."""
+        """Returns a future of the reply with this id; it gets the message, RequestFailed, or the error that ends the
+        consumer. Raises that error if the consumer has ended. The caller must call `forget` in the end."""
         if self._error is not None:
             raise self._error
         found = self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
         return found
 
     def forget(self, correlation_id: str) -> None:
-        """Fact: no caller waits for this reply any more."""
+        """Fact: no caller waits for the reply with this id any more. Its future is cancelled."""
         waiting = self._waiting.pop(correlation_id, None)
         if waiting is not None and not waiting.cancel():
             waiting.exception()  # was looked at
@@ -145,10 +147,12 @@ class Replies:
 
 
 class Requester:
-    """Sends the requests of one client, and waits for their replies."""
+    """Sends the requests of one client, and waits for their replies. Opens one consumer of replies per namespace, and
+    one producer per topic, when they are first needed."""
 
     def __init__(self, world: World, open_consumer: Open, open_producer: Open) -> None:
-        """Makes the requester. `open_consumer` and `open_producer` open what the client closes with itself."""
+        """Makes the requester. `open_consumer(topic)` and `open_producer(topic)` open a consumer or a producer, which
+        the client closes when it is closed."""
         self._world = world
         self._open_consumer, self._open_producer = open_consumer, open_producer
         self._producers: dict[TopicName, Producer] = {}
@@ -163,7 +167,8 @@ class Requester:
     async def request(
         self, topic: TopicName, payload: bytes, timeout_s: float, properties: dict[str, str] | None, key: str | None
     ) -> Message:
-        """Sends a request and returns its reply. Raises Timeout, RequestFailed, or what a producer raises."""
+        """Sends a request, waits for its reply and returns it. Raises Timeout if none comes within `timeout_s` seconds
+        (the request may have been handled), RequestFailed if the handler raised, or what a producer raises."""
         deadline_ms = str(self._world.clock.wall_ms() + round(timeout_s * 1000))
         id_ = self._world.rng.randbytes(8).hex()
         try:
@@ -208,7 +213,8 @@ class Requester:
 
 # -------------------------------------------------------------------------------------------------------- server
 class Request(NamedTuple):
-    """What the properties of a request say."""
+    """The properties of a request: the topic to which the reply goes, the id that the reply must have, and the time
+    until which the handler may begin, in ms since the epoch."""
 
     reply_to: TopicName
     correlation_id: str
@@ -216,7 +222,8 @@ class Request(NamedTuple):
 
     @classmethod
     def parse(cls, properties: dict[str, str], topic: TopicName) -> Request | None:
-        """Returns the request; None if the properties are none of a request of a topic of this namespace."""
+        """Returns the Request that the properties of a message of `topic` describe. Returns None if they are not those
+        of a request, or the reply topic is not one of the namespace of `topic`."""
         id_, deadline = properties.get(CORRELATION_ID), parse_number(properties.get(DEADLINE, ""))
         try:
             reply_to = TopicName.parse(properties.get(REPLY_TO, ""))
@@ -230,7 +237,7 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class RequestServerStatistics(ListenerStatistics):
-    """The counters of a server of requests, besides those of its listener."""
+    """The counters of a server of requests: those of its listener, and what became of the requests."""
 
     answered: int = 0  # requests whose reply was sent
     raised: int = 0  # … of these: with the error of the handler
@@ -248,8 +255,8 @@ class _ReplyProducer:
 
 
 class RequestServer(Listening):
-    """A server of requests that runs: `Client.serve` returns it. Stop it by `await server.stop()`, or as a context
-    manager; that closes its consumer, too."""
+    """A running server of requests, which `Client.serve` returns. `stop`, or the end of an `async with` block, ends it
+    and closes its consumer."""
 
     _counted: RequestServerStatistics
 
@@ -263,7 +270,8 @@ class RequestServer(Listening):
         self._leaving = Tasks()
 
     def statistics(self) -> RequestServerStatistics:
-        """Returns the counters."""
+        """Returns the counters since the server began, with the numbers of running handlers and waiting messages now.
+        Each call returns the same object."""
         super().statistics()
         return self._counted
 
@@ -352,8 +360,8 @@ class RequestServer(Listening):
 
     # ------------------------------------------------------------------------------ the end
     async def stop(self, timeout: float | None = None) -> None:
-        """Stops the server: no further handler is called, and requests that wait go to other servers. Handlers that run
-        have `timeout` seconds (None: `stop_timeout`). Then closes the consumer and the producers of replies."""
+        """Stops the server: no further handler is called, and requests that wait go to other servers. Running handlers
+        have `timeout` seconds (None: `stop_timeout`) to end. Then closes the consumer and the producers of replies."""
         await super().stop(timeout)
         if self._consumer.is_closing:
             return  # it calls this method

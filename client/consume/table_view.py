@@ -9,8 +9,8 @@ the view contains all messages that were stored at the time of the call. A messa
 value, deletes its key (Pulsar R2; complaint 49); a message without a key is ignored. A partitioned topic is one table;
 partitions that are added later are included.
 
-**Compaction meanwhile.** A message that compaction removed is never delivered, nor is a removed tombstone. So when the
-reader of a partition reconnects at a position before the compaction horizon, and the horizon has moved, the partition
+**Compaction meanwhile.** A message that compaction removed is never delivered, nor is a removed tombstone. The reader
+of a partition may reconnect at a position before the compaction horizon after the horizon has moved. Then the partition
 is read again from its beginning, and keys that are missing now are deleted: no key outlives its tombstone. A topic that
 was deleted and created again is read from its beginning, too, and the keys of the former topic are deleted. Guard:
 tests/client/consume/test_table_view.py."""
@@ -63,8 +63,8 @@ class TableView(ClosedAfterAsyncWith):
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
-        """Returns a table view that `reader` fills, when the table contains all messages that the topic had stored at
-        the time of the call."""
+        """Returns a table view that `reader` fills. Returns when the table contains all messages that the topic had
+        stored at the time of the call. Raises the error with which reading failed; the reader is closed then."""
         view = cls(reader)
         view._horizons = {consumer: consumer.compacted_end_index for consumer in reader.partitions}
         reader.on_connected, reader.on_anew = view._connected, view._made_anew
@@ -130,15 +130,15 @@ class TableView(ClosedAfterAsyncWith):
         return dict(self._values).items()
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:
-        """Calls `callback(key, value)` for each key that the table has now, before `for_each` returns. If `callback` is
-        a coroutine function, its coroutines run one after the other, and the returned future ends when the last has
-        ended."""
+        """Calls `callback(key, value)` for each key that the table has now, before `for_each` returns; raises what the
+        callback raises. If `callback` is a coroutine function, its coroutines run one after the other. The returned
+        future ends when the last has ended."""
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
-        """Calls `callback(key, value)` for each key that the table has now, and then for each change. For a deleted key
-        the value is empty, as in Pulsar: the value that the schema decodes from no bytes, b"" or ""; None if the schema
-        cannot decode them."""
+        """Calls `callback(key, value)` for each key that the table has now, and then for each change; returns a future
+        as `for_each` does. For a deleted key the value is empty, as in Pulsar: the value that the schema decodes from
+        no bytes, b"" or ""; None if the schema cannot decode them. An exception at a change is logged."""
         now = self.items()
         check_parameter("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
@@ -272,12 +272,13 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        """Ends the table view at once."""
+        """Ends the table view at once, without informing the brokers; its values stay readable."""
         self._tasks.cancel()
         self._reader.abort()
 
     async def close(self) -> None:
-        """Closes the table view: the table is no longer kept up to date, and its values stay readable."""
+        """Closes the table view, and waits for it: the table is no longer kept up to date, and its values stay
+        readable. Coroutines of `for_each` that still run are cancelled."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task

@@ -61,7 +61,7 @@ class _Group:
 
 
 class ClientTransactionalAcks:
-    """Sends the acknowledgements of one partition's consumer in transactions."""
+    """Sends the acknowledgements of one partition's consumer in transactions. See the head of the module."""
 
     def __init__(
         self, where: TransactionEndpoint, subscription: str, connections: Connections, core: ConsumerCore,
@@ -69,8 +69,8 @@ class ClientTransactionalAcks:
         requests: ConsumerRequests, send: Callable[..., None], broke: Callable[[Exception], object],
         again: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Makes the object for the consumer `where`. `again` has all unacknowledged messages redelivered and drops
-        those that wait."""
+        """Makes the object for the consumer `where`. `send(ack=…)` sends a frame; `broke` gets an unforeseen exception.
+        `again()` has all unacknowledged messages delivered again, and drops those that wait."""
         self._where = where
         self._taken_from = f"{where.topic} {subscription}"
         self._deliver_again = again
@@ -88,9 +88,12 @@ class ClientTransactionalAcks:
         self, txn: TransactionPort, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges the messages `which` in the transaction `txn`. The future `waiter` gets the outcome. Before
-        anything is sent, raises OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked
-        message, and the errors of `TransactionPort.begin_operation`."""
+        """Acknowledges the messages `which` in the transaction `txn`; they are sent at the end of the loop's turn. The
+        future `waiter` gets the outcome. Must be called in the event loop.
+
+        Raises, before anything is sent: the errors of `TransactionPort.begin_operation`; OperationNotSupported if a
+        cumulative acknowledgement would cover a part of a chunked message; TransactionConflict if the transaction
+        acknowledges two deliveries of one message."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.expand_to_all_chunks(one)]
         for each in every if cumulative else ():
@@ -199,10 +202,13 @@ class ClientTransactionalAcks:
 
     # ------------------------------------------------------------------------------ the connection
     def on_connected(self) -> None:
+        """Fact: the consumer is connected again. Sends the acknowledgements that wait for a connection."""
         if self._groups or self._again:
             self._turn()
 
     def fail_all(self, error: MagnetarError) -> None:
+        """Ends all acknowledgements that are not sent, because the consumer is finished: their waiters and transactions
+        get `error`."""
         groups, self._groups = list(self._groups.values()), {}
         again, self._again = self._again, []
         for group in groups:

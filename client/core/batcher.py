@@ -1,34 +1,37 @@
 """The batcher: collects the messages of a producer for one partition into batches. It is a core without I/O; its driver
 guards it with a lock.
 
-A batch is closed, and moves to `ready`, when it has `messages_max` messages, when the next message would make it larger
-than `bytes_max`, or when the driver calls `close` (after the batch delay, or at a flush). A delayed message has a batch
+A batch is closed, and moves to `ready`, in three cases: it has `messages_max` messages; the next message would make it
+larger than `bytes_max`; the driver calls `close` (after the batch delay, or at a flush). A delayed message has a batch
 of its own: the open batch is closed first, so that the order is kept. The open batch is also closed when a message of
 another transaction, or of no transaction, follows: all messages of an entry belong to the same transaction.
 
 **Sequence ids** are assigned when a message is added, in order, each once. A message may name its own id. The broker
-may know ids of an earlier run of the producer (`set_first_sequence_id`); a batch never has ids on both sides of the
-last of them, because the broker judges a batch as a whole to be stored already or new. A message that names an id not
-above all assigned ids *goes back* (`OutgoingBatch.goes_back`): it is alone in its entry and changes no other message's
-id; where publishes are deduplicated the broker drops it. After a time-out `allow_sequence_id_reuse` lets the program
-name the same ids again as if they were new, because their outcome is unknown.
+may know ids of an earlier run of the producer (`set_first_sequence_id`). A batch never has ids on both sides of the
+last of them, because the broker judges a batch as a whole to be stored already or new.
 
-Messages that expire (proto/expiry.py) share batches with others: the head of the entry says which of them expire, in
-RUNS_MAX runs at most, and a message that would need a further run begins the next batch.
+A message that names an id not above all assigned ids *goes back* (`OutgoingBatch.goes_back`). It is alone in its entry
+and changes no other message's id; where publishes are deduplicated the broker drops it. After a time-out
+`allow_sequence_id_reuse` lets the program name the same ids again as if they were new, because their outcome is
+unknown.
+
+Messages that expire (proto/expiry.py) share batches with others. The head of the entry says which of them expire, in
+RUNS_MAX runs of neighbours at most. A message that would need a further run begins the next batch.
 
 With `key_based` (Pulsar PR3) there is one open batch per key; the ordering key counts before the partition key, and
 messages without a key share a batch. With `batch_by` there is one open batch per combination of the values of these
-properties, so that a filter by them wants all messages of an entry or none; a property that a message lacks is a value
-of its own. With both, a group has the same key and the same values. The messages of such a batch get their ids when the
-batch is closed, so that the ids of each entry are consecutive, and the broker can detect a duplicate; a message that
-names its own id closes all batches but its own. With `batch_by` at most OPEN_GROUPS_MAX batches are open: the one that
-was opened first is closed before the next is opened.
+properties, so that a filter by them wants all messages of an entry or none. A property that a message lacks is a value
+of its own. With both, a group has the same key and the same values.
+
+The messages of such a batch get their ids when the batch is closed, so that the ids of each entry are consecutive, and
+the broker can detect a duplicate. A message that names its own id closes all batches but its own. With `batch_by` at
+most OPEN_GROUPS_MAX batches are open: the one that was opened first is closed before the next is opened.
 
 With `summarized` each batch has a summary of these properties (proto/summary.py).
 
     add(payload, callback)          a message with a payload and nothing else: the fast path
     add_message(message, callback)  a message with key, properties, times, …
-    close()                         moves what is open to `ready`
+    close()                         moves the open batches to `ready`
 
 `add` and `add_message` return whether `ready` contains a batch. `encode_batch_entry` encodes a batch in the format of
 proto/entry.py."""
@@ -62,7 +65,7 @@ GroupKey = bytes | tuple[bytes | str | None, ...]
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message that a producer is to send: the payload, and the other fields that the program may set. Times are in ms
+    """A message for a producer to send: the payload, and the other fields that the program may set. Times are in ms
     since the epoch."""
 
     payload: bytes
@@ -90,10 +93,12 @@ class OutgoingMessage:
 class OutgoingBatch:
     """Messages that become one entry, with their callbacks. The batch exists until the messages have their outcome.
 
-    `items` alternate prefix and payload. `message` is set when the message is sent unbatched. The producer sets `entry`
-    (the encoded entry), `born` (when that was encoded, in s), `chunks`, `connections` (over how many connections the
-    entry was published) and `waiters` (for its outcome). A message in chunks has one `OutgoingBatch` per chunk; the
-    last of them has the callback, and all share the list `chunks` of the positions at which chunks are stored."""
+    `items` alternate prefix and payload. `message` is set when the message is sent unbatched. The other fields are set
+    after the batch is closed: `entry` (the encoded entry), `born` (the time of the encoding, in s), `connections` (over
+    how many connections the entry was published), `waiters` (for its outcome) and `chunks`.
+
+    A message in chunks has one `OutgoingBatch` per chunk. The last of them has the callback, and all share the list
+    `chunks` of the positions at which chunks are stored."""
 
     __slots__ = (
         "born", "callbacks", "chunks", "connections", "dense", "entry", "expiring", "goes_back", "highest", "items",
@@ -123,6 +128,7 @@ class OutgoingBatch:
 
     @property
     def message_count(self) -> int:
+        """Returns the number of messages in the batch; 0 for a chunk that is not the last of its message."""
         return len(self.callbacks)
 
 
@@ -164,6 +170,8 @@ class Batcher:
             self._given = min(self._given, first - 1)
 
     def add(self, payload: bytes, callback: Callback, txn: TransactionPort | None = None) -> bool:
+        """Adds a message that has a payload and no other field, in the transaction `txn` (None: in none). Returns
+        whether `ready` contains a batch."""
         if self._is_grouped or self._summarized:
             return self.add_message(OutgoingMessage(payload, txn=txn), callback)
         if txn is not self._txn:
@@ -202,6 +210,7 @@ class Batcher:
         self._txn = txn
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
+        """Adds a message with any fields. Returns whether `ready` contains a batch."""
         if message.txn is not self._txn:
             self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
@@ -262,6 +271,7 @@ class Batcher:
 
     @property
     def is_open(self) -> bool:
+        """Returns whether a batch with messages is open."""
         return self._open is not None or bool(self._groups)
 
     @property
@@ -386,7 +396,8 @@ def make_entry_metadata(
     batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
     """Returns the metadata of the entry that a batch becomes. If the batch is a single message that is sent unbatched,
-    the metadata contains all fields of that message."""
+    the metadata contains all fields of that message. `compression`: the number of a compression type of
+    proto/compression.py; 0: none."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
@@ -410,7 +421,7 @@ def encode_batch_entry(
     schema_version: bytes = b"",
 ) -> bytes:  # fmt: skip
     """Encodes a batch as an entry. Returns the client-part of the entry: its metadata and payload, as the client sends
-    them."""
+    them. Raises CryptoError if `encrypt` cannot encrypt the payload."""
     metadata = make_entry_metadata(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
         if compression or encrypt is not None:

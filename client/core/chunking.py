@@ -4,7 +4,7 @@
 
 **Sending** (`encode_chunks`): the payload is compressed as a whole and cut; each chunk is encrypted alone. A chunk is
 an entry with the message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`,
-`chunk_id`. The producer publishes the chunks in order, with none of its other entries between them; after a reconnect
+`chunk_id`. The producer publishes the chunks in order, with none of its other entries between them. After a reconnect
 it publishes the chunks without a receipt again.
 
 **Receiving** (`ChunkAssembler`, one per partition): the bodies of the chunks are kept until the last chunk of their
@@ -32,15 +32,17 @@ by the sizes that a header declares: sizes are checked first, and the bodies tha
 again. A message that gets no chunk for the time above may have lost its producer. It makes room, and from then on it
 makes room for every message that did so less often; so any number of messages that are never completed do not keep
 other messages from completing. If instead each new message replaced an incomplete one, two groups of messages could
-replace each other for ever. The assembler remembers which messages it gave back (`_waiting`): when there is room it
-requests at once the first of them, as far as that arrived before, and the chunks of a message that begins. Without
-room, a chunk that was given back comes again after a delay that doubles each time, up to GIVEN_BACK_S_MAX: another
-consumer may have a part of the message, and the broker delivers a chunk that was given back before new entries, which
-the incomplete messages may need.
+replace each other for ever.
+
+The assembler remembers which messages it gave back (`_waiting`). When there is room it requests the first of them at
+once, as far as that message arrived before, and the remembered chunks of a message that begins. Without room, a chunk
+that was given back comes again after a delay that doubles each time, up to GIVEN_BACK_S_MAX. The delay is needed
+because another consumer may have a part of the message, and because the broker delivers a chunk that was given back
+before new entries, which the incomplete messages may need.
 
 A cumulative ack never covers a message that is incomplete, or is not acknowledged and ends after the ack's position
-(`cumulative_ack_limit`). Guarding tests: tests/client/produce/test_chunking.py,
-tests/client/core/test_chunks_walk.py."""
+(`cumulative_ack_limit`). Guarding tests: tests/client/produce/test_chunking.py, tests/client/core/test_chunks_walk.py.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,9 @@ GIVEN_BACK_MAX = 10_000
 def encode_chunks(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
-    """Encodes a message as one entry, or as several chunks if it is too large. Returns the client-parts of these
-    entries, in order. Raises MessageTooLarge."""
+    """Encodes a message as one entry, or as several chunks if it is too large; no entry has more than `entry_bytes_max`
+    bytes. Returns the client-parts of these entries, in order. Changes `metadata`. Raises MessageTooLarge if the
+    message is above the limit of chunked messages, or its metadata alone fills an entry."""
     size = len(payload)
     if metadata.compression:
         metadata.uncompressed_size = size
@@ -117,7 +120,9 @@ def encode_chunks(
 
 
 class PartialMessage:
-    """A chunked message of which some chunks, or all, have arrived."""
+    """A chunked message of which some chunks, or all, have arrived. `bodies`: the chunks by their numbers. `places`:
+    the positions of its entries. `last` and `entry`: the position of its last chunk, and the object that the caller of
+    `ChunkAssembler.add` passed with that chunk."""
 
     __slots__ = ("bodies", "entry", "last", "metadata", "places", "since", "size")
 
@@ -138,8 +143,9 @@ class PartialMessage:
 
 
 class ChunkAddResult(NamedTuple):
-    """The result of adding an entry to the ChunkAssembler: the message that the entry completes, if any; the entries to
-    acknowledge (`dropped`), to have redelivered later (`given_back`), and to request from the broker now (`wanted`)."""
+    """The result of adding an entry to the ChunkAssembler. `complete`: the message that the entry completes; None:
+    there is none. The other fields are positions of entries: to acknowledge (`dropped`), to have redelivered later
+    (`given_back`), and to request from the broker now (`wanted`)."""
 
     complete: PartialMessage | None
     dropped: list[Position]
@@ -149,7 +155,7 @@ class ChunkAddResult(NamedTuple):
 
 class ChunkAssembler:
     """Assembles the chunked messages of one partition from their chunks, and tracks the messages that are not complete
-    or not acknowledged."""
+    or not acknowledged. Not safe from several threads. See the head of the module."""
 
     __slots__ = (
         "_given_back",
@@ -168,8 +174,9 @@ class ChunkAssembler:
         self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True,
         expire_s: float = EXPIRE_S,
     ) -> None:  # fmt: skip
-        """Makes an empty assembler. `ordered`: the chunks of a message arrive in order; `log_order`: all entries
-        arrive in log order."""
+        """Makes an empty assembler. `pending_max`: the most messages that may be incomplete. `auto_ack`: messages that
+        make room are acknowledged. `ordered`: the chunks of a message arrive in order. `log_order`: all entries arrive
+        in log order. `expire_s`: seconds without a chunk after which a message makes room."""
         self.pending_max = max(1, pending_max)
         self.auto_ack = auto_ack
         self.ordered = ordered
@@ -189,7 +196,8 @@ class ChunkAssembler:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkAddResult:
-        """Adds the chunk in the entry at `place` to its message. Returns what to do now: see ChunkAddResult. Raises
+        """Adds the chunk in the entry at `place` to its message. `now`: seconds of a monotonic clock; `entry`: kept as
+        `PartialMessage.entry` if the chunk is the last one. Returns what to do now: see ChunkAddResult. Raises
         CorruptEntry if the fields of the chunk contradict each other, or those of earlier chunks of the message."""
         _check(metadata, len(body))
         begun = self.incomplete.get(metadata.uuid)
@@ -216,6 +224,8 @@ class ChunkAssembler:
         return dropped
 
     def expire(self, now: float) -> ChunkAddResult:
+        """Makes room of each message that got no chunk for `expire_s` seconds. Returns the entries to acknowledge, to
+        have redelivered later and to request now. `now`: seconds of a monotonic clock."""
         outcome, wanted = ChunkAddResult(None, [], []), list[Position]()
         for uuid, begun in list(self.incomplete.items()):
             if now - begun.since >= self.expire_s:
@@ -231,6 +241,8 @@ class ChunkAssembler:
         return () if begun is None else tuple(begun.places)
 
     def on_acknowledged_up_to(self, place: Position) -> None:
+        """Fact: all complete messages whose last chunk is at or before `place` are acknowledged. Stops tracking them.
+        """
         for last in [each for each in self._whole if each <= place]:
             del self._whole[last]
 
@@ -371,6 +383,8 @@ class ChunkAssembler:
             del of[next(iter(of))]
 
     def check(self) -> None:
+        """Raises AssertionError if too many messages are incomplete, or one of them has all its chunks or too many
+        bytes."""
         assert len(self.incomplete) <= self.pending_max, "no more messages are begun than may be"
         for begun in self.incomplete.values():
             assert 0 < len(begun.bodies) < begun.metadata.num_chunks_from_msg, "what is begun is not complete"
@@ -392,8 +406,9 @@ def _check(metadata: MessageMetadata, size: int) -> None:
 
 
 class OutgoingEntryQueue:
-    """The entries of one producer that have no outcome yet: `sent` (oldest first), and after them `unsent`. `credit`:
-    the bytes that the broker allows the producer to send now."""
+    """The entries of one producer that have no outcome yet: `sent` (published over this connection, oldest first), and
+    after them `unsent`. `credit`: the bytes that the broker allows the producer to send now; below zero by at most one
+    entry."""
 
     __slots__ = ("credit", "sent", "unsent")
 
@@ -407,10 +422,12 @@ class OutgoingEntryQueue:
 
     @property
     def oldest(self) -> OutgoingBatch | None:
+        """Returns the entry that was added first; None if there is no entry."""
         return self.sent[0] if self.sent else self.unsent[0] if self.unsent else None
 
     @property
     def youngest(self) -> OutgoingBatch | None:
+        """Returns the entry that was added last; None if there is no entry."""
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
     def add(self, batch: OutgoingBatch, entries: Sequence[bytes], now: float) -> None:
@@ -443,21 +460,23 @@ class OutgoingEntryQueue:
         self.sent.clear()
 
     def replace_schema_version(self, before: bytes, now: bytes) -> None:
-        """Replaces the schema version `before` in all entries by the version `now`, because the topic was deleted and
-        created again and numbers its schemas anew. Must be called before anything is sent over the new connection."""
+        """Replaces the schema version `before` in all entries by the version `now`. Used when the topic was deleted and
+        created again, and has new version numbers. Must be called before anything is sent over the new connection."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def take_oldest_message(self) -> list[OutgoingBatch]:
-        """Removes and returns the entries of the oldest message or batch: one entry, or all chunks of the message."""
+        """Removes and returns the entries of the oldest message or batch: one entry, or all chunks of the message that
+        are left. The queue must not be empty."""
         popped: list[OutgoingBatch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
         return popped
 
     def take_all(self) -> list[OutgoingBatch]:
+        """Removes and returns all entries, sent ones first, the oldest first."""
         popped = [*self.sent, *self.unsent]
         self.sent.clear()
         self.unsent.clear()
@@ -500,6 +519,7 @@ def encode_entries(
 
 # ------------------------------------------------------------------------------------ outcomes
 def make_invalid_content_error(cause: Exception) -> MessageNotEncodable:
+    """Returns the error of a message that cannot be encoded, with `cause` as its cause."""
     error = MessageNotEncodable(f"the message cannot be encoded: {cause}")
     error.__cause__ = cause
     return error

@@ -1,25 +1,25 @@
-"""The core of one partition's consumer: what it asks the broker for, and what it acknowledges, over all its
+"""The core of one partition's consumer: decides what it asks the broker for, and what it acknowledges, over all its
 connections.
 
 Facts in (opened, lost, delivered, taken, acknowledged, given back, answers, time passed), effects out, in order. The
 driver does each effect at once. Times are seconds of a monotonic clock.
 
-**Permits** are conserved (core/redelivery.py) and counted anew for each connection: a message that arrived over an
-earlier connection frees no permit of the present one. **Acknowledging** is at least once: acks are sent in groups
-(core/redelivery.py), and acks that were not sent when the connection is lost are sent over the next one. The redelivery
-of an entry that was negatively acknowledged, or not acknowledged in time, is requested when its delay is over
-(core/redelivery.py); without a connection nothing is requested, because the broker delivers all unacknowledged entries
-again over the next connection. A chunk that is requested again because its message is incomplete does not count as
-negatively acknowledged. **Reconnect.** After a lost connection or an error that may pass the consumer is opened again,
-with back-off; an error of FINAL finishes it. Messages that wait for the application are discarded, and the broker
-delivers them again. A reader continues after the last message that the application took, or at the first chunk of a
-message that it has not read whole (`ReaderPosition`). **Seek.** When the broker has moved the cursor, all messages that
-were delivered before are discarded, together with the acknowledgements and negative acknowledgements of them that were
-not sent; an acknowledgement that is called later, of a message received before the seek, counts. A reader that
-was moved to a time or an index, and has read nothing since, seeks there again after a reconnect, and gets its first
-permits when the broker has answered: only the broker knows that position. **Requests** get exactly one
-AnswerRequest each, with ConnectionLost if the connection is lost before the answer. **Threads.**
-`permits.count_used_permits` may be called from any thread. All else belongs to one thread. Guards:
+**Permits** are conserved (client/core/redelivery.py) and counted anew for each connection: a message that arrived over
+an earlier connection frees no permit of the present one. **Acknowledging** is at least once: acknowledgements are sent
+in groups (client/core/redelivery.py), and those that were not sent when the connection is lost are sent over the next
+one. **Redelivery** of an entry that was negatively acknowledged, or not acknowledged in time, is requested when its
+delay is over. Without a connection nothing is requested, because the broker delivers all unacknowledged entries again
+over the next connection. A chunk that is requested again because its message is incomplete does not count as negatively
+acknowledged. **Reconnect.** After a lost connection or an error that may pass the consumer is opened again, with
+back-off; an error of FINAL finishes it. Messages that wait for the application are discarded, and the broker delivers
+them again. A reader continues after the last message that the application took, or at the first chunk of a message that
+it has not read whole (`ReaderPosition`). **Seek.** When the broker has moved the cursor, all messages that were
+delivered before are discarded, together with their acknowledgements and negative acknowledgements that were not sent.
+An acknowledgement that is called later, of a message received before the seek, counts. A reader that was moved to a
+time or an index, and has read nothing since, seeks there again after a reconnect. It gets its first permits when the
+broker has answered: only the broker knows that position. **Requests** get exactly one AnswerRequest each, with
+ConnectionLost if the connection is lost before the answer. **Threads.** `permits.count_used_permits` and
+`set_resume_point` may be called from any thread. All else belongs to one thread. Guards:
 tests/client/core/test_consumer_walk.py, tests/client/core/test_permits.py.
 
 Also in this file, below its heading: entries that are kept from the application because they cannot be decrypted
@@ -87,8 +87,8 @@ from .redelivery import (
 
 
 class WithheldEntries:
-    """The entries that a consumer withholds from the application because it cannot decrypt them, and the number of
-    permits that each entry uses."""
+    """The entries that a consumer withholds from the application because it cannot decrypt them. `permits`: the number
+    of permits that each entry uses."""
 
     __slots__ = ("permits",)
 
@@ -99,11 +99,12 @@ class WithheldEntries:
         return bool(self.permits)
 
     def add(self, place: Position, permits: int) -> None:
+        """Adds the entry at `place`; an entry that is withheld already uses `permits` more permits."""
         self.permits[place] = self.permits.get(place, 0) + permits
 
     def on_redelivery_requested(self, places: Iterable[Position]) -> int:
-        """Fact: the broker is asked to deliver the entries `places` again. Removes them and returns the number of
-        permits that this frees."""
+        """Fact: the broker is asked to deliver the entries `places` again. Their permits are free; the entries stay
+        withheld. Returns the number of permits that this frees."""
         freed = 0
         for place in places:
             if place in self.permits:
@@ -137,7 +138,8 @@ CHUNK_TICK_S = EXPIRE_S / 4
 
 class ConsumerCore:
     """The core of one partition's consumer: decides which acknowledgements, permits and requests are sent to the
-    broker, and when. See the head of the module."""
+    broker, and when. `error`: the error with which the consumer was finished; None: it is not finished. See the head of
+    the module."""
 
     def __init__(
         self, options: AttachedConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
@@ -181,6 +183,7 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ the connection
     def reader_position(self) -> ReaderPosition:
+        """Returns the position at which a reader continues after a reconnect."""
         return ReaderPosition(self.last_taken, self._begun)
 
     def clear_reader_position(self) -> None:
@@ -194,6 +197,9 @@ class ConsumerCore:
         self.last_taken = point
 
     def on_opened(self) -> list[ConsumerEffect]:
+        """Fact: the broker has opened the consumer over a new connection. Returns the effects: messages of the last
+        connection are dropped, waiting acknowledgements are sent, and the first permits are granted. Returns none if
+        the consumer is finished."""
         if self.state is PartitionClientState.CLOSED:
             return []
         self.state = PartitionClientState.CONNECTED
@@ -213,7 +219,8 @@ class ConsumerCore:
 
     def on_lost(self, error: MagnetarError) -> list[ConsumerEffect]:
         """Fact: the connection broke, the broker closed the consumer, or an attempt to open the consumer again failed;
-        `error` says why. Returns the effects, such as Connect after a pause."""
+        `error` says why. Returns the effects: AttachToBroker after a pause, or EndWithError if the error is permanent;
+        none if the consumer is finished."""
         if self.state is PartitionClientState.CLOSED:
             return []
         alone = self._options.ends_with_topic
@@ -237,7 +244,8 @@ class ConsumerCore:
 
     def discard_delivered(self) -> None:
         """Clears the state of all entries that were delivered and not acknowledged, because the broker will deliver
-        them again: their ack time-outs end, and incomplete chunked messages are removed."""
+        them again. Their ack time-outs end, incomplete chunked messages are removed, and withheld entries free their
+        permits."""
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
@@ -249,6 +257,9 @@ class ConsumerCore:
             self.repeats.clear()
 
     def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[ConsumerEffect]:
+        """Ends the consumer for good with `error`; a second call keeps the first error. Returns the effects: each open
+        request is answered with the error, then EndWithError. `topic_is_gone`: the topic was deleted, which is no
+        failure."""
         effects: list[ConsumerEffect] = []
         self.state = PartitionClientState.CLOSED
         if self.error is None:
@@ -270,19 +281,22 @@ class ConsumerCore:
         return effects
 
     def resize_queue(self, queue_size: int) -> list[ConsumerEffect]:
+        """Changes the size of the receiver queue to `queue_size` messages. Returns the effects that grant more permits,
+        if there are more."""
         self.permits.resize_queue(queue_size)
         return self.on_entries_dropped(0)
 
     def is_dead_letter(self, redelivery_count: int) -> bool:
         """Returns whether an entry that was redelivered `redelivery_count` times must be moved to the dead-letter
-        topic: the count exceeds the limit of the dead-letter policy."""
+        topic, because the count exceeds the limit of the dead-letter policy. False if there is no policy."""
         return self._options.redeliveries_max is not None and redelivery_count > self._options.redeliveries_max
 
     def add_chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> PartialMessage | None:
         """Adds the chunk in the entry at `place` to its message. Returns the message if the chunk completes it, else
-        None. Raises CorruptEntry if the chunk does not fit its message."""
+        None. Raises CorruptEntry if the chunk does not fit its message. Chunks that this drops are acknowledged, and
+        chunks that it gives back are requested later."""
         self.has_new_times = True
         if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
@@ -296,7 +310,8 @@ class ConsumerCore:
         self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float
     ) -> None:
         """Records that the entry at `place` cannot be decrypted and is withheld from the application, and starts its
-        ack time-out. If the entry is a chunk, the other chunks of its message are kept."""
+        ack time-out. `permits`: those that the entry uses; `longer_s`: seconds that are added to the time-out. If the
+        entry is a chunk, the other chunks of its message are kept."""
         self.has_new_times = True
         self._withheld.add(place, permits)
         self.track(place, now, longer_s)
@@ -307,11 +322,12 @@ class ConsumerCore:
 
     @property
     def has_withheld_entries(self) -> bool:
+        """Returns whether an entry is withheld because it cannot be decrypted."""
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
-        """Fact: the entry at `place` is decrypted or acknowledged. If the entry was withheld from the application,
-        frees its permits."""
+        """Fact: the entry at `place` is decrypted or acknowledged. If the entry was withheld from the application, it
+        is not any more, and its permits are free."""
         self._free(self._withheld.release(place))
 
     def _free(self, permits: int) -> None:
@@ -390,7 +406,7 @@ class ConsumerCore:
 
     def try_cumulative_ack(self, place: Position) -> bool:
         """Returns whether a cumulative acknowledgement may cover the whole entry at `place`. If so, records that
-        chunked messages up to this entry are acknowledged."""
+        chunked messages up to this entry are acknowledged; the caller sends the acknowledgement itself."""
         covered = self._floor(place) == place
         if covered:
             self.chunks.on_acknowledged_up_to(place)
@@ -404,9 +420,9 @@ class ConsumerCore:
         self._unacked.discard(place)
 
     def negative_acknowledge(self, place: Position, redeliveries: int, now: float) -> None:
-        """Acknowledges the entry at `place` negatively: requests its redelivery after the delay for its redelivery
-        count. With `redelivery_order` "key" the broker applies the delay, and the next `take_effects` requests the
-        redelivery at once."""
+        """Acknowledges the entry at `place` negatively: its redelivery is requested after the delay for `redeliveries`,
+        its redelivery count. With `redelivery_order` "key" the broker applies the delay, and the next `take_effects`
+        requests the redelivery at once."""
         self.negatively_acknowledged += 1
         if self._pieces.watched:
             self._pieces.discard(place)
@@ -452,12 +468,14 @@ class ConsumerCore:
 
     @property
     def has_failed_entries(self) -> bool:
+        """Returns whether `failed_positions` has entries."""
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """Asks the broker to deliver again all entries that were delivered and not acknowledged; returns the effects.
-        `untouched`: the entries of which the application has seen nothing; their redelivery is not counted. `in_order`:
-        deliveries in flight, which the broker will repeat, are discarded as well (`restart_request`)."""
+        """Asks the broker to deliver again all entries that were delivered and not acknowledged. Returns the effects;
+        none without a connection, because the next connection delivers these entries again. `untouched`: the entries of
+        which the application has seen nothing; their redelivery is not counted. `in_order`: deliveries in flight, which
+        the broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
         self.reset_duplicate_filter()
         if self.state is PartitionClientState.CONNECTED:
@@ -501,6 +519,8 @@ class ConsumerCore:
         return due if due < inf else None
 
     def run_timers(self, now: float) -> list[ConsumerEffect]:
+        """Does what is due at the time `now`: sends acknowledgements, and requests redeliveries. Returns the effects.
+        The driver must call it when the time `next_timer_at` is reached, or later."""
         effects: list[ConsumerEffect] = []
         if self.ack_due is not None and now >= self.ack_due:
             self.ack_due = None
@@ -556,21 +576,24 @@ class ConsumerCore:
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Begins to move the subscription's cursor to `to`, a position or a time. Returns the effect that asks the
-        broker. Replaces an earlier seek that has no answer yet."""
+        """Begins to move the subscription's cursor to `to`: a message id, a SeekIndex, or a time in ms since the epoch.
+        `request_id`: a number of `register_request`. Returns the effect that asks the broker. Replaces an earlier seek
+        that has no answer yet."""
         self._seek = request_id, to
         return [SendSeekRequest(request_id, to)]
 
     def send_last_acks(self) -> list[ConsumerEffect]:
-        """Returns the effects that send the acknowledgements that wait, without waiting for their group: the broker is
-        closing this consumer, because the topic moves to another broker, or a transaction commits."""
+        """Returns the effects that send all waiting acknowledgements now, without waiting for their group. Used when
+        the broker is about to close this consumer, because the topic moves to another broker, and when a transaction
+        commits."""
         effects: list[ConsumerEffect] = []
         self._send_acks(effects)
         return effects
 
     def take_last_acks(self) -> tuple[int, list[ConsumerEffect]]:
         """Returns the number of a request and the effects that send all waiting acknowledgements with it. The broker
-        answers the request when the acknowledgements are durable. The number is 0 if no acknowledgement waits."""
+        answers the request when the acknowledgements are durable. The number is 0, and there are no effects, if no
+        acknowledgement waits or there is no connection."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending_messages or self.state is not PartitionClientState.CONNECTED:
             return 0, effects
@@ -579,6 +602,8 @@ class ConsumerCore:
         return request_id, effects
 
     def on_answered(self, request_id: int, error: MagnetarError | None, result: Any = None) -> list[ConsumerEffect]:
+        """Fact: the broker answered the request `request_id` with `result`, or with `error`. Returns the effects, such
+        as AnswerRequest; none if that request is not open."""
         effects: list[ConsumerEffect] = []
         if request_id not in self._requests:
             return effects
@@ -619,6 +644,7 @@ class ConsumerCore:
         self._requests.clear()
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant of this core, or of one of its parts, is broken."""
         self.permits.check()
         self._acks.check()
         self._nacks.check()

@@ -1,25 +1,25 @@
 """Debounce of a consumer: of the messages with one key in one window of time only the newest is delivered.
 
-    ready, superseded = debounce.add(messages, now)    # these go to the application; these are acknowledged
+    ready, superseded = debounce.add(messages, now)    # to deliver to the application; to acknowledge
     ready = debounce.take_due(now)                     # at `next_due`
-    copies = debounce.take_copies()                    # neither: the same messages are held still
+    copies = debounce.take_copies()                    # neither: later copies of these messages are held
     held = debounce.clear()                            # the broker delivers them again
 
 The rule is a function of the log alone: a message is superseded if a later message of its partition has its key and
 falls into the same window, by the broker's time of publication. The windows of a key follow each other without a gap,
-`window_s` long; where they begin depends on the key, so that not all keys are delivered at one moment. A key that
+`window_s` long. Where they begin depends on the key, so that not all keys are delivered at one moment. A key that
 changes all the time is delivered once in each window.
 
-A message is held until its window is over: when a message was received that was published after its end, or when the
-rest of the window has passed since the message was received, and nothing was received for IDLE_S. So no clocks are
-compared. A message that is delivered although its window goes on (a redelivery; the receiver queue is full of held
-ones; a key moves to another consumer) is one too many, never one too few.
+A message is held until its window is over. That is when a message was received that was published after the end of the
+window; or when the rest of the window has passed since the message was received, and nothing was received for IDLE_S.
+So no clocks are compared. In three cases a message is delivered although its window goes on: a redelivery, a receiver
+queue that is full of held messages, and a key that moves to another consumer. So the application may get one message
+too many, and never one too few.
 
-A crash: what is held is not acknowledged, and comes again. What is superseded is acknowledged only after a newer
-message of its key was received, which is held or with the application until it is acknowledged itself. Memory: what is
-held keeps its permits, so it is bounded by the receiver queue, however many keys there are. A message without a key is
-never held. Guarding tests: tests/client/core/test_debounce.py.
-"""
+After a crash the held messages come again, because they are not acknowledged. A superseded message is acknowledged only
+after a newer message of its key was received, which is held, or with the application, until it is acknowledged itself.
+A held message keeps its permits, so the receiver queue bounds the memory, however many keys there are. A message
+without a key is never held. Guarding tests: tests/client/core/test_debounce.py."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 
 class KeyedMessage(NamedTuple, Generic[T]):
-    """A received message: its place in the log, its key (None: it has none), and the broker's time at which its entry
-    was published, in ms since the epoch."""
+    """A received message for Debounce: its place in the log, its key (None: it has none), and the time at which the
+    broker stored its entry, in ms since the epoch (0: not known, which counts as no key)."""
 
     message: T
     place: Place
@@ -54,7 +54,8 @@ class _Held(NamedTuple, Generic[T]):
 
 
 class Debounce(Generic[T]):
-    """The messages of one partition that are held until their windows are over, the newest of each key."""
+    """Holds the messages of one partition until their windows are over, and of each key only the newest. `superseded`:
+    how many messages a newer one has replaced. Times are seconds of a monotonic clock."""
 
     def __init__(self, window_s: float) -> None:
         self.superseded = 0  # messages
@@ -68,13 +69,14 @@ class Debounce(Generic[T]):
         self._received_at = -inf
 
     def find_window_end_ms(self, key: str, published_ms: int) -> int:
-        """Returns the end of the window into which a message of this key falls (ms since the epoch)."""
+        """Returns the end (exclusive) of the window into which a message of this key falls, in ms since the epoch.
+        `published_ms`: when the message was published, in ms since the epoch."""
         offset = compute_key_slot(key) * self._window_ms // (STICKY_SLOTS + 1)
         return ((published_ms + offset) // self._window_ms + 1) * self._window_ms - offset
 
     def add(self, messages: Iterable[KeyedMessage[T]], now: float) -> tuple[list[T], list[T]]:
-        """Takes messages that were received. Returns (the messages that may be delivered now, the messages that are
-        superseded)."""
+        """Adds messages that were received at the time `now`. Returns two lists: the messages that may be delivered
+        now, and those that are superseded, which the caller acknowledges. The others are held."""
         ready: list[T] = []
         gone: list[T] = []
         for each in messages:
@@ -109,8 +111,8 @@ class Debounce(Generic[T]):
         heappush(self._ends, (end_ms, self._numbers, key))
 
     def take_copies(self) -> list[T]:
-        """Removes and returns the messages that came again while they were held: the later copies are held in their
-        place, so these are neither delivered nor acknowledged."""
+        """Removes and returns the messages of which a later copy was received while they were held. The copies are held
+        in their place, so the returned messages are neither delivered nor acknowledged."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -127,7 +129,7 @@ class Debounce(Generic[T]):
             ready.append(held.given.message)
 
     def take_due(self, now: float) -> list[T]:
-        """Returns the messages whose windows are over by the time that has passed."""
+        """Removes and returns the held messages whose windows are over at the time `now`."""
         ready: list[T] = []
         while (due := self.next_due) is not None and due <= now:
             self._take_first(ready)
@@ -135,7 +137,7 @@ class Debounce(Generic[T]):
 
     @property
     def next_due(self) -> float | None:
-        """Returns the time (monotonic seconds) at which `take_due` is to be called; None if nothing is held."""
+        """Returns the time (monotonic seconds) at which `take_due` must be called; None if nothing is held."""
         while self._ends:
             end_ms, _, key = self._ends[0]
             held = self._held.get(key)
@@ -146,10 +148,11 @@ class Debounce(Generic[T]):
 
     @property
     def held(self) -> Sequence[T]:
+        """Returns the held messages, at most one of each key."""
         return [each.given.message for each in self._held.values()]
 
     def clear(self) -> Sequence[T]:
-        """Removes and returns all held messages: the broker delivers them again."""
+        """Removes and returns all held messages, because the broker delivers them again."""
         held = self.held
         self._held.clear()
         self._ends.clear()

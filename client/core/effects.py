@@ -1,6 +1,6 @@
-"""The options and effects of the cores of producers and consumers, and two classes that both cores use:
-`PartitionClientState` and `ErrorLogThrottle`. Options are given to a core when it is made; effects are the actions that
-a core asks its driver to do.
+"""The options and effects of the cores of producers and consumers. Also what both cores use: the errors that finish
+them (`FINAL`), `ErrorLogThrottle` and `PartitionClientState`. Options are given to a core when it is made; effects are
+the actions that a core asks its driver to do.
 
 A driver does the effects of a fact in their order, before it passes the next fact to the core."""
 
@@ -33,17 +33,20 @@ from .redelivery import AckGroup, EntrySets
 
 # ------------------------------------------------------------------------------ both
 class DetachFromBroker(NamedTuple):
-    """Effect: give up the connection to the broker without waiting for answers."""
+    """Effect: end the attachment to the broker without waiting for answers: the producer or consumer is closed there.
+    """
 
 
 class AttachToBroker(NamedTuple):
-    """Effect: open the producer or consumer at its broker after `after_s` seconds."""
+    """Effect: open the producer or consumer at its broker after `after_s` seconds. Its driver reports the outcome with
+    `on_opened` or `on_lost`."""
 
     after_s: float
 
 
 class EndWithError(NamedTuple):
-    """Effect: end the producer or consumer for good; its callers get `error`."""
+    """Effect: end the producer or consumer for good; its callers get `error`. `topic_is_gone`: the topic was deleted,
+    and a consumer of several topics goes on with the others."""
 
     error: MagnetarError
     topic_is_gone: bool = False
@@ -69,8 +72,8 @@ class AttachedProducerOptions(NamedTuple):
 
 class MessageAddResult(Enum):
     """The result of adding a message to a producer's core. WAKE: the message was added, and the driver must call
-    `publish_closed_batches` soon. Each other member is the reason why the message is refused. `add` returns None if the
-    message was added and the driver need not do anything."""
+    `publish_closed_batches` soon. Each other member is the reason why the message was refused. (`add` returns None for
+    a message that was added if the driver need not do anything.)"""
 
     WAKE = auto()  # added; the driver must call `publish_closed_batches` soon
     FULL = auto()  # refused: the producer has as many pending messages as it may have
@@ -88,8 +91,8 @@ class SendEntry(NamedTuple):
 
 
 class ReportOutcome(NamedTuple):
-    """Effect: report the outcome of a batch to the callbacks of its messages: the position at which the batch is
-    stored, or an error. Position -1: the batch is stored, but its position is not known."""
+    """Effect: report the outcome of a batch to the callbacks of its messages. `error` None: the batch is stored at the
+    position (`ledger_id`, `entry_id`); -1: its position is not known, because the broker had stored it already."""
 
     batch: OutgoingBatch
     error: MagnetarError | None
@@ -98,7 +101,7 @@ class ReportOutcome(NamedTuple):
 
 
 class EndFlushes(NamedTuple):
-    """Effect: let the `flush` calls of these waiters return, because all their messages have outcomes."""
+    """Effect: let the `flush` calls of these waiters return, because all messages before these calls have outcomes."""
 
     waiters: list[Any]
 
@@ -110,7 +113,7 @@ class LogWarning(NamedTuple):
 
 
 class MessageNotEncodable(MagnetarError):
-    """The error of a message that cannot be encoded; `__cause__` is the reason."""
+    """The outcome of a message that cannot be encoded; `__cause__` is the reason. Nothing was sent."""
 
     definite = True
 
@@ -120,7 +123,8 @@ ProducerEffect = SendEntry | ReportOutcome | EndFlushes | DetachFromBroker | Att
 
 # ------------------------------------------------------------------------------ the consumer's
 class AttachedConsumerOptions(NamedTuple):
-    """The options of a ConsumerCore: time-outs, redelivery delays, chunking, and the order of deliveries."""
+    """The options of a ConsumerCore: time-outs, redelivery delays, chunking, and the order of deliveries.
+    `nack_delay_ms` returns the redelivery delay in ms for a redelivery count."""
 
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
@@ -144,7 +148,8 @@ class GrantPermits(NamedTuple):
 
 
 class SendAcks(NamedTuple):
-    """Effect: send a group of acknowledgements to the broker."""
+    """Effect: send a group of acknowledgements to the broker. `request_id`: the number of the request that the broker
+    answers when they are durable; 0: no answer."""
 
     group: AckGroup
     request_id: int  # 0: no answer is wanted
@@ -158,7 +163,9 @@ class DropMessagesAfterFailure(NamedTuple):
 
 
 class RequestRedelivery(NamedTuple):
-    """Effect: ask the broker to deliver entries again: `entries`, or all unacknowledged entries if that is None."""
+    """Effect: ask the broker to deliver the entries `entries` again; None: all unacknowledged entries. `counted`:
+    whether this raises their redelivery counts. `request_id`: the number of the request that the broker answers; 0: no
+    answer."""
 
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
     counted: bool = True  # False: the application has not seen them
@@ -167,21 +174,22 @@ class RequestRedelivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SeekIndex:
-    """A place to seek to: the message with this index in its partition."""
+    """A position to seek to: the message with this index in its partition."""
 
     index: int
 
 
 class SendSeekRequest(NamedTuple):
-    """Effect: ask the broker to move the subscription's cursor to `to`: a message id, a time in ms, or a
-    MessageIndex."""
+    """Effect: ask the broker to move the subscription's cursor to `to`: a message id, a SeekIndex, or a time in ms
+    since the epoch."""
 
     request_id: int
     to: Any
 
 
 class ReportSeekDone(NamedTuple):
-    """Effect: report that the broker has moved the cursor to `to`; later deliveries start there."""
+    """Effect: report that the broker has moved the cursor to `to` (as in SendSeekRequest); later deliveries start
+    there."""
 
     to: Any
 
@@ -194,7 +202,7 @@ class DropQueuedMessages(NamedTuple):
 
 
 class AnswerRequest(NamedTuple):
-    """Effect: answer a request that the application made, such as a seek, with its result or an error."""
+    """Effect: give the outcome of the request `request_id` to its caller: `error`, or `result` if `error` is None."""
 
     request_id: int
     error: MagnetarError | None
@@ -202,9 +210,9 @@ class AnswerRequest(NamedTuple):
 
 
 class ReaderPosition(NamedTuple):
-    """The position at which a reader continues after a reconnect: after the message `taken` (None: at the reader's
-    start). `begun`: the first chunk of the messages that the reader has read in part; None: there are no such
-    messages."""
+    """The position at which a reader continues after a reconnect: after the message id `taken` (None: at the reader's
+    start). `begun`: the first chunk of the messages of which the reader has received only a part, from which on chunks
+    are delivered again; None: there are no such messages."""
 
     taken: Any
     begun: Position | None
@@ -246,17 +254,18 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Decides which errors of a producer are logged, so that the same kind of error is not logged too often. `last`:
-    the reason why the broker does not acknowledge messages, as text; empty if no reason is known. The next
-    acknowledgement clears it."""
+    """Decides which errors of a producer are logged: each kind of error at most once in SAY_EVERY_S seconds. `last`:
+    the reason why the broker does not acknowledge messages, as text; empty if no reason is known. The producer's core
+    clears it at the next acknowledgement."""
 
     def __init__(self) -> None:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def admit(self, error: MagnetarError, now: float) -> str | None:
-        """Records an error of the broker. Returns the text to log now, or None if nothing is to be logged. Ignores a
-        lost connection and a time-out."""
+        """Records an error of the broker at the time `now` (seconds). Returns the text to log now, or None if nothing
+        is to be logged. Ignores a lost connection and a time-out; an error of a topic's move, or one that finishes the
+        producer, is recorded and not logged."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__
@@ -272,7 +281,8 @@ class ErrorLogThrottle:
 
 
 class PartitionClientState(Enum):
-    """The states of one partition's producer or consumer."""
+    """The states of one partition's producer or consumer. OPENING: it was never open. CLOSING: a producer has all
+    outcomes and waits until the broker has closed it. CLOSED: it has ended for good."""
 
     OPENING = auto()
     CONNECTED = auto()

@@ -1,8 +1,8 @@
-"""The choice between several clusters (`ClusterFailoverCore`, for AutoClusterFailover). Also the pause before the next
-attempt (`Backoff`), and the choice of a message's partition (`PartitionRouter`).
+"""The choice between several clusters (`ClusterFailoverCore`, for AutoClusterFailover). Also the pauses between
+attempts (`Backoff`), and the choice of a message's partition (`PartitionRouter`).
 
     core = ClusterFailoverCore(3, failover_after=2, back_after=1)
-    core.on_clusters_probed([False, True, True])    the clusters that answered; returns the one to use now
+    core.on_clusters_probed([False, True, True])    which clusters answered; returns the index of the one to use now
 
 The first cluster is preferred. When the cluster in use did not answer in `failover_after` rounds in a row, the client
 changes to the first cluster that answered; if none did, it stays. When the preferred cluster answered in `back_after`
@@ -18,8 +18,8 @@ from ..common.errors import ClientEnum
 
 
 class ClusterFailoverCore:
-    """Decides which cluster a client uses, from the results of rounds of probes: each round shows which clusters
-    answer."""
+    """Decides which of `count` clusters a client uses, from the results of rounds of probes: each round shows which
+    clusters answer. `current`: the index of the cluster in use; 0 is preferred. See the head of the module."""
 
     def __init__(self, count: int, *, failover_after: int, back_after: int) -> None:
         assert count >= 1 <= min(failover_after, back_after), "there is a cluster, and a round changes something"
@@ -70,8 +70,8 @@ class RandomSource(Protocol):
 
 
 class Backoff:
-    """Computes the pauses between attempts: each pause is longer than the one before, up to a limit. `reset` starts
-    with the first pause again."""
+    """Computes the pauses between attempts. The first pause is `first_s` seconds, and each later one is GROWTH times as
+    long as the one before, up to `last_s` seconds. Each is shortened by up to a tenth by chance."""
 
     def __init__(self, rng: RandomSource, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
@@ -81,12 +81,14 @@ class Backoff:
         self._next_s = first_s
 
     def next_delay_s(self) -> float:
-        """Returns the seconds to wait before the next attempt; each call returns a longer pause, up to the limit."""
+        """Returns the seconds to wait before the next attempt. Each call raises the pause of the next call, up to the
+        limit."""
         delay = self._next_s
         self._next_s = min(delay * GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)
 
     def reset(self) -> None:
+        """Makes the next pause the first one again, because an attempt succeeded."""
         self._next_s = self._first_s
 
     def check(self) -> None:
@@ -103,8 +105,9 @@ class Backoff:
 
 
 class PartitionsRoutingMode(ClientEnum):
-    """The rules by which a producer chooses the partition of a message without a key: always the same partition, each
-    partition in turn, or the partition that `message_router` returns."""
+    """The rules by which a producer chooses the partition of a message without a key. UseSinglePartition: always the
+    same partition. RoundRobinDistribution: the partitions in turn. CustomPartition: the partition that `message_router`
+    returns, also for a message with a key."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2
@@ -112,8 +115,8 @@ class PartitionsRoutingMode(ClientEnum):
 
 class PartitionRouter:
     """Chooses the partition of each message of one producer. `window_s`, `messages_max` and `bytes_max` are the limits
-    of a batch. With RoundRobin the messages within one such limit go to the same partition. With `window_s` 0 the
-    partition changes with each message."""
+    of a batch. With RoundRobinDistribution the messages within these limits go to the same partition. With `window_s` 0
+    the partition changes with each message."""
 
     def __init__(
         self, partitions: int, mode: PartitionsRoutingMode, rng: RandomSource, *,
@@ -140,6 +143,8 @@ class PartitionRouter:
         self._partitions = partitions
 
     def choose_partition(self, key: str | bytes | None, size: int, now: float) -> int:
+        """Returns the number of the partition for a message: that of its `key`, or, if `key` is None, the one that the
+        mode chooses. `size`: the bytes of the message. `now`: seconds of a monotonic clock."""
         if key is not None:
             return choose_partition_of_key(key, self._partitions)
         if self._mode is PartitionsRoutingMode.UseSinglePartition:

@@ -1,9 +1,9 @@
-"""Levels of priority: which level a consumer receives from next (`LevelTurns`), the queue of what waits at each level
-(`LevelQueues`), and the names of the topics of the levels.
+"""Levels of priority: which level a consumer receives from next (`LevelTurns`), the queues of the items that wait at
+each level (`LevelQueues`), and the names of the topics of the levels.
 
 A log cannot be reordered, so a topic with levels is several topics, one for each level: `t-priority-0` (the most
-urgent), `t-priority-1` and so on. A producer sends a message to the topic of its level; a consumer has a queue for each
-level, and draws from them. Each of these topics keeps its own order, cursor, retries and dead letters.
+urgent), `t-priority-1` and so on. A producer sends a message to the topic of its level. A consumer has a queue for each
+level, and draws from the queues in turns. Each of these topics keeps its own order, cursor, retries and dead letters.
 
     queues = LevelQueues(LevelTurns(3, (8, 4, 1)), level_of)
     queues.extend(items)             each item goes to the end of the queue of its level
@@ -11,16 +11,14 @@ level, and draws from them. Each of these topics keeps its own order, cursor, re
     queues.appendleft(item)          to the front of the queue of its level
     queues.check()
 
-**Turns.** Each level has a due time, which grows by its stride with each item that is drawn; strides are inverse to
-the weights. The level with the earliest due time is next, of several the most urgent one. An empty level is passed
-over, and gains nothing: when it has an item again it is due now at the earliest. So, among levels that always have
-items, each gets its share of the draws, up to one draw for each level; a level with an item waits for at most
+**Turns.** Each level has a due time, which grows by its stride with each item that is drawn; strides are inverse to the
+weights. The level with the earliest due time is next, of several the most urgent one. An empty level is passed over,
+and gains nothing: when it has an item again it is due now at the earliest. So, among levels that always have items,
+each gets its share of the draws, up to one draw for each level. A level with an item waits for at most
 `LevelTurns.wait_max` draws. Without weights (strictly) all strides are 0: the most urgent level with an item is next,
-and the others may wait for ever.
-**Order.** Items of one level leave in the order in which they came.
-**Threads.** The queues are deques: an item is drawn once, whatever threads draw. Two threads that draw at the same time
-may count as one draw.
-Guards: tests/client/core/test_levels.py (a random walk beside a naive model)."""
+and the others may wait for ever. **Order.** Items of one level leave in the order in which they came. **Threads.** The
+queues are deques: an item is drawn once, whatever threads draw. Two threads that draw at the same time may count as one
+draw. Guards: tests/client/core/test_levels.py (a random walk beside a naive model)."""
 
 from __future__ import annotations
 
@@ -43,27 +41,31 @@ STRICT = "strict"
 
 
 def make_level_topic(topic: TopicName, level: int) -> TopicName:
-    """Returns the topic of a level: `t-priority-0` is that of the most urgent level of `t`."""
+    """Returns the topic of a level: `t-priority-0` is that of the most urgent level of `t`. Of a partition, returns the
+    topic of its partitioned topic."""
     return TopicName.parse(f"{topic.base.full}-priority-{level}")
 
 
 def split_by_level(topics: Iterable[TopicName], levels: int | None) -> list[tuple[TopicName, int]]:
-    """Returns the topics of all levels of `topics`, with their levels; `topics`, at level 0, if there are no levels."""
+    """Returns the topics of all levels of `topics`, each with its level. If `levels` is None, returns `topics`
+    themselves, each with level 0."""
     if levels is None:
         return [(topic, 0) for topic in topics]
     return [(make_level_topic(topic, level), level) for topic in topics for level in range(levels)]
 
 
 def make_default_weights(levels: int) -> tuple[int, ...]:
-    """Returns the weights of levels, the most urgent first: 8, 4, 1 for three of them."""
+    """Returns the default weights of `levels` levels, the most urgent first: 8, 4, 1 for three levels. Level i has 2 **
+    (`levels` - i), and the last level has 1."""
     return (*(2 ** (levels - level) for level in range(levels - 1)), 1)
 
 
 class LevelTurns:
-    """Decides from which level the next item is drawn."""
+    """Decides from which level the next item is drawn. See the head of the module."""
 
     def __init__(self, levels: int, weights: Sequence[int]) -> None:
-        """Makes the turns of `levels` levels. `weights`: one for each level, the most urgent first; empty: strictly."""
+        """Makes the turns of `levels` levels. `weights`: one for each level, the most urgent first; empty: the most
+        urgent level with an item is always next."""
         assert not weights or len(weights) == levels, "each level has a weight"
         self.levels, self.weights = levels, tuple(weights)
         common = lcm(*weights) if weights else 0
@@ -83,13 +85,13 @@ class LevelTurns:
         return found
 
     def draw(self, level: int) -> None:
-        """Fact: an item of the level is drawn."""
+        """Fact: an item of the level was drawn. Its next turn comes later, by the weight of the level."""
         self._now = max(self._due[level], self._now)
         self._due[level] = self._now + self._strides[level]
 
     def wait_max(self, level: int) -> int:
-        """Returns how many items of other levels are drawn at most while the level has an item. Not for strict turns,
-        which have no limit."""
+        """Returns how many items of other levels are drawn at most while the level has an item. There must be weights:
+        without them there is no limit."""
         own = self.weights[level]
         return sum(-(-weight // own) + 1 for each, weight in enumerate(self.weights) if each != level)
 
@@ -100,7 +102,8 @@ class LevelTurns:
 
 
 class LevelQueues(Generic[T]):
-    """A queue for each level, with the methods of a deque that a receiver queue uses."""
+    """A queue for each level, with the methods of a deque that a receiver queue uses. `level_of` returns the level of
+    an item."""
 
     def __init__(self, turns: LevelTurns, level_of: Callable[[T], int]) -> None:
         self.turns = turns
@@ -110,11 +113,12 @@ class LevelQueues(Generic[T]):
         self._firsts = [starmap(queue.popleft, repeat(())) for queue in self._queues]
 
     def make_empty(self) -> LevelQueues[T]:
-        """Returns empty queues that go on with the turns of these."""
+        """Returns empty queues that share the LevelTurns of these."""
         return LevelQueues(self.turns, self.level_of)
 
     def derive(self, item_of: Callable[[Other], T]) -> LevelQueues[Other]:
-        """Returns empty queues of other objects, each of which has an item of these, with turns of their own."""
+        """Returns empty queues for other objects, with their own LevelTurns of the same weights. `item_of` returns the
+        item whose level an object has."""
         level_of = self.level_of
         return LevelQueues(LevelTurns(self.turns.levels, self.turns.weights), lambda other: level_of(item_of(other)))
 
@@ -134,6 +138,7 @@ class LevelQueues(Generic[T]):
         return self._queues[level][first]
 
     def copy(self) -> list[T]:
+        """Returns the items as a list, those of the most urgent level first."""
         return [item for queue in self._queues for item in queue.copy()]
 
     def append(self, item: T) -> None:
@@ -152,7 +157,7 @@ class LevelQueues(Generic[T]):
 
     def popleft(self) -> T:
         """Removes the first item of the level whose turn it is, and returns it. Raises IndexError if all queues are
-        empty. If Ctrl-C interrupts this, the item stays."""
+        empty. If Ctrl-C interrupts the call, the item stays in its queue."""
         while (level := self.turns.choose(self._queues)) is not None:
             self.turns.draw(level)
             try:

@@ -1,19 +1,18 @@
-"""The core of a listener: which of the messages that a consumer has received may be handled now (`KeyQueues`).
+"""The core of a listener: decides which of the messages that a consumer has received may be handled now (`KeyQueues`).
 
-    queues.add(place, key, message)    False: it is there already, waiting or handled: the caller drops the copy
+    queues.add(place, key, message)    False: an item at this place waits or is handled: the caller drops the copy
     queues.begin_next()                the next message that may be handled; None: none may
     queues.finish(place)               its handler has ended
-    queues.discard(unwanted)           messages that wait are removed: they are delivered again, or never
+    queues.discard(unwanted)           removes waiting messages, which are delivered again, or never
     queues.check()
 
-**Order.** Of the messages with one key, one is handled at a time, in the order in which they were added; `key` None: no
-order. A message that is free to begin waits only for `concurrency`, and with levels of priority for the turn of its
-level. So a key whose handler hangs delays no other key,
-as long as the receiver queue has room: what waits here is still part of it (client/consume/listening.py).
-**Copies.** A broker delivers a message again when the connection was lost, when its acknowledgement is late, or when
-another message of its batch failed. A message at the same place that is handled, or waits, is not added a second time:
-the acknowledgement or the negative acknowledgement of the first means both.
-Guards: tests/client/core/test_listening.py (a walk beside a naive model)."""
+**Order.** Of the messages with one key, one is handled at a time, in the order in which they were added; with the key
+None there is no order. A message that is free to begin waits only for `concurrency`, and with levels of priority for
+the turn of its level. So a key whose handler hangs delays no other key, as long as the receiver queue has room: the
+messages that wait here are still part of it (client/consume/listening.py). **Copies.** A broker delivers a message
+again when the connection was lost, when its acknowledgement is late, or when another message of its batch failed. If a
+message at the same place is handled, or waits, the copy is not added: the acknowledgement or negative acknowledgement
+of the first is that of both. Guards: tests/client/core/test_listening.py (a walk beside a naive model)."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ T = TypeVar("T")
 
 
 class QueuedItem(NamedTuple, Generic[T]):
-    """An item of a KeyQueues. `number`: it was added as the so-manyth."""
+    """An item of a KeyQueues. `number`: its number in the order in which items were added, from 1. `place`: what
+    identifies the item. `key`: items with the same key are handled one after the other; None: no order."""
 
     number: int
     place: Hashable
@@ -36,8 +36,9 @@ class QueuedItem(NamedTuple, Generic[T]):
 
 
 class KeyQueues(Generic[T]):
-    """A queue for each key that is busy. `concurrency`: how many items may be handled at a time. `ready`: empty, where
-    the items are kept that may begin; None: one after the other."""
+    """Items that wait to be handled, with a queue for each key of which an item is handled or may begin. `concurrency`:
+    how many items may be handled at a time. `ready`: an empty LevelQueues for the items that may begin; None: they
+    begin in the order in which they became free."""
 
     def __init__(self, concurrency: int, ready: LevelQueues[QueuedItem[T]] | None = None) -> None:
         self.concurrency = concurrency
@@ -59,11 +60,13 @@ class KeyQueues(Generic[T]):
 
     @property
     def may_begin(self) -> bool:
-        """Returns whether `begin_next` returns an item."""
+        """Returns whether an item is free to begin and fewer than `concurrency` have begun, so that `begin_next`
+        returns an item."""
         return bool(self._ready) and len(self._begun) < self.concurrency
 
     def add(self, place: Hashable, key: Hashable | None, value: T) -> bool:
-        """Adds an item. Returns False, and adds nothing, if one with the same place waits or has begun."""
+        """Adds an item at the end. Returns True; False, and adds nothing, if an item with the same place waits or has
+        begun."""
         if place in self._places:
             return False
         self._places.add(place)
@@ -81,7 +84,8 @@ class KeyQueues(Generic[T]):
             self._ready.append(item)
 
     def begin_next(self) -> QueuedItem[T] | None:
-        """Returns the next item whose handling begins now; None if none may begin."""
+        """Removes the next item that may begin from those that wait, counts it as begun and returns it. Returns None if
+        none may begin. The caller must call `finish` when the item is handled."""
         if not self.may_begin:
             return None
         item = self._ready.popleft()
@@ -89,7 +93,7 @@ class KeyQueues(Generic[T]):
         return item
 
     def finish(self, place: Hashable) -> None:
-        """Fact: the handling of the item at `place` has ended."""
+        """Fact: the handling of the item at `place`, which has begun, has ended. The next item of its key may begin."""
         item = self._begun.pop(place)
         self._places.discard(place)
         if item.key is not None:
@@ -100,19 +104,20 @@ class KeyQueues(Generic[T]):
                 del self._following[item.key]
 
     def count_following(self, key: Hashable | None) -> int:
-        """Returns how many items wait for the end of the one of this key that has begun."""
+        """Returns how many items wait for the end of the item of this key that is first: it has begun, or may begin. 0
+        for None."""
         return len(self._following.get(key, ()))
 
     def waiting(self) -> list[T]:
-        """Returns what waits, in the order in which it was added."""
+        """Returns the values of the waiting items, in the order in which they were added."""
         return [item.value for item in self._waiting()]
 
     def _waiting(self) -> list[QueuedItem[T]]:
         return sorted([*self._ready, *(item for following in self._following.values() for item in following)])
 
     def discard(self, unwanted: Callable[[T], bool]) -> list[T]:
-        """Removes the waiting items for which `unwanted` returns True; returns them in the order in which they were
-        added."""
+        """Removes the waiting items for whose value `unwanted` returns True. Returns their values in the order in which
+        they were added."""
         gone = list[T]()
         items, self._ready = self._waiting(), make_empty_queue(self._ready)
         self._following = {item.key: deque() for item in self._begun.values() if item.key is not None}

@@ -68,13 +68,15 @@ from .transaction import SendAllowance
 
 class ProducerCore:
     """The core of one partition's producer: decides which entries are published, and when, and reports the outcome of
-    each message. See the head of the module."""
+    each message. `error`: the error with which the producer was finished; None: it is not finished. See the head of the
+    module."""
 
     def __init__(
         self, name: str, options: AttachedProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
         backoff: Backoff, uuid: str = "", memory: SendMemoryLimit | None = None,
     ) -> None:  # fmt: skip
-        """Makes the core. `uuid`: identifies this instance of the producer in chunked messages. `memory`: the memory
+        """Makes the core. `name`: the producer's name; empty: the broker chooses one. `max_pending`: the most messages
+        without an outcome. `uuid`: identifies this instance of the producer in chunked messages. `memory`: the memory
         that all producers of the client share; None: no limit."""
         self.memory = memory
         self.name = name
@@ -112,8 +114,10 @@ class ProducerCore:
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback, share: SendAllowance | None = None) -> MessageAddResult | None:
         """Adds a message that has a payload and no other field. `share`: the allowance of its transaction, made with
-        this core's `lock`. Returns None if the message was added and waits with others, MessageAddResult.WAKE if it was
-        added and the driver must call `publish_closed_batches` soon, else the reason why it is refused."""
+        this core's `lock`; None: no transaction. May be called from any thread.
+
+        Returns None if the message was added and waits with others, MessageAddResult.WAKE if it was added and the
+        driver must call `publish_closed_batches` soon, else the reason why it is refused."""
         if len(payload) > self.payload_max:
             return MessageAddResult.TOO_LARGE
         with self.lock:
@@ -140,8 +144,8 @@ class ProducerCore:
         return None if waits else MessageAddResult.WAKE
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> MessageAddResult | None:
-        """Adds a message with any fields; returns an MessageAddResult or None, as `add` does. Raises an error if the
-        message cannot be encoded."""
+        """Adds a message with any fields; returns a MessageAddResult or None, as `add` does. May be called from any
+        thread. If the message cannot be encoded, raises the error of the encoder, and the message is not added."""
         if len(message.payload) > self.payload_max:
             return MessageAddResult.TOO_LARGE
         with self.lock:
@@ -163,7 +167,7 @@ class ProducerCore:
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """Adds an entry that is already encoded, with its sequence id; `callback` gets its outcome. Must be called
-        before the producer is opened, or between two calls of `publish_closed_batches`."""
+        before the producer is opened, or between two calls of `publish_closed_batches`, in the thread of the driver."""
         batch = OutgoingBatch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -171,8 +175,9 @@ class ProducerCore:
         self.pending += 1
 
     def encode_message(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
-        """Returns the encoded entry of a message that a broker will publish later. Raises MessageTooLarge if it is
-        above the topic's limit, and other errors if the message cannot be encoded."""
+        """Returns the encoded entry of a message that a broker will publish later. `wall_ms`: its publish time in ms
+        since the epoch. Raises MessageTooLarge if the entry is above the topic's limit, and the error of the encoder if
+        the message cannot be encoded."""
         batch = OutgoingBatch(0)
         batch.message = message
         entry = encode_batch_entry(batch, self.name, wall_ms, self._options.compression,
@@ -193,16 +198,17 @@ class ProducerCore:
     # ------------------------------------------------------------------------------ what is to be sent
     def open_at_first_message(self) -> None:
         """Delays the opening of the producer at its broker until there is a message: the first `publish_closed_batches`
-        after a message was added returns Connect."""
+        after a message was added returns AttachToBroker."""
         self._early = deque()
 
     @property
     def is_opening_delayed(self) -> bool:
+        """Returns whether `open_at_first_message` was called, and no attempt to open the producer has begun since."""
         return self._early is not None and not self.connections
 
     def publish_closed_batches(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Encodes the closed batches and returns the effects that publish them, as far as the broker's credit
-        allows."""
+        """Encodes the closed batches, and returns the effects that publish them, as far as the broker's credit allows.
+        `now`: seconds of a monotonic clock; `wall_ms`: the publish time in ms since the epoch."""
         self.publish_wanted = False
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
@@ -214,8 +220,9 @@ class ProducerCore:
         return effects
 
     def run_timers(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes the batches whose delay is over, and gives entries that waited too long the error TimedOut. Returns
-        the effects. The driver must call it when the time `next_timer_at` is reached, or later."""
+        """Closes the batches whose delay is over. If the oldest entry waited for the send time-out, gives all entries
+        the error TimedOut. Returns the effects. The driver must call it when the time `next_timer_at` is reached, or
+        later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
@@ -235,8 +242,9 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Begins a flush: the driver gets `waiter` back in ReportOutcome or EndFlushes when all messages that were
-        added before this call have outcomes. Returns the effects that publish them."""
+        """Begins a flush: closes all open batches. When all messages that were added before this call have outcomes,
+        the driver gets `waiter` back, in EndFlushes or in the batch of a ReportOutcome. Returns the effects that
+        publish the messages."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -306,8 +314,10 @@ class ProducerCore:
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
-        """Fact: the producer is open at its broker. `last_sequence_id`: the highest sequence id that the broker knows
-        of a producer of this name; -1: none."""
+        """Fact: the producer is open at its broker. `name`: its name there. `last_sequence_id`: the highest sequence id
+        that the broker knows of a producer of this name; -1: none. `entry_max`: the most bytes of an entry; 0: not
+        told. `credit`: the bytes that may be sent. `epoch`: that of the topic's exclusive producer. Returns the effects
+        that publish waiting entries; none if the producer is finished."""
         effects: list[ProducerEffect] = []
         if self.state is PartitionClientState.CLOSED:
             return effects
@@ -361,7 +371,8 @@ class ProducerCore:
 
     def on_lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the connection broke, the broker closed the producer, or an attempt to open the producer again failed;
-        `error` says why."""
+        `error` says why. Returns the effects: AttachToBroker after a pause, or EndWithError if the error is permanent;
+        none while the producer closes."""
         effects: list[ProducerEffect] = []
         if self.state in (PartitionClientState.CLOSED, PartitionClientState.CLOSING):
             return effects
@@ -380,8 +391,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> OutgoingBatch | None:
-        """Removes and returns the oldest entry if the receipt with these ids is for that entry. Otherwise returns None;
-        the caller must then pass the receipt to `on_entry_receipt`."""
+        """Removes and returns the oldest sent entry if the receipt with these ids is for that entry. Otherwise returns
+        None; the caller must then pass the receipt to `on_entry_receipt`."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -401,6 +412,9 @@ class ProducerCore:
         return batch
 
     def on_entry_receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
+        """Fact: the broker sent a receipt: the entry with this sequence id is stored at the position (`ledger_id`,
+        `entry_id`). Returns the effects. A receipt of an entry that has its outcome is ignored. A receipt of another
+        entry than the oldest ends the attachment, and the producer is opened again."""
         batch = self.take_confirmed(sequence_id, ledger_id, entry_id)
         if batch is not None:
             return [ReportOutcome(batch, None, ledger_id, entry_id)]
@@ -411,8 +425,9 @@ class ProducerCore:
         return [DetachFromBroker(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker refused the oldest entry with `error`. If the error is permanent, the entry's messages get
-        it; else the producer reconnects and publishes the entry again."""
+        """Fact: the broker refused the oldest entry, which has this sequence id, with `error`. If the error is
+        permanent, the entry's messages get it; else the producer reconnects and publishes the entry again. Returns the
+        effects."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [DetachFromBroker(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
@@ -425,7 +440,7 @@ class ProducerCore:
 
     def on_publish_delayed(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the broker reported the reason, `error`, why an entry is not stored yet. The entry is not refused and
-        may still be stored."""
+        may still be stored. Returns the effects: a LogWarning, or none."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [LogWarning(f"messages are not acknowledged yet: {text}")]
         return []
@@ -436,14 +451,14 @@ class ProducerCore:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether senders that wait for room in the queue may continue: when a quarter of the queue is free, so
-        that they are not woken for each message."""
+        """Returns whether senders that wait for room in the queue may continue: whether a quarter of the queue is free,
+        so that they are not woken for each message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
     def must_publish(self) -> bool:
-        """Returns whether the driver must call `publish_closed_batches` now, because open batches were waiting until
-        all earlier entries have outcomes (`urgent`), and these have."""
+        """Returns whether the driver must call `publish_closed_batches` now: open batches had to wait until all earlier
+        entries have outcomes (`urgent`), and these have them now."""
         return self.urgent and not self._entries and not self.publish_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -472,7 +487,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ the end
     def refuse_new_messages(self, error: MagnetarError) -> None:
-        """Makes the producer refuse every message that is added from now on, with `error`; messages that were added
+        """Makes the producer refuse every message that is added from now on, with `error`. Messages that were added
         before are still sent."""
         with self.lock:
             self.closing = error
@@ -484,7 +499,8 @@ class ProducerCore:
         self.state = PartitionClientState.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:
-        """Ends the producer for good; every message without an outcome gets `error`."""
+        """Ends the producer for good; every message without an outcome gets `error`. Returns the effects that report
+        this, then EndWithError. A second call keeps the first error."""
         effects: list[ProducerEffect] = []
         self.state = PartitionClientState.CLOSED
         with self.lock:
@@ -506,6 +522,7 @@ class ProducerCore:
         return [*effects, EndFlushes(flushes), EndWithError(error)]
 
     def check(self) -> None:
+        """Raises AssertionError if an invariant of this core, or of one of its parts, is broken."""
         self._batcher.check()
         self._backoff.check()
         self._entries.check()

@@ -7,15 +7,16 @@ Both trackers *watch* an entry until a time. An acknowledgement of the entry end
 `take_due` returns the entry once, never early. An entry that is watched a second time keeps its first time. The
 trackers differ in the share of entries that are acknowledged before their time:
 
-- `AckTimeoutTracker`, for time-outs: every received message is watched, and nearly every one is acknowledged. Times
-  are kept in buckets of a tick, so that a watch costs two dictionary entries and no timer, and ends at most one tick
-  late. The tracker is as large as the number of unacknowledged entries.
-- `NackTracker`, for negative acks (Pulsar A6, complaint 17): nearly every entry reaches its time, and the entries of
-  an hour may wait. A bucket is a roaring set per ledger, as wide as a 256th of the delay (0.256 s at least: PIP-393's
-  precision), so that there are at most 257 buckets for a delay however long it is, and an entry is that much late at
-  most.
-  Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all watched entries; less when they are
-  dense), and about 300 bytes for each bucket and ledger.
+    AckTimeoutTracker   for time-outs: every received message is watched, and nearly every one is acknowledged
+    NackTracker         for negative acks (Pulsar A6, complaint 17): nearly every entry reaches its time
+
+`AckTimeoutTracker` keeps times in buckets of a tick. So a watch costs two dictionary entries and no timer, and ends at
+most one tick late. The tracker is as large as the number of unacknowledged entries.
+
+`NackTracker` may have the entries of an hour. A bucket is a roaring set per ledger, as wide as a 256th of the delay
+(0.256 s at least: PIP-393's precision). So there are at most 257 buckets for a delay, however long it is, and an entry
+is late by the width of a bucket at most. Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all
+watched entries; less when they are dense), and about 300 bytes for each bucket and ledger.
 
 The delay of an entry, by how often it was delivered again: client/model/settings.py. Guarding tests:
 tests/client/core/test_cores.py."""
@@ -37,7 +38,8 @@ BUCKETS_MAX = 256
 
 class AckTimeoutTracker:
     """Tracks the entries that the application received, until they are acknowledged or their acknowledgement time-out
-    is over. `watched`: these entries."""
+    is over. `watched`: these entries. `delay_s`: the time-out; `tick_s`: by how much it may end late. Times are seconds
+    of a monotonic clock."""
 
     def __init__(self, delay_s: float, tick_s: float) -> None:
         assert delay_s >= 0 < tick_s, "delays are not negative"
@@ -50,6 +52,8 @@ class AckTimeoutTracker:
         return len(self.watched)
 
     def track(self, position: Position, now: float, longer_s: float = 0.0) -> None:
+        """Starts the time-out of the entry at `position`, prolonged by `longer_s` seconds. Does nothing if the entry is
+        tracked already."""
         if position in self.watched:
             return
         tick = int((now + self._delay_s + longer_s) / self.tick_s) + 1
@@ -65,11 +69,12 @@ class AckTimeoutTracker:
                 del self._buckets[tick]
 
     def discard_up_to(self, position: Position) -> None:
+        """Ends the tracking of all entries up to and including `position`."""
         for covered in [each for each in self.watched if each <= position]:
             self.discard(covered)
 
     def take_due(self, now: float) -> list[Position]:
-        """Removes and returns the entries whose acknowledgement time-out is over."""
+        """Removes and returns the entries whose acknowledgement time-out is over at the time `now`."""
         current = int(now / self.tick_s)
         due: list[Position] = []
         for tick in sorted(tick for tick in self._buckets if tick <= current):
@@ -96,8 +101,8 @@ def positions_of(sets: EntrySets) -> Iterator[Position]:
 
 
 class NackTracker:
-    """Tracks negatively acknowledged entries until their redelivery is due. Times are whole milliseconds of a monotonic
-    clock."""
+    """Tracks negatively acknowledged entries until their redelivery is due. `watched`: these entries. Times are whole
+    milliseconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries
@@ -113,6 +118,8 @@ class NackTracker:
         return position[0] in self.watched and position[1] in self.watched[position[0]]
 
     def track(self, position: Position, now_ms: int, delay_ms: int) -> None:
+        """Makes the redelivery of the entry at `position` due after `delay_ms`, or up to a 256th of the delay (at least
+        256 ms) later. Does nothing if the entry is tracked already."""
         ledger_id, entry_id = position
         watched = self.watched.get(ledger_id)
         if watched is None:
@@ -135,6 +142,7 @@ class NackTracker:
             self._unwatch(position[0], BitMap([position[1]]))
 
     def discard_up_to(self, position: Position) -> None:
+        """Ends the tracking of all entries up to and including `position`."""
         for ledger_id in [each for each in self.watched if each <= position[0]]:
             gone = self.watched[ledger_id]
             if ledger_id == position[0]:
@@ -153,11 +161,12 @@ class NackTracker:
             self._buckets.clear()
 
     def next_due_ms(self) -> int | None:
-        """Returns the time in ms at which the redelivery of the next entry is due; None if no entry is tracked."""
+        """Returns the time in ms at which `take_due` must be called; None if no entry is tracked. The time may be
+        early: `take_due` then returns no entries."""
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
-        """Removes and returns the entries whose redelivery delay is over."""
+        """Removes and returns the entries whose redelivery is due at the time `now_ms`."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
             for ledger_id, entries in self._buckets.pop(time_ms).items():
@@ -195,10 +204,10 @@ class NackTracker:
 #
 # Per entry it gathers batch indexes, as the bits of a number; when all messages of an entry are in, the entry is
 # acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges
-# cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped. `take`
-# gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at
-# least once). The driver calls `take` when the oldest has waited for `ack_group_ms`, or when `pending_messages` reaches
-# GROUP_MESSAGES (Pulsar's figures, A3).
+# cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped.
+# `take_ack_group` removes and returns what is to be sent; what was sent and lost with a stream is delivered again by
+# the broker (at least once). The core calls it when the oldest has waited for `ack_group_s`, or when `pending_messages`
+# reaches GROUP_MESSAGES (Pulsar's figures, A3).
 # Guarding tests: tests/client/core/test_cores.py.
 
 
@@ -208,7 +217,9 @@ WHOLE = -1
 
 
 class AckGroup(NamedTuple):
-    """A group of acknowledgements that one request sends."""
+    """A group of acknowledgements that one request sends. `whole`: entries of which all messages are acknowledged.
+    `parts`: entries of which only some messages are. `cumulative`: the position and batch index up to which everything
+    is acknowledged."""
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
@@ -219,8 +230,8 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
-    """Collects the acknowledgements of one consumer until `take_ack_group` returns them as a group, which one request
-    sends."""
+    """Collects the acknowledgements of one consumer until `take_ack_group` returns them as a group. `pending_messages`:
+    how many were added since then; a cumulative one counts as one."""
 
     def __init__(self) -> None:
         self.pending_messages = 0
@@ -253,6 +264,9 @@ class AckTracker:
             self._parts[position] = bits
 
     def acknowledge_cumulative(self, position: Position, index: int, size: int) -> None:
+        """Adds the acknowledgement of all messages up to the one with batch index `index` (-1: the last) of the entry
+        at `position`, which has `size` messages. Drops acknowledgements that this one covers; changes nothing if an
+        earlier cumulative acknowledgement reaches further."""
         self.pending_messages += 1
         last = WHOLE if index < 0 or index + 1 == size else index
         if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
@@ -277,6 +291,7 @@ class AckTracker:
         return group
 
     def clear(self) -> None:
+        """Drops all collected acknowledgements."""
         self._whole = defaultdict(set)
         self._parts = {}
         self._cumulative = None
@@ -315,8 +330,9 @@ BEFORE_ALL: Place = (-1, -1, -1)
 
 
 class DuplicateFilter:
-    """Detects messages that the broker delivers again although the application has them already, after a reconnect.
-    Only for consumers that get all messages in log order."""
+    """Detects messages that the broker delivers again after a reconnect although the application has them already. Only
+    for consumers that get all messages in log order. `in_use`: set when the application acknowledges cumulatively in a
+    transaction; until then no message counts as a repeat."""
 
     __slots__ = ("_confirmed", "_next", "in_use", "is_unsure", "until")
 
@@ -328,7 +344,8 @@ class DuplicateFilter:
         self._confirmed = BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
     def on_messages_queued(self, last: Place) -> None:
-        """Fact: all messages up to the place `last` are in the receiver queue or were received by the application."""
+        """Fact: all messages up to and including the place `last` are in the receiver queue or were received by the
+        application."""
         self._next = (last[0], last[1], last[2] + 1)
 
     def on_confirmed(self, place: Place) -> None:
@@ -341,8 +358,8 @@ class DuplicateFilter:
         self._next = min(self._next, first)
 
     def on_lost(self) -> None:
-        """Fact: the connection is lost, and the messages in the receiver queue were dropped (`on_reading_restarted`
-        reports them)."""
+        """Fact: the connection is lost, and the messages in the receiver queue were dropped. (`on_reading_restarted`
+        must have reported the first of them.) Messages before that one are repeats when they come again."""
         if self._next != BEFORE_ALL:
             self.until = self._next
 
@@ -360,8 +377,8 @@ class DuplicateFilter:
         self._next = self._confirmed = BEFORE_ALL
 
     def find_end_of_repeats(self, first: Place) -> Place | None:
-        """Fact: messages from the place `first` on were delivered. Returns the place up to which (exclusive) they are
-        repeats of messages that the application has; None if all of them must be passed to the application."""
+        """Fact: messages from the place `first` on were delivered. Returns the place before which they are repeats of
+        messages that the application has; None if all of them must be passed to the application."""
         if first <= self._confirmed:
             self.clear()
             self.is_unsure = True
@@ -398,8 +415,9 @@ class DuplicateFilter:
 
 
 class ReceivePermits:
-    """The permits of one consumer: the number of messages that the broker may still send to it. `count_used_permits`
-    may be called from any thread: `lock` guards the counts."""
+    """The permits of one consumer: the number of messages that the broker may still send to it. `lock` guards the
+    counts, so that `count_used_permits` may be called from any thread. `stream`: the number of the present connection.
+    """
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -413,7 +431,7 @@ class ReceivePermits:
 
     def reset_for_new_stream(self) -> int:
         """Resets all counts, because a new connection has no permits yet. Returns the number of permits to grant first:
-        the size of the receiver queue."""
+        the size of the receiver queue in messages."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.queued = 0
@@ -421,22 +439,23 @@ class ReceivePermits:
             return self._size
 
     def resize_queue(self, queue_size: int) -> None:
-        """Changes the size of the receiver queue to `queue_size` messages. The next grant contains more or fewer
-        permits by the difference."""
+        """Changes the size of the receiver queue to `queue_size` messages, at least 1. Later grants contain more or
+        fewer permits by the difference."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
             self._block = max(1, self._size // 4)
 
     def count_received(self, messages: int) -> None:
-        """Counts messages that arrived from the broker: the broker has used one permit for each of them."""
+        """Counts the permits that the broker has used for an entry that arrived: `messages` of them."""
         with self._lock:
             self.at_broker -= messages
             self.queued += messages
 
     def count_used_permits(self, messages: int, stream: int) -> bool:
         """Counts the permits of `messages` messages that left the receiver queue. Ignores messages of an earlier
-        stream. Returns whether `grant` must be called soon."""
+        connection; `stream` is the number of theirs. Returns whether `grant` must be called soon. May be called from
+        any thread."""
         with self._lock:
             if stream == self.stream:
                 self.queued -= messages
@@ -448,14 +467,14 @@ class ReceivePermits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Returns the number of permits to grant to the broker now, and counts them as granted. Returns 0 if too few
-        permits are used yet."""
+        """Returns the number of permits to grant to the broker now, and counts them as granted. Returns 0 if less than
+        a quarter of the queue was used since the last grant."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted
 
     def check(self) -> None:
-        """Raises AssertionError if the sum of all permits differs from the queue size. Valid only between two replies
-        of the broker."""
+        """Raises AssertionError if the sum of all permits differs from the queue size. Valid only when no delivery or
+        grant is on its way."""
         assert self.queued >= 0, "more was given back than was charged"
         assert self.at_broker + self.queued + self._used in (self._size, 0), "permits were lost or made"

@@ -5,28 +5,26 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 
 | state | in | on | to |
 |---|---|---|---|
-| OPEN | the beginning | `commit`, and every operation has its outcome, none failed | COMMITTING: End(COMMIT) |
-| OPEN | | `commit`, and an operation failed; or `abort` | ABORTING: End(ABORT) |
+| OPEN | the beginning | `commit`, and every operation has its outcome, none failed | COMMITTING: ask for COMMIT |
+| OPEN | | `commit`, and an operation failed; or `abort` | ABORTING: ask for ABORT |
 | COMMITTING | | the coordinator says COMMITTED, or ABORTED | COMMITTED; ABORTED, TransactionAborted is raised |
 | COMMITTING | | no answer in time, and no status either | ERROR: the outcome is unknown; `commit` asks again |
-| OPEN | | `prepare`, and every operation has its outcome, none failed | PREPARING: End(PREPARE) |
+| OPEN | | `prepare`, and every operation has its outcome, none failed | PREPARING: ask for PREPARE |
 | PREPARING | | the coordinator says PREPARED; ABORTED; no answer | PREPARED; ABORTED; ERROR |
 | PREPARED | | `commit`; `abort` | COMMITTING; ABORTING: any program may have ended it by its id |
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
-**Operations.** A send or an acknowledgement is an operation of the transaction from `begin_operation`, or from the
-moment a producer counts it in its `SendAllowance`, until its outcome. `commit` waits for all operations
+**Operations.** A send or an acknowledgement is an operation of the transaction from `begin_operation` until its
+outcome. A send under a `SendAllowance` is one from the moment the producer counts it. `commit` waits for all operations
 (`ReportOperationsDone` is the effect of the last outcome), so that the coordinator is told all receipts. If an
-operation failed, the transaction aborts: the message may be stored, and a commit would make it visible.
-**Receipts.** For each topic, the number of entries with a receipt, and the last of their positions: an entry after that
+operation failed, the transaction aborts: the message may be stored, and a commit would make it visible. **Receipts.**
+For each topic the core counts the entries with a receipt, and keeps the last of their positions: an entry after that
 position had no receipt, and does not count. When the position of an entry is not known (the broker had stored it
 already), -1 is reported as the topic's number of entries: every entry of the transaction counts there, and each has its
-receipt.
-**Nothing to end.** A transaction without an operation has left nothing at any server; it ends without a request.
-**Threads.** `begin_operation`, `allow_sends` and `cancel_operation` may be called from any thread; `lock` guards the
-fields that they use. A SendAllowance is guarded by the lock of its producer, which is taken after `lock`. All else
-belongs to one thread.
-Guard: tests/client/core/test_transaction.py."""
+receipt. **Nothing to end.** A transaction without an operation has left nothing at any server; it ends without a
+request. **Threads.** `begin_operation`, `try_begin_operation`, `allow_sends` and `cancel_operation` may be called from
+any thread; `lock` guards the fields that they use. A SendAllowance is guarded by the lock of its producer, which is
+taken after `lock`. All else belongs to one thread. Guard: tests/client/core/test_transaction.py."""
 
 from __future__ import annotations
 
@@ -60,8 +58,8 @@ NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """The states of a transaction. PREPARED: the transaction outlives its client and its coordinator. ERROR: `commit`
-    or `prepare` got no answer; a new `commit` asks the coordinator again."""
+    """The states of a transaction. PREPARED: the transaction survives its client and its coordinator. ERROR: the
+    request to commit or prepare got no answer; a new `commit` asks the coordinator again."""
 
     OPEN = "OPEN"
     PREPARING = "PREPARING"
@@ -86,9 +84,9 @@ class TransactionEndKind(Enum):
 
 
 class TopicReceipts(NamedTuple):
-    """The receipts of a transaction's entries at one topic. `entries`: the number of entries with a receipt, of which
-    `last` is the last position; 0: the transaction only acknowledged messages there; -1: every entry of the transaction
-    counts."""
+    """The receipts of a transaction's entries at one topic. `entries`: the number of entries with a receipt; 0: the
+    transaction only acknowledged messages there; -1: every entry of the transaction counts. `last`: the highest
+    position of these entries; NOWHERE if `entries` is 0 or -1."""
 
     topic: str
     entries: int
@@ -96,8 +94,9 @@ class TopicReceipts(NamedTuple):
 
 
 class AskToEndTransaction(NamedTuple):
-    """Effect: ask the coordinator to end the transaction. The driver must then call `on_answered`, or `on_unanswered`
-    if no answer comes."""
+    """Effect: ask the coordinator to end the transaction as `verb` says; `participants` are the topics with an
+    operation of it, none for an abort. The driver must then call `on_answered`, or `on_unanswered` if no answer comes.
+    """
 
     verb: TransactionEndKind
     participants: tuple[TopicReceipts, ...]
@@ -119,20 +118,22 @@ TransactionEffect = AskToEndTransaction | ReportOperationsDone | ReportTransacti
 
 
 class TransactionEndpoint(Protocol):
-    """The producer or consumer of one partition that sends messages or acknowledgements in a transaction."""
+    """The interface of the producer or consumer of one partition that sends messages or acknowledgements in a
+    transaction. PartitionProducer and PartitionConsumer implement it; a transaction calls it."""
 
     is_producer: bool  # messages; else it acknowledges
 
     @property
     def topic(self) -> TopicName: ...
     def send_now(self) -> None:
-        """Sends the open batches of the producer at once."""
+        """Sends at once what waits to be sent in groups: the open batches of a producer, the acknowledgements of a
+        consumer. Called in the event loop when the transaction commits."""
         ...
 
 
 class SendAllowance:
     """Allows one producer to send up to `allowed` messages in a transaction without asking the transaction for each.
-    The producer counts the messages under its own lock; TransactionCore adds this count to its own when the transaction
+    The producer counts the messages under its own lock. TransactionCore adds this count to its own when the transaction
     ends."""
 
     __slots__ = ("allowed", "left", "lock", "txn")
@@ -146,6 +147,7 @@ class SendAllowance:
 
     @property
     def sent_messages(self) -> int:
+        """Returns the number of messages that were sent under the allowance."""
         return self.allowed - self.left
 
     def close(self) -> int:
@@ -158,8 +160,8 @@ class SendAllowance:
 
 
 class TransactionPort:
-    """The interface of a transaction for the producers and consumers that send and acknowledge in it. Base class of the
-    transactions of asyncio and of blocking programs."""
+    """The interface of a transaction for the producers and consumers that send and acknowledge in it. The asyncio
+    `Transaction` implements it."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
     """Subscription → position → batch index → which delivery of that message the transaction acknowledged
@@ -167,6 +169,7 @@ class TransactionPort:
 
     @property
     def id(self) -> TxnId:
+        """Returns the id of the transaction. Raises TransactionEnded if it has not begun."""
         raise NotImplementedError
 
     @property
@@ -190,12 +193,12 @@ class TransactionPort:
 
     def cancel_operation(self, *, message: bool) -> None:
         """Reverts a call of `begin_operation` after which nothing was sent. `message`: whether the operation was a
-        message, not an acknowledgement."""
+        message, not an acknowledgement. May be called from any thread."""
         raise NotImplementedError
 
     def register_cumulative_ack(self, again: Callable[[], None]) -> None:
-        """Registers a cumulative acknowledgement. If the transaction aborts, the function `again` is called when the
-        broker may deliver the acknowledged messages again, before the end of the transaction is reported."""
+        """Registers a cumulative acknowledgement. If the transaction aborts, `again()` is called before the end of the
+        transaction is reported. It must make the broker deliver the acknowledged messages again."""
         raise NotImplementedError
 
     def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
@@ -213,11 +216,14 @@ class TransactionPort:
 
 
 class TransactionCore:
-    """The core of one transaction: counts its operations and decides how it ends."""
+    """The core of one transaction: counts its operations and decides how it ends. `failure`: the error of the first
+    operation that failed; `error`: the error with which the transaction ended; None: there is none. See the head of the
+    module."""
 
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
-        """Makes the core. `named`: the coordinator is asked to end the transaction even if there was no operation,
-        because its answer tells whether a later holder took over the transaction's name."""
+        """Makes the core of an open transaction. `named`: whether the coordinator is asked to end the transaction even
+        if it had no operation, because the answer tells whether another client has begun a transaction of the same
+        name."""
         self.txn = txn
         self.state = TransactionState.OPEN
         self.failure: PulsarException | None = None  # of the first operation that failed
@@ -247,8 +253,8 @@ class TransactionCore:
             self._touch(topic)
 
     def allow_sends(self, topic: str, share: SendAllowance) -> None:
-        """Allows the producer of `topic` to send more messages under the SendAllowance `share`, which may be new.
-        Raises the errors of `begin_operation`."""
+        """Allows the producer of `topic` to send up to SHARE_MESSAGES more messages under the SendAllowance `share`,
+        which may be new. Does nothing if `share` has messages left. Raises the errors of `begin_operation`."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -297,12 +303,13 @@ class TransactionCore:
 
     @property
     def message_count(self) -> int:
-        """Returns the number of messages that were sent in the transaction."""
+        """Returns the number of messages that were sent in the transaction, or are about to be."""
         return self._allowed - sum(each.left for each in self._shares)
 
     def try_begin_operation(self, *, message: bool) -> bool:
         """Begins an operation at a topic at which the transaction has an operation already, and returns True. Returns
-        False if no operation may begin; the caller then calls `begin_operation`, which raises the reason."""
+        False if no operation may begin; the caller then calls `begin_operation`, which raises the reason. `message`:
+        whether the operation is a message, not an acknowledgement."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -312,7 +319,8 @@ class TransactionCore:
 
     def cancel_operation(self, *, message: bool) -> list[TransactionEffect]:
         """Reverts a call of `begin_operation`, because the operation was refused before anything was sent. `message`:
-        whether the operation was a message, not an acknowledgement."""
+        whether the operation was a message, not an acknowledgement. Returns ReportOperationsDone if `commit` or
+        `prepare` waited only for this operation, else no effect."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -320,8 +328,9 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. Of a message in
-        chunks `messages` is 1 for the last chunk and 0 for the others."""
+        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position` of `topic`. Of a
+        message in chunks `messages` is 1 for the last chunk and 0 for the others. Returns ReportOperationsDone if this
+        was the last outcome that a commit waited for."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -333,13 +342,17 @@ class TransactionCore:
             return self._check_idle()
 
     def on_refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """Fact: an entry with `messages` messages was not stored, or `error` leaves unknown whether it was stored."""
+        """Fact: an entry with `messages` messages was not stored, or `error` leaves unknown whether it was stored. The
+        transaction can only be aborted from now on. Returns ReportOperationsDone if this was the last outcome that a
+        commit waited for."""
         self._set_failure(error)
         with self._lock:
             self._over += messages
             return self._check_idle()
 
     def on_acknowledged(self, error: MagnetarError | None) -> list[TransactionEffect]:
+        """Fact: an acknowledgement has its outcome. `error` None: it is durable; else the transaction can only be
+        aborted from now on. Returns ReportOperationsDone if this was the last outcome that a commit waited for."""
         if error is not None:
             self._set_failure(error)
         with self._lock:
@@ -358,14 +371,15 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Begins the commit. The effect ReportOperationsDone follows when all operations have outcomes; the driver must
-        then call `decide_transaction_end`."""
+        """Begins the commit: no further operation may begin. The effect ReportOperationsDone follows when all
+        operations have outcomes, perhaps at once; the driver must then call `decide_transaction_end`. The transaction
+        must be OPEN, PREPARED, or in the state ERROR."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
     def prepare(self) -> list[TransactionEffect]:
-        """Begins to prepare the transaction. As for `commit`, the effect ReportOperationsDone follows when all
-        operations have outcomes."""
+        """Begins to prepare the transaction, which must be OPEN. As for `commit`, the effect ReportOperationsDone
+        follows when all operations have outcomes."""
         return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
 
     def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
@@ -389,13 +403,15 @@ class TransactionCore:
         return [AskToEndTransaction(TransactionEndKind.COMMIT, self._participants())]
 
     def expire_operations(self, error: MagnetarError) -> list[TransactionEffect]:
-        """Ends the wait of `commit` or `prepare` for outcomes: some operations had none in time, so the transaction is
-        aborted with `error`."""
+        """Ends the wait of `commit` or `prepare` for outcomes, because some operations had none in time: the
+        transaction is aborted, with `error` as the cause. Returns the effects."""
         self._waiting = False
         self._set_failure(error)
         return self.decide_transaction_end()
 
     def abort(self) -> list[TransactionEffect]:
+        """Begins to abort the transaction, which must be OPEN or PREPARED. Returns the effects: AskToEndTransaction, or
+        ReportTransactionEnd if there is nothing to end."""
         assert self.state in (TransactionState.OPEN, TransactionState.PREPARED), "what is ending has its end"
         self._was_prepared = self.state is TransactionState.PREPARED
         return self._abort(None)
@@ -409,7 +425,8 @@ class TransactionCore:
         return [AskToEndTransaction(TransactionEndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
-        """Fact: the coordinator answered the request to end the transaction, or the request for its status."""
+        """Fact: the coordinator answered the request to end the transaction, or the request for its status: with
+        `state`, or with `error`. Returns ReportTransactionEnd."""
         if error is not None:
             return self._on_refused(error)
         committing = self.state in WAITING
@@ -439,7 +456,8 @@ class TransactionCore:
         return self.on_unanswered()
 
     def on_unanswered(self) -> list[TransactionEffect]:
-        """Fact: the coordinator did not answer the request to end the transaction in time."""
+        """Fact: the coordinator did not answer the request to end the transaction in time, nor the request for its
+        status. Returns ReportTransactionEnd: with OutcomeUnknown, unless the transaction was only to be aborted."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._set_ended(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
@@ -470,8 +488,9 @@ class TransactionCore:
 
     @property
     def was_aborted_remotely(self) -> bool:
-        """Returns whether an operation or the end of the transaction showed that the coordinator aborted it without
-        being asked by this client. The coordinator may then have aborted other transactions of this client, too."""
+        """Returns whether an operation or the end of the transaction showed that the coordinator aborted the
+        transaction without being asked by this client. The coordinator may then have aborted other transactions of this
+        client, too."""
         causes = (self.error, self.failure)
         return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
@@ -486,6 +505,7 @@ class TransactionCore:
 
     @property
     def has_ended(self) -> bool:
+        """Returns whether the transaction is committed or aborted."""
         return self.state in (TransactionState.COMMITTED, TransactionState.ABORTED)
 
     def check(self) -> None:
@@ -498,6 +518,8 @@ class TransactionCore:
 
 
 def make_aborted_error(txn: TxnId, reason: str, cause: BaseException) -> TransactionAborted:
+    """Returns the TransactionAborted of a transaction that was aborted because of `cause`. `reason`: a few words for
+    its text and its field `reason`."""
     error = TransactionAborted(
         f"transaction {txn} was aborted, {reason}: {getattr(cause, 'message', cause)}; run all of it again",
         reason=reason, txn=txn,

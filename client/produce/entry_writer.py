@@ -43,7 +43,7 @@ from ..model.schema import Schema
 
 
 class SentEntryDescription(NamedTuple):
-    """The description of an entry that was sent: the callback `done` of an PreEncodedEntryWriter gets it when the entry
+    """The description of an entry that was sent. The callback `done` of a PreEncodedEntryWriter gets it when the entry
     is stored."""
 
     sequence_id: int
@@ -56,8 +56,9 @@ Done = Callable[[SentEntryDescription], None]
 
 
 class PreEncodedEntryWriter:
-    """Publishes entries that are already encoded to one partition, in order. Calls `done` with the SentEntryDescription
-    of each entry when the entry is stored. Uses an Attachment (client/connect/attachment.py)."""
+    """Publishes entries that are already encoded to one partition, in order. `name`: the producer's name. Calls `done`
+    in the event loop with the SentEntryDescription of each entry when the entry is stored. It is the owner of an
+    Attachment (client/connect/attachment.py)."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -73,7 +74,8 @@ class PreEncodedEntryWriter:
         self._error: MagnetarError | None = None
 
     async def open(self) -> None:
-        """Opens the producer. Raises Busy if the topic has another producer."""
+        """Opens the producer, and returns when it is open. Raises Busy if the topic has another producer, or the error
+        of the broker."""
         self._attachment.open()
         try:
             await self._opened
@@ -82,8 +84,9 @@ class PreEncodedEntryWriter:
             raise Busy(f"{text} ({error.message})", topic=self.topic.full) from None
 
     async def send(self, entry: bytes, stored: SentEntryDescription) -> None:
-        """Waits until the broker has granted credit, and sends an entry. `stored`: the entry's description, which
-        `done` gets when the entry is stored. Raises the error with which the writer ended, if it has."""
+        """Waits until the broker has granted credit, and sends an entry; does not wait until it is stored. `stored`:
+        the entry's description, which `done` gets when the entry is stored. Raises the error with which the writer
+        ended, if it has."""
         while self._credit <= 0 and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -98,8 +101,8 @@ class PreEncodedEntryWriter:
             raise self._error
 
     async def drain(self) -> None:
-        """Waits until all entries that were sent are stored. Raises the error with which the writer ended, if it
-        has."""
+        """Waits until all entries that were sent are stored. Raises the error with which the writer ended, if it has.
+        """
         while self._sent and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -110,6 +113,8 @@ class PreEncodedEntryWriter:
         await self._changed.wait()
 
     async def close(self) -> None:
+        """Closes the producer at its broker, and waits for the answer. Entries without an answer may be stored or not.
+        """
         await self._attachment.close()
 
     # ------------------------------------------------------------------------------ of the attachment
@@ -176,7 +181,7 @@ class PreEncodedEntryWriter:
 
 
 class MessageDraft:
-    """A message that is not sent yet, as the function `message_router` gets it to choose a partition."""
+    """A message that is not sent yet. The program's function `message_router` gets it to choose a partition."""
 
     def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
@@ -184,7 +189,7 @@ class MessageDraft:
 
     def value(self) -> Any:
         """Returns the value of the message, as a consumer with the producer's schema would get it; None for a message
-        without a value."""
+        without a value. Raises what the schema raises if it cannot decode the message."""
         message = self._message
         if self._schema.separated and (message.null_key or message.key_is_base64):
             key = None if message.null_key else b64decode(message.partition_key or "")
@@ -213,7 +218,8 @@ class MessageDraft:
 
 
 class Extras(NamedTuple):
-    """The optional parameters of `send`, which come after the content, in their order."""
+    """The optional parameters of `send`, in their order; the content is not one of them. `key_bytes`: a key that is not
+    text, in place of `partition_key`."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None
@@ -245,8 +251,9 @@ def has_only_transaction(extras: Extras) -> bool:
 def make_outgoing_message(
     content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]
 ) -> OutgoingMessage:
-    """Checks the parameters that a program passes to `send`, and returns an OutgoingMessage made from them.
-    `wall_ms()`: the time in ms since the epoch, for `deliver_after`. Raises InvalidMessage if a parameter is wrong."""
+    """Checks the parameters that a program passes to `send`, and returns an OutgoingMessage made from them. `content`
+    is encoded by `schema`; None: a message without a value. `wall_ms()`: the time in ms since the epoch, for
+    `deliver_after` and `expires_in`. Raises InvalidMessage if a parameter is wrong."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None
@@ -286,6 +293,7 @@ def _expiry_ms(extras: Extras, wall_ms: Callable[[], int]) -> int:
 
 
 def check_transaction_argument(txn: object) -> None:
+    """Raises InvalidMessage if `txn` is no transaction of asyncio."""
     if not isinstance(txn, TransactionPort):
         raise WrongMessageType(f"txn is a transaction of this client, or None, not {shorten_value(txn)}")
 

@@ -1,12 +1,12 @@
 """The producer of one partition: the driver of the core in client/core/producer.py, which makes the decisions.
 
-`add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. The driver
-passes each fact to the core, and carries out the core's effects at once, in order. Callbacks run in the event loop,
-those of one entry one after the other; `make_exception` returns the reason why a message failed. An unforeseen
-exception finishes the producer, and is the outcome of every message (client/common/loggers.py). Guards:
+`add`, `add_payload_in_transaction`, `add_message` and `flush_soon` may be called from any thread; all else belongs to
+the event loop. The driver passes each fact to the core, and carries out the core's effects at once, in order. Callbacks
+run in the event loop, those of one entry one after the other; `make_exception` returns the reason why a message failed.
+An unforeseen exception finishes the producer, and is the outcome of every message (client/common/loggers.py). Guards:
 tests/client/produce/test_partition_producer.py.
 
-Also in this file, below its heading: the outcome of an entry, told to the callbacks of its messages (outcomes)."""
+Also in this file, below its heading: the report of an entry's outcome to the callbacks of its messages (outcomes)."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
+    """Calls the callback of each message of a batch with its outcome: Result.Ok and the message's id, or the Result of
+    the error and an empty id. An exception of a callback is logged."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         confirm_messages(batch, topic.partition, ledger_id, entry_id)
@@ -82,8 +84,8 @@ def report_to_callbacks(outcome: ReportOutcome, topic: TopicName) -> None:
 
 
 def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome: ReportOutcome) -> None:
-    """Reports the outcome of an entry to the transaction `txn` in which it was sent. Must be called after the callbacks
-    of the entry's messages."""
+    """Reports the outcome of an entry to the transaction `txn` in which it was sent. `where`: the producer that sent
+    it. Must be called after the callbacks of the entry's messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         txn.on_stored(where, batch.message_count, Position(ledger_id, entry_id))
@@ -92,11 +94,13 @@ def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome
 
 
 def translate_to_result(error: MagnetarError) -> Result:
+    """Returns the Result with which callbacks are called for a message that failed with `error`."""
     return Result.InvalidMessage if isinstance(error, MessageNotEncodable) else translate_error(error).result
 
 
 def confirm_messages(batch: OutgoingBatch, partition: int, ledger_id: int, entry_id: int) -> None:
-    """Calls the callback of each message of a stored batch, with Result.Ok and the message's id."""
+    """Calls the callback of each message of a stored batch, with Result.Ok and the message's id. An exception of a
+    callback is logged."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
     chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
@@ -128,7 +132,7 @@ def end_waiting_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
 
 class PartitionProducer:
     """The producer of one partition: exchanges frames with the broker, passes them as facts to a ProducerCore, and
-    carries out the core's effects."""
+    carries out the core's effects. It is the owner of an Attachment. See the head of the module."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
@@ -166,8 +170,9 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
-        """Adds a message that has a payload and no other field to the queue of messages to send. Raises the reason if
-        the message is refused."""
+        """Adds a message that has a payload and no other field; `callback` gets its outcome. May be called from any
+        thread. If the message is refused, raises the reason: ProducerQueueIsFull, MemoryBufferIsFull, MessageTooBig,
+        AlreadyClosed, or the error that ended the producer."""
         added = self.core.add(payload, callback)
         if added is not None:
             if added is not MessageAddResult.WAKE:
@@ -175,8 +180,8 @@ class PartitionProducer:
             self._wake()
 
     def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: Callback) -> None:
-        """Adds a message that has a payload and no other field to the queue of messages to send, in the transaction
-        `txn`. Raises the reason if the message is refused."""
+        """Adds a message that has a payload and no other field, in the transaction `txn`, as `add` does. Also raises
+        the errors of `TransactionPort.begin_operation`."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
@@ -193,6 +198,8 @@ class PartitionProducer:
         return share
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
+        """Adds a message with any fields, as `add` does. Raises InvalidMessage if the message cannot be encoded, and,
+        for a message in a transaction, the errors of `TransactionPort.begin_operation`."""
         if message.txn is None:
             self._add_message(message, callback)
             return
@@ -216,8 +223,9 @@ class PartitionProducer:
             self._wake()
 
     def encode_message(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
-        """Returns the encoded entry of a message that is not sent now, but published by a broker later. Raises
-        InvalidMessage, or AlreadyClosed."""
+        """Returns the encoded entry of a message that is not sent now, but published by a broker later.
+        `schema_version`: that of its schema; empty: none. Raises AlreadyClosed if the producer is closed,
+        MessageTooBig, or InvalidMessage if the message cannot be encoded."""
         if (ended := self.core.error or self.core.closing) is not None:
             raise AlreadyClosed("the producer is closed") from ended
         try:
@@ -266,7 +274,8 @@ class PartitionProducer:
         self._wakes.call(self._turn, self.on_failure)
 
     def make_exception(self, result: Result) -> PulsarException:
-        """Returns the exception to raise for a message that has just failed with `result`."""
+        """Returns the exception to raise for a message that has just failed with `result`: the last failure of this
+        producer if it has that Result, else a general exception of that Result."""
         if self._failure is not None and (known := translate_error(self._failure)).result is result:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
             told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
@@ -418,8 +427,8 @@ class PartitionProducer:
         return {"open_producer": request}
 
     async def open(self) -> None:
-        """Opens the producer at the broker of the partition. Raises a permanent error at once, and any other error when
-        the operation's deadline passes."""
+        """Opens the producer at the broker of the partition, and returns when it is open. Raises a permanent error at
+        once, and any other error when the operation's deadline passes."""
         self._opened = self._loop.create_future()
         self._attachment.open()
         try:
@@ -436,7 +445,7 @@ class PartitionProducer:
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
         """Waits until all messages that were added before have outcomes; does not wait for messages that are added
-        later."""
+        later. Returns at once if the producer has ended. Does not raise for messages that fail."""
         if self.core.error is not None:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -449,13 +458,13 @@ class PartitionProducer:
         await reached
 
     def abort(self) -> None:
-        """Ends the producer at once: the callbacks of messages in flight get AlreadyClosed, and the outcome of these
-        messages is unknown."""
+        """Ends the producer at once: the callbacks of messages without an outcome get AlreadyClosed. It is unknown
+        whether those in flight are stored."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
-        """Fact: an unforeseen exception, `error`, was raised in the producer. Ends the producer: every call that waits
-        gets this error."""
+        """Fact: an unforeseen exception, `error`, was raised in the producer. Ends the producer: it is the outcome of
+        every message that has none, and of every call that waits."""
         self._finish(translate_error(error))
 
     def _finish(self, error: PulsarException) -> None:
@@ -470,8 +479,9 @@ class PartitionProducer:
         self._make_room()
 
     async def close(self) -> None:
-        """Waits for messages in flight and closes the producer. Raises Timeout if messages have no outcome within the
-        operation's time-out."""
+        """Refuses new messages, waits for the outcomes of those that were added, and closes the producer at its broker.
+        Raises Timeout if messages have no outcome within the operation's time-out. Does nothing if the producer has
+        ended."""
         if self.core.state is PartitionClientState.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")

@@ -6,8 +6,8 @@
         await producer.send_many([b"…", b"…"])          # ids in order, one await
         await producer.flush()
 
-Also in this file, each below its heading: a half message, as its program has it (half); the partitions that one
-producer publishes to (partition_producers)."""
+Also in this file, each below its heading: the half message that `Producer.prepare` returns (half); the partitions to
+which one producer publishes (partition_producers)."""
 
 from __future__ import annotations
 
@@ -62,22 +62,23 @@ if TYPE_CHECKING:
 
 
 class HalfMessageEnder(Protocol):
-    """The interface of an object that commits and rolls back half messages. If the caller of a method is cancelled, the
-    cancellation takes effect only when the outcome is known."""
+    """The interface of an object that commits and rolls back half messages; `Half` calls it. If the caller of a method
+    is cancelled, the cancellation takes effect only when the outcome is known."""
 
     async def commit(self, id_: TxnId) -> TransactionState: ...
     async def rollback(self, id_: TxnId) -> TransactionState: ...
 
 
 class HalfMessagePreparer(Protocol):
-    """The interface of an object that stores half messages at a coordinator, for producers."""
+    """The interface of an object that stores half messages at a coordinator; `Producer.prepare` calls it."""
 
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
         """Stores `messages` at a coordinator as one half message, which no consumer sees before its commit, and returns
         the Half. `messages`: for each message its topic or partition, and its encoded entry. If the half message has no
-        outcome after `check_after` seconds, a program of `group` is asked about `check_key`."""
+        outcome after `check_after` seconds (0: the cluster's default), a program of `group` is asked about `check_key`.
+        """
         ...
 
 
@@ -89,7 +90,8 @@ class Half:
         await half.commit()
 
     `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
-    group are asked for the decision (`Client.on_check`)."""
+    group are asked for the decision (`Client.on_check`). `state`: the last state that this program knows: PREPARED,
+    COMMITTED or ABORTED."""
 
     def __init__(self, halves: HalfMessageEnder, id_: TxnId, group: str, check_key: str) -> None:
         self.id = id_
@@ -120,7 +122,7 @@ class Half:
 # The partitions that one producer publishes to: one PartitionProducer each, and which of them a message goes to.
 #
 #     partitions = await PartitionProducers.open(connections, topic, settings)    all of them, or none when one refuses
-#     partitions.route(message)                   from any thread
+#     partitions.choose_producer(message)         from any thread
 #     await partitions.close()
 #
 # Partitions that are added to the topic are found by a PartitionsWatcher; keys are routed by the new number when all of
@@ -132,11 +134,12 @@ UNBOUNDED = 1 << 40
 
 
 class PartitionProducers:
-    """The PartitionProducers of one producer: one for each partition of its topic."""
+    """The PartitionProducers of one producer: one for each partition of its topic (`all`). Finds partitions that are
+    added to the topic later."""
 
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
         """Makes the object without producers. `count`: the number of partitions; 0: the topic is not partitioned.
-        Raises CryptoError if messages cannot be encrypted."""
+        Raises CryptoError if messages cannot be encrypted by the keys of the settings."""
         self.all: list[PartitionProducer] = []
         self.connections = connections
         self._settings = settings
@@ -162,6 +165,9 @@ class PartitionProducers:
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> PartitionProducers:
+        """Returns the producers of all partitions of the topic, open, or opened with their first message if the
+        settings say so. If one cannot be opened, closes the others and raises its error. `epoch`: that of the exclusive
+        producer that this one replaces; 0: none."""
         count = await connections.fetch_partition_count(topic, create=not settings.existing_only)
         partitions = cls(connections, topic, settings, count)
         await partitions._add([topic.with_partition(i) for i in range(count)] or [topic], epoch)
@@ -214,15 +220,15 @@ class PartitionProducers:
         return self.all[0] if self._router is None else None
 
     def find_topic(self, priority: int | None = None) -> TopicName:
-        """Returns the topic. Raises WrongMessageValue for a `priority`, as the topic has no levels."""
+        """Returns the topic. Raises WrongMessageValue if a `priority` is given, because the topic has no levels."""
         if priority is not None:
             raise WrongMessageValue("priority is for a producer that was opened with levels")
         return self._topic
 
     def choose_producer(self, message: OutgoingMessage, priority: int | None = None) -> PartitionProducer:
         """Returns the PartitionProducer of the partition to which the message is sent. Raises WrongValue if
-        `message_router` returns no valid partition, or any exception that `message_router` raises;
-        WrongMessageValue for a `priority`, as the topic has no levels."""
+        `message_router` returns no valid partition, or the exception that `message_router` raises. Raises
+        WrongMessageValue if a `priority` is given, because the topic has no levels."""
         if priority is not None:
             self.find_topic(priority)
         if self._router is None:
@@ -238,13 +244,15 @@ class PartitionProducers:
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
+        """Ends the producers of all partitions at once."""
         if self._watcher is not None:
             self._watcher.stop()
         for each in self.all:
             each.abort()
 
     async def close(self) -> None:
-        """Flushes and closes the producers of all partitions; then raises the first of their errors."""
+        """Flushes and closes the producers of all partitions; then raises the first of their errors. If the call is
+        interrupted, ends them at once."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -268,7 +276,8 @@ class LevelProducers:
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> LevelProducers:
-        """Opens the producers of all levels, or none if a broker refuses one. All have the name of the first one."""
+        """Returns the producers of all levels. If one cannot be opened, closes the others and raises its error. All
+        have the name of the first one. `epoch`: that of the exclusive producer that this one replaces; 0: none."""
         levels: list[PartitionProducers] = []
         try:
             for name, _ in split_by_level([topic], settings.levels):
@@ -281,6 +290,7 @@ class LevelProducers:
 
     @property
     def all(self) -> list[PartitionProducer]:
+        """Returns the PartitionProducers of all levels, those of the most urgent level first."""
         return [producer for level in self._levels for producer in level.all]
 
     def _find_level(self, priority: int | None) -> PartitionProducers:
@@ -290,12 +300,14 @@ class LevelProducers:
         return self._levels[last if priority is None else priority]
 
     def find_topic(self, priority: int | None = None) -> TopicName:
-        """Returns the topic of a level; None: of the least urgent one. Raises WrongMessageValue for a level that the
-        topic does not have."""
+        """Returns the topic of the level `priority`; None: of the least urgent level. Raises WrongMessageValue for a
+        level that the topic does not have."""
         return self._find_level(priority).find_topic()
 
     def choose_producer(self, message: OutgoingMessage, priority: int | None = None) -> PartitionProducer:
-        """Returns the PartitionProducer of the message's level and partition. Raises what `find_topic` raises."""
+        """Returns the PartitionProducer of the partition to which the message is sent, in the level `priority` (None:
+        the least urgent level). Raises WrongMessageValue for a level that the topic does not have, and the errors of
+        `message_router`."""
         return self._find_level(priority).choose_producer(message)
 
     def abort(self) -> None:
@@ -325,10 +337,10 @@ class Producer(ClosedAfterAsyncWith):
     its key in a compacted topic. Times are in ms since the epoch; `deliver_after` is a timedelta. The order of messages
     is kept per partition; all messages of a key go to the same partition.
 
-    A producer belongs to the event loop that opened it; `enqueue` is safe from any thread. Errors: ProducerQueueIsFull
-    at `max_pending_messages` and MemoryBufferIsFull at the client's `memory_limit_bytes` (with `block_if_queue_full`
-    the call waits), MessageTooBig, InvalidMessage for a wrong value, Timeout after `send_timeout_millis` (the outcome
-    is unknown), ProducerFenced, TopicTerminated, AlreadyClosed."""
+    A producer belongs to the event loop that opened it; `enqueue` may be called from any thread. Errors:
+    ProducerQueueIsFull at `max_pending_messages` and MemoryBufferIsFull at the client's `memory_limit_bytes` (with
+    `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong value, Timeout after
+    `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed."""
 
     def __init__(
         self, topic: TopicName, settings: ProducerSettings, partitions: PartitionProducers | LevelProducers,
@@ -352,8 +364,8 @@ class Producer(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> Producer:
         """Returns a producer that is open at all partitions of the topic. If a partition cannot be opened, closes the
-        others and raises. `epoch`: the epoch of the exclusive producer that this producer replaces. Raises
-        ProducerFenced if another exclusive producer was opened in between."""
+        others and raises its error. `epoch`: that of the exclusive producer that this producer replaces; 0: none.
+        Raises ProducerFenced if another exclusive producer was opened since that epoch."""
         if settings.schema.of_topic:
             [(first, _), *_] = split_by_level([topic], settings.levels)
             schemas = TopicSchemaCache(connections, first)
@@ -365,7 +377,7 @@ class Producer(ClosedAfterAsyncWith):
 
     @property
     def partitions(self) -> list[PartitionProducer]:
-        """Returns the producers of all partitions, and of all levels of priority."""
+        """Returns the producers of all partitions, of all levels of priority."""
         return self._partitions.all
 
     @property
@@ -379,11 +391,12 @@ class Producer(ClosedAfterAsyncWith):
         return self._topic.full
 
     def producer_name(self) -> str:
-        """Returns the name of the producer, given by the program or by the broker."""
+        """Returns the name of the producer, chosen by the program or by the broker."""
         return self.partitions[0].core.name
 
     def last_sequence_id(self) -> int:
-        """Returns the highest sequence id of the messages that the broker acknowledged; -1 if it acknowledged none."""
+        """Returns the highest sequence id of the messages that the broker acknowledged, over all partitions; -1 if it
+        acknowledged none."""
         return max(each.core.last_sequence_id for each in self.partitions)
 
     def is_connected(self) -> bool:
@@ -432,11 +445,11 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ sending
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
-        """Adds a message to send, as `send_nowait` does, with all options in `extras`; returns the PartitionProducer
-        that sends it. May be called from any thread.
+        """Adds a message to send, as `send_nowait` does, with all options in `extras`. Returns the PartitionProducer
+        that sends it. May be called from any thread; calls no hooks.
 
-        `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig or
-        AlreadyClosed."""
+        `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MemoryBufferIsFull,
+        MessageTooBig, InvalidMessage or AlreadyClosed if the message is refused; `callback` is not called then."""
         only = self.only_plain
         if only is not None and type(content) is bytes and extras == NO_EXTRAS:
             only.add(content, callback)
@@ -471,7 +484,8 @@ class Producer(ClosedAfterAsyncWith):
         priority: int | None = None,
     ) -> None:
         """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
-        Raises ProducerQueueIsFull at `max_pending_messages`.
+        Raises ProducerQueueIsFull at `max_pending_messages`, and the other errors of `enqueue`; `callback` is not
+        called then.
 
         `key_bytes` replaces `partition_key` if the key is not text; the key is stored as base64 and marked as such.
         `expires_at`, `expires_in` and `priority`: see `send`."""
@@ -509,11 +523,11 @@ class Producer(ClosedAfterAsyncWith):
         """Sends a message, waits until it is durable and returns its id. If the message fails, raises the exception of
         its Result.
 
-        The message is sent at once. If batching_max_publish_delay_ms is longer than its default, it waits for a full
-        batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
-        `expires_at` (a datetime with a time zone, or ms since the epoch) or `expires_in` (seconds from now): consumers
-        do not get the message from then on, by the broker's clock (docs/sdk.md). `priority`: the level of the message,
-        0 for the most urgent one, of a producer with `levels`; None: the least urgent one."""
+        The message is sent at once. Only if batching_max_publish_delay_ms is longer than its default does it wait for a
+        full batch, or for that delay. `txn`: the message counts when that transaction commits (docs/transactions.md).
+        `expires_at` (a datetime with a time zone, or ms since the epoch) or `expires_in` (a timedelta, or seconds from
+        now): from then on, by the broker's clock, consumers do not get the message (docs/sdk.md). `priority`: for a
+        producer with `levels`, the level of the message, from 0 for the most urgent one; None: the least urgent one."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
@@ -535,7 +549,7 @@ class Producer(ClosedAfterAsyncWith):
 
     def encode_for_later(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
         """Encodes a message that is not sent now, but published by a broker later (`prepare`). Returns the message's
-        topic or partition, and its encoded entry."""
+        topic or partition, and its encoded entry. Raises InvalidMessage, MessageTooBig or AlreadyClosed."""
         if self.tracing is not None:
             extras = extras._replace(properties=self.tracing.inject(extras.properties))
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
@@ -557,10 +571,10 @@ class Producer(ClosedAfterAsyncWith):
         check_after: float = 0,
         priority: int | None = None,
     ) -> Half:
-        """Stores a message as a half message: durably, without publishing it. `Half.commit` publishes it, once;
-        `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the cluster's default), a
-        program that answers for `group` (`Client.on_check`) is asked about `check_key`. docs/transactions.md has the
-        rules.
+        """Stores a message as a half message: durably, without publishing it. Returns when it is stored. `Half.commit`
+        publishes it, once; `Half.rollback` drops it. If neither was called within `check_after` seconds (0: the
+        cluster's default), a program that answers for `group` (`Client.on_check`) is asked about `check_key`.
+        docs/transactions.md has the rules.
 
         Raises ServiceUnitNotReady if the group has too many undecided half messages; MessageTooBig; or Timeout, after
         which the half message may be stored, and is then rolled back."""
@@ -575,7 +589,8 @@ class Producer(ClosedAfterAsyncWith):
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
         """Sends `message`, a copy of a received message, waits until the copy is durable and returns its id. Does not
-        check the fields of the message. If the queue is full, waits for room."""
+        check the fields of the message, and calls no hooks. If the queue is full, waits for room. If the message fails,
+        raises the exception of its Result."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
@@ -605,10 +620,11 @@ class Producer(ClosedAfterAsyncWith):
         expires_in: timedelta | float | None = None,
         priority: int | None = None,
     ) -> list[MessageId]:
-        """Sends all messages and returns their ids in the order of `contents`.
+        """Sends all messages and returns their ids in the order of `contents`, when all are durable. The other
+        parameters apply to each message.
 
-        If any failed, raises the exception of the first failure, when all messages have outcomes.
-        """
+        If messages failed, raises the exception of the first failure, when all messages have outcomes. If a message is
+        refused before it is sent, raises at once: the messages before it are sent, those after it are not."""
         extras = Extras(
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
@@ -668,8 +684,8 @@ class Producer(ClosedAfterAsyncWith):
             await self.wait_for_room()
 
     async def wait_for_room(self) -> None:
-        """Waits until a message may be added again, after an attempt raised ProducerQueueIsFull or
-        MemoryBufferIsFull."""
+        """Waits until a message may be added again, after an attempt raised ProducerQueueIsFull or MemoryBufferIsFull.
+        Sends the open batches, so that room is made. Another sender may use the room first."""
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
@@ -689,13 +705,13 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     async def cancel(self, message_id: MessageId, *, priority: int | None = None) -> list[str]:
-        """Cancels a delayed message of this topic: no subscription gets it. Returns the names of the subscriptions for
-        which it was still delayed, when that is durable. May be called again after an error. `priority`: that with
-        which it was sent, of a producer with `levels`.
+        """Cancels a delayed message of this topic: no subscription gets it. Returns when that is durable, with the
+        names of the subscriptions for which the message was still delayed. `priority`: that with which the message was
+        sent, for a producer with `levels`. May be called again after an error.
 
-        Raises NotAllowedError if its time has come, or a subscription has got it; TopicNotFound if the topic has no
-        such message, or its transaction has not committed. A subscription that is created later from an earlier
-        position gets the message."""
+        Raises NotAllowedError if the time of the message has come, or a subscription has got it; TopicNotFound if the
+        topic has no such message, or its transaction has not committed. A subscription that is created later from an
+        earlier position gets the message."""
         check_parameter("message_id", ParameterCheck("a MessageId", (MessageId,)), message_id)
         check_message_parameters({"priority": priority})
         partition, topic = message_id.partition(), self._partitions.find_topic(priority)
@@ -713,26 +729,27 @@ class Producer(ClosedAfterAsyncWith):
         return list(found.cancelled)
 
     async def flush(self) -> None:
-        """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises
-        AlreadyClosed if the producer is closed."""
+        """Waits until all messages that were sent before have outcomes and their callbacks were called. Does not raise
+        for messages that failed. Raises AlreadyClosed if the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         await asyncio.gather(*(each.flush() for each in self.partitions))
 
     def abort(self) -> None:
-        """Ends the producer at once, without waiting; the outcome of messages that are not acknowledged is unknown."""
+        """Ends the producer at once, without waiting. The callbacks of messages without an outcome get AlreadyClosed;
+        it is unknown whether these messages are stored."""
         self._closed = True
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Flushes and closes the producer. Raises Timeout if messages have no outcome after the operation timeout,
-        AlreadyClosed if the producer is closed."""
+        """Flushes and closes the producer, and waits for it. Raises Timeout if messages have no outcome within the
+        operation time-out: they may be stored. Raises AlreadyClosed if the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         self._closed = True
         await self._partitions.close()
 
     def check(self) -> None:
-        """Checks the internal state of the producer. Raises AssertionError if an invariant is broken."""
+        """Raises AssertionError if an invariant of a partition's core is broken."""
         for each in self.partitions:
             each.core.check()
