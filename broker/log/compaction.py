@@ -506,7 +506,7 @@ class Compaction:
     async def wait_finished(self) -> None:
         """Waits until the compaction in progress, if any, has ended. Does not raise its error: `progress` has it."""
         if self._task is not None:
-            await asyncio.shield(self._task)
+            await asyncio.wait([self._task])
 
     def stop(self) -> None:
         """Cancels a running compaction, because the topic ends at this broker. The next owner of the topic deletes the

@@ -49,9 +49,11 @@ The second half of the decisions: which entries and which producers may publish,
 | EXCLUSIVE_WITH_FENCING | at once; all others are fenced for good | |
 
 Two producers with one name: a later connection of the same producer (same `instance`, higher `connection`) replaces the
-earlier one, because a broker detects a broken connection later than the client. An earlier connection that arrives late
-is refused. A producer of another instance or another role is refused, too, unless its mode is EXCLUSIVE_WITH_FENCING:
-then it fences the other producer as it fences all others.
+earlier one, because a broker detects a broken connection later than the client. It takes the place of the earlier one:
+producers that wait do not come before a registered producer that reconnects, and a waiting one keeps its turn. An
+earlier connection that arrives late is refused. If a join is refused, the earlier connection keeps its place. A
+producer of another instance or another role is refused, too, unless its mode is EXCLUSIVE_WITH_FENCING: then it fences
+the other producer as it fences all others.
 
 **Epoch** (`decide_epoch_change`): the topic's record counts how often a producer got exclusive access. The new epoch is
 stored before this producer may publish. A producer that reconnects names the epoch that it had. If the topic still has
@@ -63,7 +65,7 @@ lower than each epoch of a new topic with the same name, and a producer of the d
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -173,32 +175,26 @@ class ProducerTable:
 
     def join(self, registration: ProducerRegistration) -> ProducerJoinResult:
         """Registers the producer, lets it wait, or denies it, as its access mode demands. The result names the
-        producers that lose their registration."""
-        answer = ProducerJoinResult()
-        for other in [*self.registered.values(), *self.waiting.values()]:
-            if other.name == registration.name:
-                if not registration.may_be_later_connection_of(other):
-                    if registration.mode == EXCLUSIVE_WITH_FENCING:
-                        continue  # it is fenced below, as all others are
-                    alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does
-                    answer.denied = ProducerJoinDenied.HAS_PRODUCERS if alone else ProducerJoinDenied.NAME_TAKEN
-                    return answer
-                if registration.connection < other.connection:
-                    answer.denied = ProducerJoinDenied.STALE
-                    return answer
-                answer.replaced.append(other)
-        for other in answer.replaced:
-            self._remove(other)
-        answer.denied = self._denied(registration)
+        producers that lose their registration. A join that is denied changes nothing."""
+        earlier, denied = self._find_earlier_connection(registration)
+        others = [each for each in self.registered.values() if each is not earlier]
+        waiting = [each for each in self.waiting.values() if each is not earlier]
+        keeps_place = earlier is not None and earlier.id in self.registered
+        denied = denied or self._denied(registration, others, () if keeps_place else waiting)
+        if denied is not None:
+            return ProducerJoinResult(denied=denied)
+        answer = ProducerJoinResult(replaced=[] if earlier is None else [earlier])
         if registration.mode == EXCLUSIVE_WITH_FENCING:
-            answer.fenced = [*self.registered.values(), *self.waiting.values()]
-            self.registered.clear()
-            self.waiting.clear()
-        if answer.denied is None and self._free(registration):
-            self.registered[registration.id] = registration
-            answer.registered = True
-        elif answer.denied is None:
-            self.waiting[registration.id] = registration
+            answer.fenced, others, waiting = [*others, *waiting], [], []
+        answer.registered = registration.mode == SHARED or not others
+        if answer.registered:
+            others.append(registration)
+        elif earlier is not None and not keeps_place:
+            waiting = [registration if each is earlier else each for each in self.waiting.values()]
+        else:
+            waiting.append(registration)
+        self.registered = {each.id: each for each in others}
+        self.waiting = {each.id: each for each in waiting}
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
@@ -212,27 +208,44 @@ class ProducerTable:
         self.registered[registration.id] = registration
         return [registration]
 
-    def _remove(self, registration: ProducerRegistration) -> None:
-        self.registered.pop(registration.id, None)
-        self.waiting.pop(registration.id, None)
+    def _find_earlier_connection(
+        self, registration: ProducerRegistration
+    ) -> tuple[ProducerRegistration | None, ProducerJoinDenied | None]:
+        """Returns the producer that `registration` replaces, None if there is none; and why the producer may not join,
+        as far as another producer of its name decides that."""
+        for other in [*self.registered.values(), *self.waiting.values()]:
+            if other.name != registration.name:
+                continue
+            if registration.may_be_later_connection_of(other):
+                return other, ProducerJoinDenied.STALE if registration.connection < other.connection else None
+            if registration.mode == EXCLUSIVE_WITH_FENCING:
+                return None, None  # `join` fences it, as all others
+            alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does
+            return None, ProducerJoinDenied.HAS_PRODUCERS if alone else ProducerJoinDenied.NAME_TAKEN
+        return None, None
 
-    def _denied(self, registration: ProducerRegistration) -> ProducerJoinDenied | None:
-        if registration.mode == EXCLUSIVE and (self.registered or self.waiting):
+    def _denied(
+        self,
+        registration: ProducerRegistration,
+        others: Collection[ProducerRegistration],
+        waiting: Collection[ProducerRegistration],
+    ) -> ProducerJoinDenied | None:
+        """Returns why the producer may not join, as far as the access modes decide that. `others`: the other registered
+        producers; `waiting`: the waiting producers that come before it."""
+        if registration.mode == EXCLUSIVE and (others or waiting):
             return ProducerJoinDenied.HAS_PRODUCERS
-        exclusive = self.waiting or any(other.mode != SHARED for other in self.registered.values())
-        if registration.mode == SHARED and exclusive:
+        if registration.mode == SHARED and (waiting or any(other.mode != SHARED for other in others)):
             return ProducerJoinDenied.EXCLUSIVE_PRODUCER
         return None
 
-    def _free(self, registration: ProducerRegistration) -> bool:
-        return registration.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.registered
-
     def check(self) -> None:
-        """Raises AssertionError unless an exclusive producer is alone, and a producer waits only while another one is
-        registered."""
+        """Raises AssertionError unless an exclusive producer is alone, a producer waits only while another one is
+        registered, and no two producers have one name."""
         if any(registration.mode != SHARED for registration in self.registered.values()):
             assert len(self.registered) == 1, "an exclusive producer shares the topic"
         assert self.registered or not self.waiting, "a producer waits and none is registered"
+        names = [each.name for each in (*self.registered.values(), *self.waiting.values())]
+        assert len(names) == len(set(names)), "two producers have one name"
 
 
 GAP_BYTES_MAX = 4096

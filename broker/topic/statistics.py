@@ -232,11 +232,14 @@ async def analyze_backlog(
         holes = len(cursor.acked.get(span.ledger_id, ()))
         entries -= holes
         partial = any(position[0] == span.ledger_id for position in cursor.partial)
-        if (holes or partial) and left > 0:
+        if not (holes or partial):
+            continue
+        if left > 0:
             acknowledged += await _acknowledged(log, subscription, span, first)
             left -= span.last_entry - first + 1
         else:
             acknowledged += holes
+            left = -1  # the answer is not complete, also if `left` was 0
     messages = shape.count_messages_from(await log.reader.find_message_index_after(mark)) - acknowledged
     unwanted = (0, 0)
     if subscription.filtering is not None:

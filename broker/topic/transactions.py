@@ -341,7 +341,8 @@ class TopicTransactions:
             if first:
                 await asyncio.sleep(0)
             runs += self.start_settling(settlements[first : first + SETTLE_AT_ONCE])
-        await asyncio.wait(set(runs), timeout=timeout_s)
+        if runs:
+            await asyncio.wait(set(runs), timeout=timeout_s)
         late = TimedOut(f"topic {self.topic.name} has not stored it within {timeout_s:g} s")
         return [get_future_error(run) if run.done() else late for run in runs]
 

@@ -38,6 +38,33 @@ async def test_a18_the_precise_backlog_counts_messages_whatever_was_acknowledged
         assert (await analyze_backlog(topic.log, subscription)).messages == 6
 
 
+async def test_a_backlog_of_which_a_ledger_was_not_read_is_not_called_complete(tmp_path: Path) -> None:
+    """Also where the ledgers before it had exactly as many entries as may be read."""
+    async with cluster(tmp_path, roll_entries=3) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        consumer = await TestConsumer(
+            running.world, broker, TOPIC, initial_position=wire.Subscribe.EARLIEST, type=wire.Subscribe.SHARED
+        ).ready()
+        for _ in range(7):
+            await producer.send(*[b"x"] * 4)
+        deliveries = [await consumer.receive() for _ in range(7)]
+        await consumer.ack(deliveries[1])
+        topic = broker.topics[TOPIC]
+        subscription = topic.find_subscription("s")
+        found = await analyze_backlog(topic.log, subscription, 3)
+        assert (found.messages, found.acknowledged, found.complete) == (24, 4, True), "others need no reading"
+        await consumer.ack(deliveries[4])
+        found = await analyze_backlog(topic.log, subscription, 3)
+        assert (found.messages, found.acknowledged, found.complete) == (23, 5, False)
+        found = await analyze_backlog(topic.log, subscription, 6)
+        assert (found.messages, found.acknowledged, found.complete) == (20, 8, True)
+        await consumer.ack(deliveries[6], indexes=[0, 2])
+        assert not (await analyze_backlog(topic.log, subscription, 6)).complete, "a batch has to be read"
+        found = await analyze_backlog(topic.log, subscription, 7)
+        assert (found.messages, found.acknowledged, found.complete) == (18, 10, True)
+
+
 async def test_a18_single_messages_are_found_by_number_and_by_id(tmp_path: Path) -> None:
     async with cluster(tmp_path, roll_entries=2) as running:
         broker = running.brokers[0]

@@ -258,6 +258,29 @@ async def test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_i
     assert held.mark == Position(LEDGER, 19)
 
 
+async def test_what_waits_for_a_compaction_that_is_stopped_goes_on_and_is_not_cancelled_with_it() -> None:
+    bench = Bench()
+    bench.publish(*some(0, 20))
+    _, compaction = await bench.owner()
+    assert compaction.start()
+    waiting = asyncio.create_task(compaction.wait_finished())
+    await asyncio.sleep(0)
+    compaction.stop()
+    await asyncio.wait([waiting])
+    assert not waiting.cancelled()
+    assert waiting.exception() is None
+    assert not compaction.is_running
+    assert compaction.start()
+    waiting = asyncio.create_task(compaction.wait_finished())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert compaction.is_running, "what gives up waiting cancels nothing"
+    await compaction.wait_finished()
+    assert compaction.progress.state is CompactionState.SUCCESS
+
+
 async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind() -> None:
     """Whatever number of them: one ledger, one table of rows, no task, no key."""
     bench = Bench()

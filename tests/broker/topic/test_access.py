@@ -10,6 +10,7 @@ from magnetar.broker.topic.dedup_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,
+    WAIT_FOR_EXCLUSIVE,
     ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
@@ -22,7 +23,7 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import ProducerFenced as ProducerFencedError
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import ConsumerType, ProducerAccessMode
-from magnetar.proto.errors import ProducerBusy, ProducerFenced
+from magnetar.proto.errors import ProducerBusy, ProducerFenced, Unavailable
 from magnetar.proto.names import TopicName
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.support.cluster import TestProducer, cluster
@@ -98,6 +99,56 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
             await TestProducer(running.world, broker, TOPIC, "d", access_mode=EXCLUSIVE).opened()
         with pytest.raises(ProducerBusy):
             await TestProducer(running.world, broker, TOPIC, "e").opened()
+
+
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT_FOR_EXCLUSIVE])
+async def test_a_producer_that_reconnects_publishes_on_alone_while_another_one_waits(
+    tmp_path: Path, mode: Any
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        first = await TestProducer(running.world, broker, TOPIC, "a", instance="a", access_mode=mode).opened()
+        await first.send(b"0")
+        (old,) = broker.topics[TOPIC].producers
+        waiting = []
+        for name in "bc":
+            opening = TestProducer(running.world, broker, TOPIC, name, access_mode=WAIT_FOR_EXCLUSIVE)
+            waiting.append(asyncio.create_task(opening.opened()))
+            async with asyncio.timeout(10):
+                while not any(each.name == name for each in broker.topics[TOPIC].producers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        again = await TestProducer(
+            running.world, broker, TOPIC, "a", instance="a", access_mode=mode, connection=1,
+            topic_epoch=first.answer.topic_epoch,
+        ).opened()  # fmt: skip
+        assert again.answer.topic_epoch == first.answer.topic_epoch
+        assert isinstance(old.close_error, Unavailable)
+        assert [each.name for each in broker.topics[TOPIC].producers] == ["b", "c", "a"]
+        await again.send(b"1")
+        assert not any(each.done() for each in waiting)
+        await again.close()
+        await (await waiting[0]).send(b"2")
+        assert not waiting[1].done()
+        await waiting[0].result().close()
+        await (await waiting[1]).send(b"3")
+
+
+async def test_a_producer_whose_reconnect_is_refused_still_keeps_exclusive_producers_out(tmp_path: Path) -> None:
+    """What publishes and what is registered are the same producers."""
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        first = await TestProducer(running.world, broker, TOPIC, "a", instance="a").opened()
+        second = await TestProducer(running.world, broker, TOPIC, "b").opened()
+        with pytest.raises(ProducerFenced):
+            await TestProducer(
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, connection=1
+            ).opened()
+        await second.close()
+        with pytest.raises(ProducerFenced):
+            await TestProducer(running.world, broker, TOPIC, "c", access_mode=EXCLUSIVE).opened()
+        await first.send(b"0")
+        await first.close()
+        await (await TestProducer(running.world, broker, TOPIC, "d", access_mode=EXCLUSIVE).opened()).send(b"1")
 
 
 async def test_a_producer_of_a_deleted_topic_does_not_fence_who_has_the_one_that_was_made_anew(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Decisions with a named reason: publishing, trimming, bundles."""
 
+import random
+
 import pytest
 
 from magnetar.broker.cluster.bundles_core import find_topic_bundle_name, make_bundle_name
@@ -21,6 +23,7 @@ from magnetar.broker.topic.dedup_core import (
     why_publish_refused,
 )
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import AccessMode
 from magnetar.proto.states import LedgerStays as Stays
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -81,6 +84,110 @@ def test_a_name_is_replaced_by_its_own_role_alone_whatever_instance_another_clai
     assert table.join(ProducerRegistration(5, "b", SHARED, "z", 2)).replaced == [free], "another broker"
     assert [each.id for each in table.join(ProducerRegistration(6, "a", SHARED, "x", 2, "ada")).replaced] == [1]
     table.check()
+
+
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT_FOR_EXCLUSIVE])
+def test_a_producer_that_reconnects_takes_its_place_again_while_another_one_waits(mode: AccessMode) -> None:
+    table = ProducerTable()
+    first = ProducerRegistration(1, "a", mode, "x", 0)
+    assert table.join(first).registered
+    assert not table.join(ProducerRegistration(2, "b", WAIT_FOR_EXCLUSIVE, "y")).registered
+    again = table.join(ProducerRegistration(3, "a", mode, "x", 1))
+    assert (again.registered, again.denied, again.replaced) == (True, None, [first])
+    table.check()
+    assert not table.join(ProducerRegistration(4, "c", WAIT_FOR_EXCLUSIVE, "z")).registered
+    assert table.leave(1) == [], "what left is the earlier connection"
+    assert [each.id for each in table.leave(3)] == [2]
+
+
+def test_a_waiting_producer_that_reconnects_keeps_its_turn() -> None:
+    table = ProducerTable()
+    assert table.join(ProducerRegistration(1, "a", EXCLUSIVE, "x")).registered
+    for number, name in ((2, "b"), (3, "c")):
+        assert not table.join(ProducerRegistration(number, name, WAIT_FOR_EXCLUSIVE, name)).registered
+    again = table.join(ProducerRegistration(4, "b", WAIT_FOR_EXCLUSIVE, "b", 1))
+    assert (again.registered, [each.id for each in again.replaced]) == (False, [2])
+    assert [each.id for each in table.leave(1)] == [4]
+
+
+def test_a_reconnect_that_is_denied_leaves_the_earlier_connection_its_place() -> None:
+    """It asks for more than it had."""
+    table = ProducerTable()
+    for number, name in ((1, "a"), (2, "b")):
+        assert table.join(ProducerRegistration(number, name, SHARED, name)).registered
+    denied = table.join(ProducerRegistration(3, "a", EXCLUSIVE, "a", 1))
+    assert (denied.denied, denied.replaced, denied.fenced) == (ProducerJoinDenied.HAS_PRODUCERS, [], [])
+    assert list(table.registered) == [1, 2]
+
+
+class ProducerWalk:
+    """Random producers of one topic, with the rule of the broker: a producer publishes from the time that it is
+    registered until the table names it as replaced or fenced, or until it leaves."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.table = random.Random(seed), ProducerTable()
+        self.publishing: dict[int, ProducerRegistration] = {}
+        self.connections = 0
+        self.denied: set[ProducerJoinDenied] = set()
+        self.replaced_beside_waiting = 0
+
+    def step(self) -> None:
+        there = [*self.table.registered.values(), *self.table.waiting.values()]
+        if there and self.rng.random() < 0.3:
+            self._leave(self.rng.choice(there).id)
+        else:
+            self._join()
+        self.table.check()
+        assert self.publishing == self.table.registered
+        exclusive = [each for each in self.publishing.values() if each.mode != SHARED]
+        assert not exclusive or len(self.publishing) == 1, "two producers, one of which is exclusive"
+
+    def _join(self) -> None:
+        rng, table = self.rng, self.table
+        self.connections += 1
+        name = rng.choice("abcd")
+        registration = ProducerRegistration(
+            self.connections, name, rng.choice(list(AccessMode)), rng.choice([name] * 6 + ["", "other"]),
+            self.connections if rng.random() < 0.9 else rng.randrange(self.connections),
+            rng.choice([None, "ada", "ada"]),
+        )  # fmt: skip
+        registered, waiting = list(table.registered.items()), list(table.waiting.items())
+        answer = table.join(registration)
+        if answer.denied is not None:
+            self.denied.add(answer.denied)
+            assert (answer.registered, answer.replaced, answer.fenced) == (False, [], [])
+            assert (list(table.registered.items()), list(table.waiting.items())) == (registered, waiting)
+            return
+        held = [each for each in answer.replaced if self.publishing.pop(each.id, None) is not None]
+        for each in answer.fenced:
+            self.publishing.pop(each.id, None)
+        if answer.registered:
+            self.publishing[registration.id] = registration
+        if self.table.waiting and answer.registered:
+            assert held, "it came before those that wait, and had no place"
+            self.replaced_beside_waiting += registration.mode != SHARED
+        if not answer.fenced:
+            names = [each.name for _, each in waiting if each not in answer.replaced or not answer.registered]
+            assert [each.name for each in table.waiting.values()][: len(names)] == names, "the turns have changed"
+
+    def _leave(self, producer_id: int) -> None:
+        waiting = [each for each in self.table.waiting.values() if each.id != producer_id]
+        self.publishing.pop(producer_id, None)
+        for each in self.table.leave(producer_id):
+            assert each is waiting[0], "first come, first served"
+            self.publishing[each.id] = each
+
+
+def test_an_exclusive_producer_is_alone_whatever_joins_reconnects_waits_and_leaves() -> None:
+    denied, beside_waiting = set[ProducerJoinDenied](), 0
+    for seed in range(200):
+        walk = ProducerWalk(seed)
+        for _ in range(100):
+            walk.step()
+        denied |= walk.denied
+        beside_waiting += walk.replaced_beside_waiting
+    assert denied == set(ProducerJoinDenied), "the walk has met each reason"
+    assert beside_waiting > 100, "and reconnects of exclusive producers while others waited"
 
 
 def test_one_that_takes_the_topic_with_fencing_fences_one_of_its_own_name() -> None:

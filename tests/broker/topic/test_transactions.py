@@ -95,6 +95,10 @@ async def test_entries_are_hidden_until_the_commit_and_shown_with_those_behind_t
     assert topic.shown.shape.end_index == 5
 
 
+async def test_no_outcomes_are_stored_at_once(coordinator: FakeCoordinator, running: Cluster) -> None:
+    assert await (await loaded(running.brokers[0])).settle([], 60.0) == []
+
+
 async def test_aborted_entries_are_never_shown_and_keep_their_indexes(
     coordinator: FakeCoordinator, running: Cluster
 ) -> None:
