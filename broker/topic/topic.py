@@ -597,27 +597,37 @@ class ProducerRegistry:
             raise refusal
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here
             topic.admission.check_producer(topic.applied, producer, self._here.values())
-        epoch, created_ms = topic.log.record.epoch, topic.log.record.created_ms
-        if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
-            epoch = next_epoch(epoch, created_ms)
-        change = decide_epoch_change(producer.mode, producer.epoch, epoch)
-        if change is TopicEpochChange.FENCED:
-            raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
+        change = self._decide_epoch_change(producer)
         registered = self._register(producer)
         topic.maintenance.on_topic_used()
         topic.dedup.on_producer_joined(producer.name)
         if not registered:
             producer.turn = asyncio.get_running_loop().create_future()
             await producer.turn
+            change = self._decide_epoch_change(producer)  # others had exclusive access meanwhile, perhaps
         if change is TopicEpochChange.GROWS:
             if self._epochs is None:
                 self._epochs = asyncio.Lock()
             async with self._epochs:
+                if producer.close_error is not None:  # another one has its place: the epoch is that one's
+                    raise producer.close_error
                 producer.epoch = next_epoch(topic.log.record.epoch, topic.log.record.created_ms)
                 await topic.log.commit_fields(epoch=producer.epoch)
         await topic.dedup.wait_idle(producer.name)
         await topic.transactions.wait_idle(producer.name)
         topic.check_not_ended()
+
+    def _decide_epoch_change(self, producer: TopicProducer) -> TopicEpochChange:
+        """Returns how the topic's epoch changes when the producer is registered now. Raises ProducerFenced if another
+        producer got exclusive access since this one had it."""
+        topic = self._topic
+        epoch, created_ms = topic.log.record.epoch, topic.log.record.created_ms
+        if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
+            epoch = next_epoch(epoch, created_ms)
+        change = decide_epoch_change(producer.mode, producer.epoch, epoch)
+        if change is TopicEpochChange.FENCED:
+            raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
+        return change
 
     def _register(self, producer: TopicProducer) -> bool:
         """Registers a producer, and closes the producers that it replaces or fences. Returns False if the producer has

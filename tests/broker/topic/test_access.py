@@ -1,6 +1,8 @@
 """Who may produce, across connections, unloads and owners; and a subscription that is made with the topic."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from magnetar.broker.topic.dedup_core import (
     decide_epoch_change,
     next_epoch,
 )
+from magnetar.broker.topic.producer import TopicProducer
+from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ProducerFenced as ProducerFencedError
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import ConsumerType, ProducerAccessMode
-from magnetar.proto.errors import ProducerBusy, ProducerFenced, Unavailable
+from magnetar.proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from magnetar.proto.names import TopicName
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.support.cluster import TestProducer, cluster
@@ -195,6 +199,64 @@ async def test_one_that_returns_does_not_fence_who_takes_the_topic_just_then(
             ).opened()
         go_on.set()
         await (await taking).send(b"new")
+
+
+class _Outlet:
+    def on_closed(self, _error: MagnetarError) -> None: ...
+
+
+@asynccontextmanager
+async def empty_topic(tmp_path: Path) -> AsyncIterator[Topic]:
+    """A loaded topic that nobody produces to."""
+    async with cluster(tmp_path) as running:
+        await TestProducer(running.world, running.brokers[0], TOPIC, "first").opened()
+        topic = running.brokers[0].topics[TOPIC]
+        topic.producers.leave(next(iter(topic.producers)))
+        yield topic
+
+
+def producer_of(topic: Topic, number: int, name: str, mode: Any, **options: Any) -> TopicProducer:
+    outlet: Any = _Outlet()
+    return TopicProducer(10**6 + number, name, mode, topic, outlet, address="", instance=name, size_max=1000, **options)
+
+
+async def test_a_producer_that_waited_is_fenced_if_another_one_had_exclusive_access_meanwhile(tmp_path: Path) -> None:
+    async with empty_topic(tmp_path) as topic, asyncio.timeout(30):
+        producers = topic.producers
+        first = producer_of(topic, 0, "w", WAIT_FOR_EXCLUSIVE)
+        await producers.join(first)
+        producers.leave(first)
+        shared = producer_of(topic, 1, "y", SHARED)
+        await producers.join(shared)
+        other = producer_of(topic, 2, "v", WAIT_FOR_EXCLUSIVE)
+        others_turn = asyncio.create_task(producers.join(other))
+        await asyncio.sleep(0)
+        again = producer_of(topic, 3, "w", WAIT_FOR_EXCLUSIVE, connection=1, epoch=first.epoch)
+        its_turn = asyncio.create_task(producers.join(again))
+        await asyncio.sleep(0)
+        producers.leave(shared)
+        await others_turn
+        producers.leave(other)
+        with pytest.raises(ProducerFenced):
+            await its_turn
+
+
+async def test_a_producer_that_is_fenced_as_its_turn_comes_takes_no_epoch(tmp_path: Path) -> None:
+    """Its epoch would be above that of the producer that fenced it, which could not reconnect then."""
+    async with empty_topic(tmp_path) as topic, asyncio.timeout(30):
+        producers = topic.producers
+        holder, waits = producer_of(topic, 0, "a", EXCLUSIVE), producer_of(topic, 1, "b", WAIT_FOR_EXCLUSIVE)
+        fencing = producer_of(topic, 2, "f", EXCLUSIVE_WITH_FENCING)
+        await producers.join(holder)
+        its_turn = asyncio.create_task(producers.join(waits))
+        while len(producers) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        fences = asyncio.create_task(producers.join(fencing))
+        producers.leave(holder)
+        await fences
+        with pytest.raises(ProducerFenced):
+            await its_turn
+        assert fencing.epoch == topic.log.record.epoch
 
 
 async def test_the_initial_subscription_gets_what_was_published_before_anybody_came(tmp_path: Path) -> None:
