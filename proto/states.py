@@ -160,8 +160,9 @@ class LedgerState(_Words):
 
 
 class LedgerStays(_Words):
-    """The reason why a ledger of a topic is kept: the first one in this order that applies. NO: the next trim deletes
-    the ledger."""
+    """The reason why a ledger of a topic is kept. If several apply, the first one in this order is given, but
+    NOT_IN_OUTCOMES in place of TRANSACTION_OPEN if the open transactions began after the stored outcomes. NO: the next
+    trim deletes the ledger. UNKNOWN: a reason that this release does not know, from a newer broker."""
 
     NO = ""
     OPEN = "it is the last of the list, or it is written"

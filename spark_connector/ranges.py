@@ -151,7 +151,8 @@ class QueryConnection:
     def read_available(self, *, anew: bool = False) -> dict[Partition, AvailableRange]:
         """Returns, for each partition, the range of messages that can be read now. First creates the durable
         subscription, if the query has one, so that nothing is trimmed in the meantime. Lists the partitions again if
-        `anew` is True, or if a known partition no longer exists."""
+        `anew` is True, or if the broker reports a known partition as gone or not allowed. Raises TopicNotFound or
+        NotAllowed if that remains so."""
         try:
             replies = self._run(self._all_offsets(self.list_partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):

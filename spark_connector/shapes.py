@@ -404,8 +404,9 @@ def find_newest_schema(topic: str, versions: Iterable[TopicSchema]) -> TypedSche
 
 
 def find_reader_schema(topic: str, versions: Iterable[TopicSchema], wanted: StructType) -> TypedSchema:
-    """Returns the newest schema of `versions` that is not deleted and has the columns `wanted`. Raises
-    InvalidConfiguration if there is none; the error says which columns the newest schema lacks."""
+    """Returns the newest schema of `versions` that is not deleted and has the columns `wanted`, with their types;
+    metadata columns are not looked at. Raises InvalidConfiguration if there is none (the error names the first column
+    that the newest schema lacks or has with another type), or if the newest schema cannot be represented as columns."""
     living = sorted((each for each in versions if not each.deleted), key=lambda each: -each.version)
     named = {each.name: each.dataType for each in wanted if not each.name.startswith(META)}
     last = find_newest_schema(topic, living)

@@ -37,8 +37,9 @@ class PulsarProtocol:
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until the client or the broker ends it; its producers and consumers have then left.
-        Raises Unauthenticated, InvalidRequest, ConnectionLost or TimeoutError if the connection ended with this
-        error."""
+        Raises the error with which it ended: Unauthenticated, Unauthorized, CredentialsExpired, or Unavailable if the
+        credentials could not be checked; InvalidRequest; ConnectionLost, also if the client does not authenticate in
+        time."""
         if self._callers is None:
             self._callers = CallerAuthenticator(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")

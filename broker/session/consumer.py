@@ -349,7 +349,8 @@ class ConsumerSession:
 
     def on_batch_part_acked(self) -> None:
         """Called when the client acknowledges a part of a batch for the first time, before the acknowledgement is
-        applied. From now on, the acknowledged messages of a batch are hidden from this consumer."""
+        applied. From now on, the acknowledged messages of a batch are hidden from this consumer, and from
+        later consumers of the same client in this subscription."""
         self.subscription.on_batch_part_acked(self._consumer)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:

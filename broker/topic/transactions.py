@@ -269,8 +269,9 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry of the transaction: whether it is a duplicate (dedup_core.py). The caller
-        must have checked `is_open` in the same turn of the event loop."""
+        """Returns the verdict on an entry of the transaction: whether it is a duplicate (dedup_core.py). After NEW the
+        entry counts as in flight: the caller must pass it to the log, or call `on_publish_failed`. The caller must have
+        checked `is_open` in the same turn of the event loop."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 

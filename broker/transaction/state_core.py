@@ -526,12 +526,14 @@ class LiveTransaction(msgspec.Struct):
 
 
 class UnsettledTransaction(msgspec.Struct):
-    """A transaction that has an outcome, which some of its participants have not stored yet."""
+    """A transaction that has an outcome, which some of its participants have not stored yet. `waiting`: those
+    participants, by topic; `owned`: None if it ended in an earlier epoch; `began`: the time of its first use in this
+    epoch, or the epoch's start, in monotonic seconds; `is_durable`: a record of the outcome is durable."""
 
     committed: bool
     waiting: dict[str, Participant]
     owned: TransactionOwner | None
-    began: float  # of one of an earlier epoch: the start of this one
+    began: float
     is_durable: bool
     waiting_requests: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
 

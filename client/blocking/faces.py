@@ -266,7 +266,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         traceback of the error; without `error_traceback` only the class and the text.
 
         With `debounce`, in seconds, only the newest message of each key in a window of that length is received; older
-        ones are acknowledged (client/core/debounce.py). Not on Shared, where a key has several consumers.
+        ones are acknowledged (client/core/debounce.py). Only on Exclusive, Failover and a KeyShared that keeps the
+        order, and not with `redelivery_order` "key".
 
         With `fair_by_key` the keys of a Shared subscription are served in turn, so that a key with many messages does
         not delay the others. Each key has at most `max_in_flight_per_key` unacknowledged messages, and gets at most
@@ -276,6 +277,9 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         `levels`: how many levels of priority the topics have (`create_producer`). `weights`: how often each level is
         served, the most urgent level first; (8, 4, 1) is the default for three levels. With "strict" the consumer
         receives from the most urgent level that has a message.
+
+        Raises ConsumerBusy if the subscription has an exclusive consumer, consumers of another type or with other
+        settings, or the maximum of consumers; InvalidConfiguration if parameters contradict each other.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time. The event listener has its own

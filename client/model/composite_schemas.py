@@ -452,7 +452,8 @@ def parse_avro_definition(info: SchemaInfo) -> Any:
 def make_avro_decoder(writer: Any, reader: Any = None) -> Decode:
     """Returns a function that decodes Avro payloads to plain values. `writer`: the definition with which the payloads
     were written; `reader`: the definition of the values (None: `writer`). The function raises InvalidMessage for a
-    payload that does not fit `writer`."""
+    payload that does not fit `writer`, or cannot be converted to `reader`. Raises InvalidMessage if fastavro is not
+    installed, and fastavro's error if a definition is not valid."""
     parsed = CheckedSchema(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
     return lambda payload: decode_avro_payload(payload, parsed, own)

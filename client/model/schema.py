@@ -134,9 +134,10 @@ class Schema:
         raise NotImplementedError
 
     def decode_message(self, msg: Message) -> Any:
-        """Decodes a received message and returns its value. `Message.value` calls this. Asks the broker for the schema
-        with which the message was written, if it is needed and not cached. Raises InvalidMessage if the payload does
-        not fit."""
+        """Decodes a received message and returns its value. `Message.value` calls this. Asks the broker, and
+        blocks, for the schema with which the message was written, if it is needed and not cached. Raises InvalidMessage
+        if the payload does not fit, the topic lacks that schema, or it is not cached and the caller is in the event
+        loop; the broker's error if it does not answer."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
             return self.decode_separated(key, None if msg.has_null_value() else msg.data())

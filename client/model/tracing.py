@@ -144,7 +144,9 @@ class Tracing(Hook):
         return self.is_recording()
 
     def before_send(self, sending: Sending) -> None:
-        """Begins the send span of a message, and writes its context into the properties."""
+        """Begins the send span of a message; none if too many are open or the sampler drops it. Writes the context of
+        the span, else of the current span, into the properties if it is sampled. A context that they contain already
+        stays, and the span is linked to it; that of a copy of a received message is replaced."""
         if sending.original is not None:
             self._before_copy(sending, sending.original)
             return

@@ -428,7 +428,8 @@ class PartitionProducer:
 
     async def open(self) -> None:
         """Opens the producer at the broker of the partition, and returns when it is open. Raises a permanent error at
-        once, and any other error when the operation's deadline passes."""
+        once; any other error when the operation's deadline passes, or earlier if the client has never reached a broker;
+        AlreadyClosed after `abort`. The wait for exclusive access has no limit."""
         self._opened = self._loop.create_future()
         self._attachment.open()
         try:

@@ -484,8 +484,9 @@ class Producer(ClosedAfterAsyncWith):
         priority: int | None = None,
     ) -> None:
         """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
-        Raises ProducerQueueIsFull at `max_pending_messages`, and the other errors of `enqueue`; `callback` is not
-        called then.
+        Raises ProducerQueueIsFull at `max_pending_messages`, the other errors of `enqueue`, SendVetoed if a hook
+        refuses the message, and with `txn` TransactionEnded if it is not open, InvalidConfiguration if it is another
+        client's; `callback` is not called then.
 
         `key_bytes` replaces `partition_key` if the key is not text; the key is stored as base64 and marked as such.
         `expires_at`, `expires_in` and `priority`: see `send`."""

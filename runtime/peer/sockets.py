@@ -426,7 +426,7 @@ class WatchedZmqSocket:
 
     def send(self, parts: Sequence[Buffer]) -> bool:
         """Sends one multipart message and returns True. Returns False if the socket accepts nothing now; then no part
-        was sent."""
+        was sent. Raises zmq.ZMQError, on a ROUTER with EHOSTUNREACH if the peer has disconnected."""
         zmq = self._zmq
         send = self.socket.send
         last = len(parts) - 1
