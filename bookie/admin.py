@@ -14,7 +14,8 @@
 | limbo-status | – | how much of its lost data the bookie has restored, and what it cannot restore |
 | accept-loss | – | {"givenUp": {ledger: what it lacks}}: leaves limbo without that data, after one more pass |
 
-The verbs about ledgers and their copies are below. No verb delays adds: each runs in a task of its own
+`readOnly` of `state` says that the bookie takes no adds of clients: it is departing, or its disk is full (`disk`). The
+verbs about ledgers and their copies are below. No verb delays adds: each runs in a task of its own
 (bookie/service.py), and its work runs in the store's workers. A run continues when the client that started it
 disconnects. The topic of a ledger is in its properties in the metadata (metadata/records.py `LedgerRecord`). For the
 ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one answer. A ledger
@@ -76,6 +77,7 @@ from ..runtime.descriptors import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from ..runtime.tcp.listening import CERTIFICATES
+from .format.journal import DamagedFile
 from .maintenance import marks
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
 from .maintenance.repair_core import GONE, list_bookies_of_ledger
@@ -175,7 +177,7 @@ class BookieAdmin:
             "version": PRODUCT,
             "clusterFormat": choose_written_format(),
             "disk": self._upkeep.state.value,
-            "readOnly": self._upkeep.state.is_read_only,
+            "readOnly": self._upkeep.is_read_only,
             "totalBytes": total,
             "freeBytes": free,
             "logs": len(store.index.logs()),
@@ -327,7 +329,7 @@ class _ManualRuns:
                 force=force, minor=True, major=major, roll=roll, on_progress=self._hear
             )
             self._last |= _done(done)
-        except (MagnetarError, ValueError, NoSpace, OSError) as error:
+        except (MagnetarError, ValueError, NoSpace, OSError, DamagedFile) as error:
             _LOG.warning("garbage collection started by hand failed: %s", error)
             self._last |= {"error": type(error).__name__, "message": str(error)}
         finally:

@@ -142,6 +142,7 @@ class LedgerWriter:
         self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
         self._unanswered_max = config.unanswered_bytes_max
         self._room: asyncio.Event | None = None  # a caller waits for it
+        self._room_waiters = 0
         self._on_changed: list[Callable[[LedgerRecord], None]] = []
         self._tasks = Tasks()
         self._change_task: asyncio.Task[None] | None = None
@@ -257,21 +258,28 @@ class LedgerWriter:
     async def wait_room(self) -> None:
         """Waits until there is room for an append (`has_room`), or until the writer accepts no appends any more; then
         the next append fails."""
-        memory = self._bookies.memory
+        self._room_waiters += 1
         try:
             while self.is_writable and not self.has_room:
-                if self._room is None:
-                    self._room = asyncio.Event()
-                if not memory.has_room:
-                    memory.add_waiter(self._wake_if_room)
-                await self._room.wait()
+                room = self._room = self._room or asyncio.Event()
+                self._wake_if_room()
+                await room.wait()
         finally:
-            memory.remove_waiter(self._wake_if_room)
+            self._room_waiters -= 1
+            if not self._room_waiters:
+                self._room = None
+                self._bookies.memory.remove_waiter(self._wake_if_room)
 
     def _wake_if_room(self) -> None:
-        if self._room is not None and (self.has_room or not self.is_writable):
+        """Wakes the callers of `wait_room` if there is room. Else, if the memory of all ledgers has no room, registers
+        this function there: the answers to this ledger's entries may all have come when that memory is released."""
+        if self._room is None:
+            return
+        if self.has_room or not self.is_writable:
             self._room.set()
             self._room = None
+        elif not self._bookies.memory.has_room:
+            self._bookies.memory.add_waiter(self._wake_if_room)
 
     def add_ensemble_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
         """Registers the function `tell`, which must not raise. It is called with the ledger's new record after each

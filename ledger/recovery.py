@@ -16,6 +16,7 @@ Also in this file, below its heading: the entries that are certainly lost (lost)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from ..runtime.files import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies, LedgerConfig
 from .metadata_core import (
+    LedgerTransitionRefusal,
     LedgerTransitionRefused,
     RecordAlreadyStored,
     RecordToStore,
@@ -73,6 +75,11 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 class ClosedByAnotherRecoverer(Unavailable):
     """Raised when another client has recovered and closed the ledger, with another end. That end is the valid one: the
     caller must call `recover_ledger` again."""
+
+
+class LedgerNotInRecovery(Unavailable):
+    """Raised when a ledger cannot be closed without its lost entries, because its record is not IN_RECOVERY or has
+    another last fragment by now. Nothing was closed: the caller must call `recover_ledger` first, which may succeed."""
 
 
 class RecoveryResult(NamedTuple):
@@ -430,8 +437,9 @@ class LostEntriesSearch:
                 if answer[0].status is Status.NO_SUCH_LEDGER:
                     self._empty.add(bookie)
                 elif answer[0].status is Status.OK:
-                    for low, high in decode_stored_runs(*answer, first, last):
-                        left.difference_update(range(low, high + 1))
+                    with contextlib.suppress(ValueError):  # a malformed answer says nothing: each entry is requested
+                        for low, high in decode_stored_runs(*answer, first, last):
+                            left.difference_update(range(low, high + 1))
         return sorted(left)
 
     async def _is_lost(self, entry: int) -> bool | None:
@@ -475,8 +483,8 @@ class LostEntriesSearch:
         and ends it after the last entry that one of them knows; the record's length becomes 0. Returns the ledger's
         record, also if another process has closed the ledger.
 
-        Raises Unavailable if a bookie that does not answer may have more entries. Raises LedgerNotFound if the record
-        is missing or does not allow the close."""
+        Raises Unavailable if a bookie that does not answer may have more entries, LedgerNotInRecovery if the record
+        does not allow the close, LedgerNotFound if it is missing."""
         await self._learn()
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1
@@ -503,7 +511,10 @@ class LostEntriesSearch:
             self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s
         )
         if isinstance(outcome, transitions.LedgerTransitionRefused):
-            raise LedgerNotFound(f"ledger {self.record.ledger_id}: {outcome.reason.value}")
+            ledger_id, reason = self.record.ledger_id, outcome.reason
+            if reason is LedgerTransitionRefusal.DELETED:
+                raise LedgerNotFound(f"ledger {ledger_id}: {reason.value}", ledger=ledger_id)
+            raise LedgerNotInRecovery(f"ledger {ledger_id}: {reason.value}; try again", ledger=ledger_id)
         return outcome.record
 
 

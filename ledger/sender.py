@@ -172,9 +172,10 @@ class AddSender:
         acked: Callable[[list[PendingAppend], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """Makes a sender. `acked` is called with the entries that a bookie has stored, once for each answer. `receive`
-        is called with every other outcome as a fact. `failed(bookie, why)` is called before `receive` gets the
-        AddFailed of a bookie that did not answer or answered with an error."""
+        """Makes a sender. `acked` is called with the entries that a bookie has stored, once for each answer; with
+        none when entries are not sent again because their bookie was replaced. `receive` is called with every other
+        outcome as a fact. `failed(bookie, why)` is called before `receive` gets the AddFailed of a bookie that did not
+        answer or answered with an error."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
@@ -244,7 +245,7 @@ class AddSender:
                     if refused is not None:
                         self._loop.call_soon(sent.on_failed, refused)
             at += copies
-        self.memory.held -= self._waiting_bytes  # its requests are counted now
+        self.memory.release(self._waiting_bytes)  # its requests are counted now; there are none if the ledger has ended
         self._waiting_bytes = 0
 
     def _encode(self, adds: Sequence[PendingAppend]) -> tuple[bytes, Sequence[Buffer], int]:
@@ -295,13 +296,16 @@ class AddSender:
     def retry_adds_later(self, place: _Place, adds: list[PendingAppend], tries: int, sent_s: float) -> None:
         """Sends entries that a bookie had no room for again, after `retry_s`. Reports them as failed instead if the
         sender is closed, or if `tries` repetitions took about `add_timeout_s`. Drops entries of a bookie that was
-        replaced."""
+        replaced, and then calls `acked` with none, because the handle may have room again."""
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
                 self._receive(AddFailed(add.entry, *place))
             return
-        adds = [add for add in adds if add.sent[slot] == bookie]
+        wanted = [add for add in adds if add.sent[slot] == bookie]
+        if len(wanted) < len(adds):
+            self.acked([], place)
+        adds = wanted
         if not adds:
             return
         if (tries + 1) * self._config.retry_s > self._config.add_timeout_s:

@@ -361,7 +361,7 @@ class GarbageCollector:
         minor = major or minor_due or full
         try:
             await self.run_pass(minor=minor, major=major, roll=full)
-        except (MagnetarError, ValueError, NoSpace, OSError) as error:
+        except (MagnetarError, ValueError, NoSpace, OSError, DamagedFile) as error:
             _LOG.warning("garbage collection failed, the next pass continues: %s", error)
             return
         await self._schedule.record_compaction_run(minor=minor, major=major)

@@ -48,7 +48,7 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...ledger import client as deletions
 from ...ledger.client import LedgerIdTaken
 from ...ledger.placement_core import StripingReduction
-from ...ledger.recovery import ClosedByAnotherRecoverer, Run
+from ...ledger.recovery import ClosedByAnotherRecoverer, LedgerNotInRecovery, Run
 from ...metadata import paths
 from ...metadata.records import (
     CLOSED,
@@ -527,7 +527,8 @@ class SkipLostRequest:
     async def run(self) -> list[LostRange]:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
         entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
-        unreadable entries are lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
+        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile) and
+        after Unavailable (for example, the recovery of a ledger could not begin)."""
         before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}
@@ -638,7 +639,8 @@ class SkipLostRequest:
 
     async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
         """Returns the record of the ledger after closing it, and True if it had to be closed without some entries that
-        no bookie has. Raises LedgerNotFound if the record is missing."""
+        no bookie has. Raises LedgerNotFound if the record is missing, NotAllowed if a bookie that does not answer may
+        have more entries. Raises OutcomeUnknown or LedgerNotInRecovery if the operator should try again."""
         record = await self._ledgers.read_record(row.ledger_id)
         if record.state == CLOSED:
             return record, False
@@ -651,6 +653,8 @@ class SkipLostRequest:
         lost = self._ledgers.make_lost_entries_search(await self._ledgers.read_record(row.ledger_id), force=self._force)
         try:
             return await lost.close_ledger(), True
+        except LedgerNotInRecovery:
+            raise
         except Unavailable as error:
             raise NotAllowed(error.message, topic=self._topic, ledger=row.ledger_id) from error
 

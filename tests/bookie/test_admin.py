@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from magnetar.bookie.format.journal import DamagedFile
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.server import Bookie
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy, EntryLogUsage
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status, decode_answer, encode_admin_request
 from magnetar.metadata import paths, records
@@ -126,6 +128,23 @@ async def test_a_collection_that_fails_says_why(cluster: Cluster, /) -> None:
     assert "is missing from the metadata: nothing is deleted" in last["message"]
 
 
+async def test_a_collection_that_finds_an_index_damaged_while_it_moves_says_so(cluster: Cluster, /) -> None:
+    bookie, caller = await with_logs(cluster)
+
+    async def damaged(logs: list[EntryLogUsage], policy: CompactionPolicy, on_progress: object) -> list[int]:
+        raise DamagedFile("entrylogs/1.idx", 4096, "group of the index does not match its checksum")
+
+    bookie.store.compactor._compact = damaged  # type: ignore[method-assign, assignment]
+    assert (await caller.add(1, 10, b"grows")).status is Status.OK
+    await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+    for ledger in (1, 2):
+        await deleted(cluster, bookie, ledger)
+    await ask(caller, "gc-start", major=True, roll=True)
+    last = (await until_done(caller))["last"]
+    assert (last["error"], last["endedMs"] is None) == ("DamagedFile", False)
+    assert "entrylogs/1.idx: damaged at offset 4096" in last["message"]
+
+
 async def test_a_bookie_that_closes_ends_a_collection_by_hand(cluster: Cluster, /) -> None:
     bookie, caller = await with_logs(cluster)
     await deleted(cluster, bookie, 2)
@@ -148,6 +167,16 @@ async def test_the_state_of_a_bookie(cluster: Cluster, /) -> None:
     state = await ask(caller, "state")
     assert (state["limboUpto"], state["fencedUpto"], state["quarantined"]) == (4, 4, 1)
     assert state["scrub"] == await ask(caller, "scrub-status")
+
+
+async def test_a_departing_bookie_is_read_only_whatever_its_disk(cluster: Cluster, /) -> None:
+    bookie, caller = await with_logs(cluster)
+    bookie.disk_monitor.set_bookie_departing(True)
+    assert (await caller.add(9, 0, b"new")).status is Status.READ_ONLY
+    state = await ask(caller, "state")
+    assert (state["disk"], state["readOnly"]) == ("writable", True)
+    bookie.disk_monitor.set_bookie_departing(False)
+    assert (await ask(caller, "state"))["readOnly"] is False
 
 
 async def test_a_bookie_reports_its_clock_and_how_long_its_syncs_take(cluster: Cluster, /) -> None:

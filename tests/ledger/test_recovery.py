@@ -9,8 +9,9 @@ from magnetar.ledger import recovery
 from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags
 from magnetar.ledger.recovery_core import CloseRecoveredLedger
 from magnetar.metadata import paths
-from magnetar.metadata.records import CLOSED, Fragment
+from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment
 from magnetar.metadata.store import put_record
+from magnetar.proto.errors import LedgerNotFound, Unavailable
 from tests.ledger.conftest import Cluster
 from tests.ledger.fake_bookie import FakeBookie
 
@@ -102,3 +103,44 @@ async def test_the_end_that_another_recoverer_stored_is_adopted_and_not_the_entr
     reader = await cluster.client().recover(writer.ledger_id)
     assert reader.last_entry == 0
     assert [bytes(each.payload) for each in await reader.read(0, 0)] == [b"0"]
+
+
+@pytest.mark.parametrize("is_marked", [False, True], ids=["open", "another-last-fragment"])
+async def test_a_ledger_whose_record_does_not_allow_the_close_without_lost_entries_exists_and_may_be_tried_again(
+    cluster: Cluster, is_marked: bool
+) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await writer.append(b"kept")
+    record = writer.record
+    search = client.make_lost_entries_search(record, force=True)
+    if is_marked:
+        changed = (Fragment(0, record.fragments[0].bookies[::-1]),)
+        record = msgspec.structs.replace(record, state=IN_RECOVERY, fragments=changed)
+        await put_record(cluster.metadata, paths.ledger(record.ledger_id), record)
+    with pytest.raises(Unavailable, match="try again") as caught:
+        await search.close_ledger()
+    assert caught.value.retryable
+    assert (await client.read_record(record.ledger_id)).state == (IN_RECOVERY if is_marked else OPEN)
+    assert (await client.recover(record.ledger_id)).last_entry == 0
+    assert (await search.close_ledger()).last_entry == 0, "it is closed already"
+    await client.delete(record.ledger_id)
+    with pytest.raises(LedgerNotFound, match="does not exist any more"):
+        await search.close_ledger()
+
+
+async def test_a_malformed_answer_about_stored_entries_says_nothing_and_each_entry_is_asked_for(
+    cluster: Cluster,
+) -> None:
+    """A fake bookie answers the question which entries it has with the entries themselves."""
+    client = cluster.client()
+    writer = await client.create()
+    for i in range(3):
+        await writer.append(b"%d" % i)
+    await writer.close()
+    search = client.make_lost_entries_search(await client.read_record(writer.ledger_id))
+    assert await search.find_lost_entries() == recovery.LostEntriesReport([], [], [])
+    for bookie in cluster.bookies:
+        del bookie.shelves[writer.ledger_id].entries[1]
+    search = client.make_lost_entries_search(await client.read_record(writer.ledger_id))
+    assert await search.find_lost_entries() == recovery.LostEntriesReport([(1, 1)], [], [])

@@ -271,3 +271,40 @@ async def test_nothing_is_asked_again_after_the_handle_is_finished() -> None:
     await rig.wait_facts(2)
     assert rig.facts == [AddsAcked([1], 0, BOOKIES[0]), AddFailed(0, 0, BOOKIES[0])]
     assert len(rig.sent) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_entries_that_a_replaced_bookie_was_too_busy_for_are_not_asked_again_and_the_handle_hears_of_the_room(
+    is_sent: bool,
+) -> None:
+    rig = Rig((3, 3, 2))
+    rig.append(b"zero")
+    await rig.wait_sent(3)
+    rig.adds.replace_ensemble([BOOKIES[3], *BOOKIES[1:3]])
+    before = rig.sender.unanswered_bytes
+    if is_sent:
+        rig.sent[0].say(Status.BUSY)
+    else:
+        rig.sent[0].answer.set_exception(BackPressure("full"))
+    await rig.wait_facts(1)
+    assert rig.facts == [AddsAcked([], 0, BOOKIES[0])], "nothing is stored"
+    assert rig.sender.unanswered_bytes < before
+    assert len(rig.sent) == 3
+
+
+@pytest.mark.asyncio
+async def test_of_a_request_that_was_refused_only_entries_of_bookies_that_were_not_replaced_are_asked_again() -> None:
+    """An entry that is confirmed keeps its bookies when one of them is replaced."""
+    rig = Rig((3, 3, 2))
+    rig.append(b"zero", b"one")
+    await rig.wait_sent(3)
+    for slot in (1, 2):
+        rig.adds.count_acks(AddsAcked([0], slot, BOOKIES[slot]))
+    rig.adds.replace_ensemble([BOOKIES[3], *BOOKIES[1:3]])
+    before = rig.sender.unanswered_bytes
+    rig.sent[0].say(Status.BUSY, Status.BUSY)
+    await rig.wait_sent(4)
+    assert (rig.sent[3].bookie, rig.sent[3].entries) == (BOOKIES[0], [0])
+    assert rig.facts == [AddsAcked([], 0, BOOKIES[0])], "the handle has room for what is not asked again"
+    assert rig.sender.unanswered_bytes < before

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from magnetar.bookie.format.journal import DamagedFile
 from magnetar.bookie.maintenance.garbage import GarbageProgress, GarbageRefusal, GarbageResult
 from magnetar.bookie.registration import DiskState
 from magnetar.bookie.server import Bookie
@@ -104,11 +105,13 @@ def test_tombstone_is_durable_before_data_goes() -> None:
     assert events == ["tombstone", "remove"]
 
 
-async def test_a_pass_that_finds_the_disk_full_is_not_the_last_one(cluster: Cluster, /) -> None:
+async def test_a_pass_that_finds_the_disk_full_or_damaged_is_not_the_last_one(cluster: Cluster, /) -> None:
     cluster.config = replace(cluster.config, gc_interval_s=5.0)
     bookie, _ = await with_logs(cluster)
     survey = bookie.store.compactor.list_log_usage
-    failures = [NoSpace("full"), OSError("a directory that cannot be read")]
+    failures = [
+        NoSpace("full"), OSError("a directory that cannot be read"), DamagedFile("1.idx", 0, "not a group of an index"),
+    ]  # fmt: skip
 
     async def failing() -> list[EntryLogUsage]:
         if failures:
@@ -120,6 +123,7 @@ async def test_a_pass_that_finds_the_disk_full_is_not_the_last_one(cluster: Clus
     await asyncio.sleep(60)
     assert not failures
     assert len(logs(cluster)) == 3
+    assert bookie.background.restarts == 0, "the collector itself goes on"
 
 
 async def test_log_with_one_living_ledger_stays(cluster: Cluster, /) -> None:

@@ -14,8 +14,9 @@ from magnetar.broker.log.managed_ledger import LOST_INDEXES
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
+from magnetar.ledger.client import LedgerClient
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import DataLost, InvalidRequest, NotAllowed
+from magnetar.proto.errors import DataLost, InvalidRequest, NotAllowed, Unavailable
 from magnetar.proto.names import Position, TopicName
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
@@ -279,6 +280,32 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
     (hole,) = (await admin.skip_lost(TOPIC, force=True)).ranges
     assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.forced) == (span.ledger_id, 0, 1, True)
     assert await _publish(running, 2) == [2]
+    await admin.close()
+
+
+async def test_by_force_nothing_is_given_up_of_a_ledger_whose_recovery_could_not_begin(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata does not answer for a moment: the ledger's record still says that a broker writes it."""
+    await _publish(running, 0, 1)
+    await vanish(running, running.brokers[0])  # its ledger stays open
+    broker = await running.add_broker()
+    await until_owned_by(running, broker)
+    admin = _admin(running)
+
+    async def recover(ledgers: LedgerClient, ledger_id: int, *, joined: bool) -> None:
+        raise Unavailable(f"ledger {ledger_id}: the session is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerClient, "_recover", recover)
+        with pytest.raises(Unavailable, match="try again"):
+            await admin.skip_lost(TOPIC, force=True)
+    assert (await admin.skip_lost(TOPIC, force=True)).ranges == ()
+    assert await _publish(running, 2) == [2]
+    consumer = await TestConsumer(
+        running.world, broker, TOPIC, durable=False, initial_position=wire.Subscribe.EARLIEST
+    ).ready()
+    assert await consumer.receive_payloads(3) == _of(0, 1, 2)
     await admin.close()
 
 
