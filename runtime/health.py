@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -29,7 +30,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..proto.errors import Busy
 from .clock import SystemClock
-from .descriptors import NONE_FREE
 from .network import Endpoint
 
 BEAT_S = 1.0
@@ -41,12 +41,15 @@ READY_S = 2.0
 REQUEST_S = 2.0
 CONNECTIONS_MAX = 16
 HEAD_BYTES_MAX = 8192
+ERROR_PAUSE_S = 0.1
+"""Seconds after which the next probe is accepted if one failed: no descriptor or no thread is free, say."""
 WINDOW_BEATS = 30
 """Beats of which the metrics show the longest lag, and the share of processor time. Two windows are kept, so that a
 scrape each 30 s sees each lag."""
 
 Readiness = Callable[[], Awaitable[Sequence[str]]]
 _now = SystemClock().monotonic
+_LOG = logging.getLogger("magnetar.health")
 
 
 # ----------------------------------------------------------------------------------------------------- heartbeat
@@ -144,6 +147,8 @@ class HealthServer:
         self._loop = loop
         self._open: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
+        self._closing = False
+        self._has_logged = False
         self._thread = threading.Thread(target=self._accept, name="health", daemon=True)
         self._thread.start()
 
@@ -161,20 +166,28 @@ class HealthServer:
 
     def close(self) -> None:
         """Closes the listener. The port is free when this method returns; answers in progress may still be sent."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closing:
             try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno not in NONE_FREE:
+                self._accept_one()
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started now
+                if self._closing:
                     return
-                time.sleep(0.1)  # no descriptor is free now
-                continue
+                if not self._has_logged:
+                    self._has_logged = True
+                    _LOG.warning("a health probe is not answered: %s; further ones are not logged", error)
+                time.sleep(ERROR_PAUSE_S)
+
+    def _accept_one(self) -> None:
+        """Accepts a connection, and starts its thread. Raises OSError, or RuntimeError if no thread can be started."""
+        connection, _ = self._listener.accept()
+        try:
             with self._lock:
                 if len(self._open) >= CONNECTIONS_MAX:
                     oldest = next(iter(self._open))
@@ -183,6 +196,11 @@ class HealthServer:
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
                 self._open[connection] = None
             threading.Thread(target=self._serve, args=(connection,), name="health-probe", daemon=True).start()
+        except BaseException:
+            with self._lock:
+                self._open.pop(connection, None)
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration, Unauthenticated
+from ..runtime.disk import SystemFiles
 from .members import METADATA, ROLES, make_member_name, make_member_uri
 from .settings import Secret, SecuritySettings, read_private_file
 from .token import HEAD, create_token, verify_claims
@@ -320,13 +321,21 @@ def _public_pem(key: Any) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Creates a file durably. Raises FileExistsError if it exists."""
+    _write_content(path, data, mode)
+    SystemFiles().sync_directory(str(path.parent))
+
+
+def _write_content(path: Path, data: bytes, mode: int) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_secret(path: Path, data: bytes, *, over: bool = False) -> None:
-    """Writes `data` to a file with mode 0600. If the file exists, raises AlreadyExists; with `over`, replaces the file
-    atomically instead. Raises InvalidConfiguration if the file cannot be written."""
+    """Writes `data` to a file with mode 0600, durably. If the file exists, raises AlreadyExists; with `over`, replaces
+    the file atomically instead. Raises InvalidConfiguration if the file cannot be written."""
     try:
         (_replace if over else _write)(path, data, 0o600)
     except FileExistsError:
@@ -336,8 +345,10 @@ def write_secret(path: Path, data: bytes, *, over: bool = False) -> None:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Replaces a file atomically: a reader sees the old one or the new one."""
+    """Replaces a file atomically and durably: a reader, also one after a power loss, sees the old one or the new one.
+    """
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)
-    _write(temporary, data, mode)
+    _write_content(temporary, data, mode)
     os.replace(temporary, path)
+    SystemFiles().sync_directory(str(path.parent))

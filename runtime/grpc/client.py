@@ -350,8 +350,9 @@ class GrpcChannel:
         self._access = access
         self._tls = ChannelTls(access.tls) if access.tls is not None else None
         self._connection: _ClientConnection | None = None
-        self._connecting: _Attempt | None = None
-        self._old: list[_ClientConnection] = []  # with older credentials; each ends with its last call
+        self._connecting: _Attempt | None = None  # with the newest credentials
+        self._attempts: set[_Attempt] = set()  # with those that were given up and have not ended
+        self._old: list[_ClientConnection] = []  # that take no more calls; each ends with its last call
         self._unopened: set[_ClientStream] = set()
         self._calls: set[_UnaryCall] = set()
         self._heads: dict[tuple[str, bytes], bytes] = {}
@@ -363,15 +364,22 @@ class GrpcChannel:
 
     # ------------------------------------------------------------------ the connection
     def _check(self) -> None:
-        """Raises ConnectionLost if the channel is closed. If the TLS files changed, lets the old connection drain."""
+        """Raises ConnectionLost if the channel is closed. If the TLS files changed, lets the old connection drain, and
+        gives up an attempt to connect: the calls that wait for it wait for the next one.
+        """
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
         if self._tls is not None and self._tls.reload():
-            self._connecting = None
-            if self._connection is not None:
-                old, self._connection = self._connection, None
-                self._old = [each for each in self._old if not each.is_lost] + [old]
-                old.drain()
+            if self._connecting is not None:
+                self._connecting.cancel()
+                self._connecting = None
+            self._replace_connection(None)
+
+    def _replace_connection(self, new: _ClientConnection | None) -> None:
+        if self._connection is not None:
+            self._old = [each for each in self._old if not each.is_lost] + [self._connection]
+            self._connection.drain()
+        self._connection = new
 
     def _opened(self) -> _ClientConnection | None:
         """Returns the connection if it is open and accepts calls, else None."""
@@ -382,6 +390,8 @@ class GrpcChannel:
         """Returns the attempt to connect that is under way, or starts one."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._attempts.add(self._connecting)
+            self._connecting.add_done_callback(self._attempts.discard)
         return self._connecting
 
     async def _connect(self) -> _ClientConnection | MagnetarError:
@@ -391,8 +401,7 @@ class GrpcChannel:
             if self._closed:
                 found.close(ConnectionLost("the channel is closed"))
                 return ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
-            if self._connecting is asyncio.current_task():  # with the newest credentials
-                self._connection = found
+            self._replace_connection(found)
         return found
 
     async def _reach(self, connection: _ClientConnection) -> _ClientConnection | MagnetarError:
@@ -507,6 +516,8 @@ class GrpcChannel:
             raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         if not attempt.done():
             raise self._unreached(TimeoutError(), has_connected=False)
+        if attempt.cancelled() and attempt is not self._connecting:  # it was given up
+            return self._opened() or await self._connected(call)
         if attempt.cancelled():
             raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         found = attempt.result()
@@ -519,18 +530,24 @@ class GrpcChannel:
     def stream(self, rpc: Rpc[Any, Any]) -> GrpcStream:
         self._check()
         stream = _ClientStream(self._endpoint, rpc)
-        head = self._head(rpc.path)
+        self._start(stream, self._head(rpc.path))
+        return stream
+
+    def _start(self, stream: _ClientStream, head: bytes) -> None:
+        """Starts the stream on the open connection, or as soon as there is one."""
         connection = self._opened()
         if connection is not None:
             connection.start(stream, head)
         else:
             self._unopened.add(stream)
             self._attempt().add_done_callback(lambda attempt: self._open(stream, head, attempt))
-        return stream
 
     def _open(self, stream: _ClientStream, head: bytes, attempt: _Attempt) -> None:
         self._unopened.discard(stream)
         if stream.is_broken:
+            return
+        if attempt.cancelled() and attempt is not self._connecting:  # it was given up
+            self._start(stream, head)
             return
         found = None if attempt.cancelled() else attempt.result()
         if isinstance(found, _ClientConnection) and found.is_open:
@@ -555,9 +572,10 @@ class GrpcChannel:
         gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         for stream in list(self._unopened):
             stream.terminate_with_error(copy_error(gone))
-        if self._connecting is not None and not self._connecting.done():
-            self._connecting.cancel()
-            await asyncio.wait((self._connecting,))
+        for attempt in self._attempts:
+            attempt.cancel()
+        if self._attempts:
+            await asyncio.wait(tuple(self._attempts))
         for call in list(self._calls):
             call.fail(copy_error(gone))
         for connection in [*self._old, self._connection]:

@@ -568,6 +568,9 @@ class _UnaryCall(MessageStream):
 
 
 # ---------------------------------------------------------------------------------- streams
+_TORN = "the caller ended in the middle of a message"
+
+
 class _ServerStream(GrpcStream):
     """A stream at the server. Its handler starts with it; it ends when the handler returns, or by `cut`."""
 
@@ -649,8 +652,7 @@ class _ServerStream(GrpcStream):
     def on_input_ended(self) -> None:
         if self.must_defer_input_end():
             return
-        torn = self.has_partial_message
-        self.end_receiving(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
+        self.end_receiving(ConnectionLost(_TORN) if self.has_partial_message else EndOfStream())
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
         gone = ConnectionLost("the caller is gone")
@@ -706,12 +708,12 @@ class _PlainStream(MessageStream):
 
     async def receive(self) -> Any:
         """Returns the next request. Raises EndOfStream after the last request, ConnectionLost if the caller has
-        disconnected."""
+        disconnected or has ended its side in the middle of a request."""
         while not self._requests:
             if self._lost is not None or self.connection is None:
                 raise self._lost or ConnectionLost("the caller is gone")
             if self.in_ended:
-                raise EndOfStream
+                raise ConnectionLost(_TORN) if self.has_partial_message else EndOfStream
             self._changed.clear()
             await self._changed.wait()
         data, cost = self._requests.pop(0)

@@ -701,8 +701,8 @@ class SimFiles:
             _fail(errno.EISDIR, path)
         if node is None:
             node = self._create("create", path)
-        self.disk.lock(node, path)
         self.disk.record_operation("lock", path, inode=node.number)
+        self.disk.lock(node, path)
         return SimFile(self, path, node, write=True, locked=True)
 
     def end_process(self, reason: str) -> NoReturn:

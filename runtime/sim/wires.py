@@ -76,12 +76,14 @@ class ConnectionListener(Protocol):
 
 class ConnectionEnd:
     """One end of a simulated connection. Its user sets the functions `receive(message)` and `lost()`, which are called
-    in the context of the process that owns this end. `other`: the end at the other process."""
+    in the context of the process that owns this end. `other`: the end at the other process. `is_ended`: whether the
+    connection was lost because the other end closed it, and every message arrived."""
 
     def __init__(self, wires: SimConnections, owner: SimProcess, number: int) -> None:
         self.owner = owner
         self.number = number
         self.open = True
+        self.is_ended = False
         self.other: ConnectionEnd = self
         self.receive: Callable[[Any], None] = _unset
         self.lost: Callable[[], None] = _nothing
@@ -106,7 +108,7 @@ class ConnectionEnd:
         if self.open:
             self.open = False
             self._wires._remove_end(self)
-            self._wires._schedule_lost(self.other)
+            self._wires._schedule_lost(self.other, by_close=True)
 
 
 class SimConnections:
@@ -251,7 +253,8 @@ class SimConnections:
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._remove_end(end)
-            self._schedule_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
+            after_s = self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0
+            self._schedule_lost(end.other, after_s, by_close=not silent)  # the system closes what a process had open
 
     # ------------------------------------------------------------------ pings
     def ping_peer(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
@@ -321,13 +324,14 @@ class SimConnections:
                 side.receive = _ignore
             self._schedule_lost(side, after_s=self._delay() if self._rng.random() < 0.7 else self._rng.random())
 
-    def _schedule_lost(self, end: ConnectionEnd, after_s: float = 0.0) -> None:
+    def _schedule_lost(self, end: ConnectionEnd, after_s: float = 0.0, *, by_close: bool = False) -> None:
         end._arrives_at = max(end._arrives_at + 1e-6, self._loop.time() + after_s + self._delay())
-        self._loop.call_at(end._arrives_at, self._lose, end, context=end.owner.context)
+        self._loop.call_at(end._arrives_at, self._lose, end, by_close, context=end.owner.context)
 
-    def _lose(self, end: ConnectionEnd) -> None:
+    def _lose(self, end: ConnectionEnd, by_close: bool) -> None:
         if end.open:
             end.open = False
+            end.is_ended = by_close and not end._coming and end.receive is not _ignore
             self._remove_end(end)
             self._trace.add_detail(self._loop.elapsed_s, f"{end.owner.node} lost #{end.number}")
             end.lost()
@@ -410,8 +414,10 @@ class SimByteStream:
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         while True:
             while not self._in:
-                if self._lost:
+                if self._lost and self._end.is_ended:
                     return 0
+                if self._lost:
+                    raise ConnectionLost(f"{self.peer}: the connection is lost")
                 if self._closed:
                     raise ConnectionLost(f"{self.peer}: the connection was closed")
                 await self._wait_change()

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
+import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +101,52 @@ async def test_connections_that_send_nothing_keep_no_probe_out(server: HealthSer
     finally:
         for each in silent:
             each.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENETDOWN, errno.ECONNABORTED, errno.EMFILE])
+async def test_probes_are_answered_after_errors_of_accept(
+    server: HealthServer, number: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        """The listener, whose next calls of `accept` fail."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener, self.failures = listener, 3
+
+        def accept(self) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise OSError(number, os.strerror(number))
+            return self.listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.listener, name)
+
+    monkeypatch.setattr(health, "ERROR_PAUSE_S", 0.001)
+    monkeypatch.setattr(server, "_listener", failing := Failing(server._listener))
+    for _ in range(3):
+        assert await probe(server, "/livez") == (200, "ok\n")
+    assert failing.failures == 0
+    assert [os.strerror(number) in each.message for each in caplog.records] == [True]
+
+
+async def test_a_probe_for_which_no_thread_is_free_is_closed_and_later_ones_are_answered(
+    server: HealthServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "health-probe":
+            monkeypatch.setattr(threading.Thread, "start", before)
+            raise RuntimeError("can't start new thread")
+        before(thread)
+
+    before = threading.Thread.start
+    await asyncio.to_thread(lambda: None)  # its thread is started
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        await probe(server, "/livez")
+    assert not server._open
+    assert await probe(server, "/livez") == (200, "ok\n")
+    assert "can't start new thread" in caplog.text
 
 
 async def test_a_port_that_is_taken_is_an_error_and_one_that_was_closed_is_free() -> None:

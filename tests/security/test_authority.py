@@ -1,8 +1,11 @@
 """The files of `magnetar security init`: made once, kept, and handed out to servers without the keys that sign."""
 
+import os
 from pathlib import Path
 
-from magnetar.security.authority import FILES, OFF_SERVERS
+import pytest
+
+from magnetar.security.authority import FILES, OFF_SERVERS, write_secret
 from tests.support.processes import run_here
 
 
@@ -54,3 +57,31 @@ def test_what_was_revoked_at_a_server_stays_revoked_when_files_are_handed_out(tm
     init(folder, servers, "--keep")
     assert (servers / "revoked.txt").read_bytes().splitlines()[-2:] == [b"id one", b"id two"]
     assert init(folder, servers, "--keep") == "", "nothing is left to copy"
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["replaced", "new"])
+def test_a_file_has_its_content_on_the_disk_before_its_name_and_its_name_before_it_is_said_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    done: list[tuple[str, str, bytes]] = []
+    fsync, replace, path = os.fsync, os.replace, tmp_path / "a.token"
+
+    def record_sync(number: int) -> None:
+        synced = Path(os.readlink(f"/proc/self/fd/{number}"))
+        done.append(("sync", synced.name, synced.read_bytes() if synced.is_file() else b""))
+        fsync(number)
+
+    def record_rename(old: Path, new: Path) -> None:
+        done.append(("rename", new.name, b""))
+        replace(old, new)
+
+    if over:
+        path.write_bytes(b"before")
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    write_secret(path, b"secret", over=over)
+    folder = ("sync", tmp_path.name, b"")
+    replaced = [("sync", "a.new", b"secret"), ("rename", "a.token", b""), folder]
+    assert done == (replaced if over else [("sync", "a.token", b"secret"), folder])
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"secret", 0o600)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.token"]

@@ -1,7 +1,11 @@
 """Tokens of OpenID Connect: an issuer on loopback, its keys, and every way it fails."""
 
 import asyncio
+import contextlib
 import json
+import socket
+import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +19,10 @@ from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
-from magnetar.runtime.access import Caller, PrincipalKind
+from magnetar.runtime.access import Caller, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.tasks import SystemWorkers
+from magnetar.runtime.tcp import http_client
 from magnetar.runtime.tcp.http_client import JsonClient
 from magnetar.security.oidc import (
     DISCOVERY,
@@ -32,6 +37,7 @@ from magnetar.security.oidc import (
 from magnetar.security.settings import OidcSection
 from tests.security.test_settings import GOOD, authenticator, bearer, load, private
 from tests.security.test_token import NOW_S, SECRET, Clock
+from tests.support.certificates import Authority
 from tests.support.issuer import AUDIENCE, Issuer, issuing
 
 
@@ -239,6 +245,61 @@ async def test_an_issuer_that_is_not_there_is_unavailable() -> None:
     )  # fmt: skip
     with pytest.raises(Unavailable):
         await ours.verify_principal(jwt.encode({"iss": "http://127.0.0.1:1"}, SECRET, "HS256"))
+
+
+HANDSHAKE = b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb"  # the begin of a long server hello
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sent"),
+    [("http", b""), ("http", BEGUN + b"X: "), ("http", BEGUN + b"\r\n"), ("https", HANDSHAKE)],
+    ids=["silence", "headers", "body", "handshake"],
+)  # fmt: skip
+def test_one_deadline_bounds_an_answer_that_trickles(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_client, "TIMEOUT_S", 0.3)
+    over = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(sent)
+            while not over.wait(0.05) and sent:
+                connection.sendall(b"0")
+            over.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=trickle, args=(listener,))
+        server.start()
+        rescue = threading.Timer(20, over.set)  # ends the exchange if no deadline does
+        rescue.start()
+        try:
+            with pytest.raises(Unavailable):
+                JsonClient(SystemClock(), require_https=False).request_json(
+                    f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/"
+                )
+            assert not over.is_set(), "the client ended it"
+        finally:
+            over.set()
+            rescue.cancel()
+            server.join()
+
+
+def test_an_answer_over_tls_is_read_and_a_server_of_another_authority_is_not_asked(
+    issuer: Issuer, tmp_path: Path
+) -> None:
+    trusted, other = Authority.make(tmp_path / "trusted"), Authority.make(tmp_path / "other")
+    files = trusted.issue("issuer")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    issuer.wrap(context)
+    asked = issuer.url.replace("http:", "https:") + "/keys"
+    assert set(JsonClient(SystemClock(), TlsFiles(ca=trusted.ca)).request_json(asked)) == {"keys"}
+    with pytest.raises(Unavailable, match="URLError"):
+        JsonClient(SystemClock(), TlsFiles(ca=other.ca)).request_json(asked)
+    assert issuer.asked == ["/keys"]
 
 
 # ---------------------------------------------------------------------------------- settings and addresses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +42,10 @@ class Issuer:
         self.go.set()
         self._server.shutdown()
         self._server.server_close()
+
+    def wrap(self, tls: ssl.SSLContext) -> None:
+        """It speaks TLS from now on."""
+        self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
 
     def add_key(self, kid: str) -> None:
         self.keys[kid] = ec.generate_private_key(ec.SECP256R1())

@@ -1,8 +1,10 @@
 """gRPC calls and streams, over loopback, on both event loops: what `runtime/network.py` promises of a Channel."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -22,7 +24,7 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
-from magnetar.runtime.access import OPEN
+from magnetar.runtime.access import OPEN, CallerAccess, ListenerAccess
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client
 from magnetar.runtime.grpc.client import GrpcChannel, connect
@@ -38,6 +40,7 @@ from magnetar.runtime.network import (
     find_rpc,
 )
 from tests.compiled import replaces_code
+from tests.support.certificates import Authority
 from tests.support.steps import WorkTimer, measured, slowness
 
 LOCAL = Endpoint("127.0.0.1", 0)
@@ -685,3 +688,55 @@ async def test_a_stream_that_is_cancelled_before_it_connected_leaves_no_task_beh
         if left:
             await asyncio.wait(left, timeout=5)
         assert all(task.done() for task in left)
+
+
+async def test_streams_of_a_connection_that_takes_no_more_calls_end_with_the_channel(bench: Bench) -> None:
+    channel = bench.connect((await bench.serve(connect=count_each)).endpoint)
+    streams = [channel.stream(CONNECT)]
+    streams[0].send_nowait(publish(1))
+    await receive_items(streams[0], 1)
+    channel._connection.on_goaway(1, 0, "")  # type: ignore[union-attr]
+    streams.append(channel.stream(CONNECT))
+    for stream in streams:
+        stream.send_nowait(publish(1))
+        await receive_items(stream, 1)
+    await channel.close()
+    for stream in streams:
+        with pytest.raises(ConnectionLost):
+            async with asyncio.timeout(SOON_S):
+                await stream.receive()
+
+
+async def test_calls_that_wait_for_a_connection_get_one_with_new_tls_files_and_the_channel_closes_it(
+    tmp_path: Path,
+) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        return wire.LookupReply(here=True)
+
+    authority = Authority.make(tmp_path)
+    access = ListenerAccess(tls=authority.issue("broker"))
+    serving = await serve(LOCAL, [("Broker", Handler(lookup, count_each))], access, SystemClock())
+    caller = authority.issue("caller")
+    channel = connect(serving.endpoint, CallerAccess(caller))
+    try:
+        streams = [channel.stream(CONNECT)]
+        waiting = asyncio.create_task(channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S))
+        await asyncio.sleep(0)
+        renewed = authority.issue("renewed")
+        for new, old in ((renewed.certificate, caller.certificate), (renewed.key, caller.key)):
+            os.replace(new, old)
+        streams.append(channel.stream(CONNECT))
+        for stream in streams:
+            stream.send_nowait(publish(1))
+            await receive_items(stream, 1)
+        assert (await waiting).here
+        await until(lambda: len(serving._listener.connections) == 1)
+        await channel.close()
+        for stream in streams:
+            with pytest.raises(ConnectionLost):
+                async with asyncio.timeout(SOON_S):
+                    await stream.receive()
+        await until(lambda: not serving._listener.connections)
+    finally:
+        await channel.close()
+        await serving.close()

@@ -205,6 +205,15 @@ def test_errors_on_purpose_and_a_full_disk() -> None:
     assert file.pread(3, 0) == b"ac"
 
 
+def test_a_lock_that_failed_locks_nothing() -> None:
+    disk = SimDisk()
+    files = SimFiles(disk)
+    disk.faults.append(FileFault("lock"))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        files.lock("/lock")
+    files.lock("/lock")
+
+
 def test_what_a_failed_sync_dropped_is_not_synced_by_a_later_one() -> None:
     disk = SimDisk()
     files = SimFiles(disk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -304,3 +304,64 @@ def test_a_tcp_connection_that_arrives_while_its_listener_closes_is_closed() -> 
     with pytest.MonkeyPatch.context() as monkeypatch:
         simulation.run(main())
     assert not simulation.complaints
+
+
+Fault = Callable[[Simulation], None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("fault", "is_end"),
+    [
+        (lambda simulation: simulation.wires.cut_connections("server", "client"), False),
+        (lambda simulation: simulation.wires.make_half_open("server", "client", 3), False),
+        (lambda simulation: simulation.crash("server", power_loss=True), False),
+        (lambda simulation: simulation.crash("server"), True),
+    ],
+    ids=["cut", "half open", "power", "killed"],
+)
+def test_a_reader_of_bytes_tells_a_lost_connection_from_one_that_was_closed(
+    seed: int, fault: Fault, is_end: bool
+) -> None:
+    simulation = Simulation(seed)
+
+    async def serve(stream: ByteStream) -> None:
+        stream.write_nowait(await read(stream))
+        await asyncio.sleep(1e6)
+
+    async def start() -> Endpoint:
+        return (await simulation.world("server").network.serve_bytes(Endpoint("server", 0), serve)).endpoint
+
+    async def main() -> None:
+        stream = await simulation.world("client").network.connect_bytes(await simulation.spawn("server", start()))
+        stream.write_nowait(b"first")
+        assert await read(stream) == b"first"
+        fault(simulation)
+        for _ in range(2):
+            if is_end:
+                assert await read(stream) == b""
+            else:
+                with pytest.raises(errors.ConnectionLost):
+                    await read(stream)
+
+    simulation.run(main())
+
+
+def test_an_end_before_which_bytes_were_lost_is_a_lost_connection() -> None:
+    simulation = Simulation(4)
+
+    async def serve(stream: ByteStream) -> None:
+        await read(stream)
+        stream.write_nowait(b"it does not arrive")
+
+    async def start() -> Endpoint:
+        return (await simulation.world("server").network.serve_bytes(Endpoint("server", 0), serve)).endpoint
+
+    async def main() -> None:
+        stream = await simulation.world("client").network.connect_bytes(await simulation.spawn("server", start()))
+        simulation.wires.partition_nodes("server", "client", both=False)
+        stream.write_nowait(b"?")
+        with pytest.raises(errors.ConnectionLost):
+            await read(stream)
+
+    simulation.run(main())

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from magnetar.proto import reflection_pb2
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client, server
 from magnetar.runtime.grpc.limits import CALLS_MAX
-from magnetar.runtime.network import CallContext, EndOfStream, Endpoint
+from magnetar.runtime.network import REFLECTION, CallContext, EndOfStream, Endpoint
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
 from magnetar.runtime.tcp.http2_frames import (
@@ -39,6 +40,8 @@ def head(path: str) -> bytes:
 
 
 LOOKUP, CONNECT, NOWHERE = (head(f"/magnetar.wire.Broker/{name}") for name in ("Lookup", "Connect", "Nowhere"))
+REFLECT = head(f"/{REFLECTION[0]}/ServerReflectionInfo")
+Asked, Answered = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
 
 
 def begun(id_: int, path: bytes, flags: int = 0) -> bytes:
@@ -79,7 +82,7 @@ class Server:
 
     def __init__(self, written: Wire) -> None:
         self.lookups = 0
-        self.listener = server._Listener([("Broker", self)], OPEN, SystemClock())
+        self.listener = server._Listener([("Broker", self), (REFLECTION[0], self)], OPEN, SystemClock())
         self.end, self.wire = server._ServerConnection(self.listener), written
         if isinstance(written, Unread):
             written.protocol = self.end
@@ -96,6 +99,10 @@ class Server:
                     stream.send_nowait(wire.ServerFrame(id=len(item.publish)))
         except EndOfStream:
             return
+
+    async def server_reflection_info(self, stream: Any, context: CallContext) -> None:
+        while True:
+            await stream.send(Answered(valid_host=(await stream.receive()).host))
 
     async def turns(self, count: int = 6) -> None:
         for _ in range(count):
@@ -329,6 +336,23 @@ async def test_a_compressed_message_is_refused_by_name(made: Callable[[Wire], Se
     give(served.end, OPENED + begun(1, path) + data(1, message(b"abc", flag)))
     await served.turns()
     assert any(b"compressed" in payload for kind, _, payload in served.answered() if kind == frames.HEADERS)
+    assert not served.end.streams
+    assert not served.end.is_lost
+
+
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0\0\0", message(b"abc")[:-1]], ids=["flag", "size", "message"])
+@pytest.mark.parametrize("path", [CONNECT, REFLECT], ids=["enveloped", "plain"])
+async def test_a_stream_that_ends_in_the_middle_of_a_message_is_answered_and_fails(
+    made: Callable[[Wire], Server], path: bytes, rest: bytes
+) -> None:
+    served = made(Wire())
+    whole = wire.ClientFrames(items=[wire.ClientFrame(publish=b"abc")]) if path == CONNECT else Asked(host="abc")
+    give(served.end, OPENED + begun(1, path) + data(1, message(whole.SerializeToString()) + rest, frames.END_STREAM))
+    await served.turns()
+    assert [kind for kind, stream, _ in served.answered() if stream == 1][:3] == [
+        frames.HEADERS, frames.DATA, frames.HEADERS
+    ]  # fmt: skip
+    assert b"in the middle of a message" in bytes(served.wire.written)
     assert not served.end.streams
     assert not served.end.is_lost
 
