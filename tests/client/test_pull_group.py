@@ -11,7 +11,7 @@ import pytest
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.aio import PullGroup
-from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, NotAllowedError
+from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, NotAllowedError
 from magnetar.proto.errors import Unavailable
 from tests.client.consume.test_ranges import url_of
 from tests.support.cluster import Cluster, cluster
@@ -196,6 +196,12 @@ async def test_wrong_values_and_calls_after_the_end_are_refused(tmp_path: Path) 
         for wrong in ({"strategy": "fair"}, {"interval": 0}, {"on_revoked": 3}):
             with pytest.raises(InvalidConfiguration):
                 await PullGroup.open(client, "t", "g", **wrong)  # type: ignore[arg-type]
+        for name in ("a/b", " ", "x" * 250, "x" * 256):
+            with pytest.raises(InvalidTopicName):
+                await PullGroup.open(client, "t", name)
+        for name in ("", "\ud800", 5):
+            with pytest.raises(InvalidConfiguration):
+                await PullGroup.open(client, "t", name)  # type: ignore[arg-type]
         group = await PullGroup.open(client, "t", "g", interval=0.03)
         await group.close()
         for call in (lambda: group.pull(0), lambda: group.commit(0, 1)):
