@@ -44,7 +44,7 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import MagnetarError
 from ..proto.names import TopicName, check_subscription_name
 from ..runtime.tasks import Tasks
-from .client import Client, parse_topic
+from .client import Client, parse_name_argument, parse_topic
 from .common.checks import NAME, SECONDS, TEXT, ParameterCheck, check_parameter
 from .common.closing import ClosedAfterAsyncWith, close_all_parts
 from .common.errors import (
@@ -141,10 +141,11 @@ class PullGroup(ClosedAfterAsyncWith):
         after it has lost them. `initial_position`: where a new group begins. `interval`: seconds between two requests
         for the names of the members. `options`: parameters of `Client.pull_consumer` except `offsets`.
 
-        Raises InvalidConfiguration for a wrong value, InvalidName for a wrong name of a group, and the errors of
-        `Client.subscribe`."""
+        Raises InvalidConfiguration for a wrong value, InvalidTopicName for a wrong name of a group, and the errors
+        of `Client.subscribe`."""
         check_parameter("topic", NAME, topic)
-        check_subscription_name(group)
+        check_parameter("group", NAME, group)
+        parse_name_argument(check_subscription_name, group)
         check_parameter("member", TEXT, member)
         check_parameter("strategy", STRATEGY, strategy)
         check_parameter("interval", SECONDS, interval)

@@ -41,7 +41,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..proto.errors import AlreadyExists
+from ..proto.errors import AlreadyExists, TopicNotFound, Unauthorized
 from ..proto.names import Position
 from ..proto.policies import Policies
 from ..runtime.tasks import Tasks
@@ -86,7 +86,8 @@ STEPS = ("fence", "mark", "restore")
 OWNER_KEY = "magnetar.streams.owner"
 """The key under which a worker marks that it has taken a partition of state over. Programs cannot use it."""
 COMPACTION_BYTES = 64 << 20
-"""Number of bytes that are not compacted, at which a topic of state that an app has made is compacted."""
+"""Number of bytes that are not compacted, at which a topic of state is compacted, if neither its policies nor those of
+its namespace have another."""
 TIMEOUT_S = 10.0
 """Time-out of a transaction in seconds; a take-over waits at most that long for the transaction of a dead worker."""
 _PERMANENT = (AlreadyClosed, AuthenticationError, AuthorizationError, InvalidConfiguration, InvalidMessage)
@@ -273,19 +274,33 @@ class App:
 
 
 async def _prepare_state(admin: AdminClient, step: StepOptions) -> int:
-    """Makes the topic of the state, if it does not exist. Returns the number of partitions of the source. Raises
-    InvalidConfiguration if the state has another number."""
+    """Makes the topic of the state, if it does not exist, and sets when it is compacted. Returns the number of
+    partitions of the source. Raises InvalidConfiguration if the state has another number."""
     count = await admin.partitions(step.source)
-    with suppress(AlreadyExists):
-        await admin.create_topic(step.state, partitions=count)
-        await admin.set_topic_policies(step.state, Policies(compaction_threshold_bytes=COMPACTION_BYTES))
-    there = await admin.partitions(step.state)
+    try:
+        there = await admin.partitions(step.state)
+    except TopicNotFound:
+        with suppress(AlreadyExists):  # made by another app meanwhile
+            await admin.create_topic(step.state, partitions=count)
+        there = await admin.partitions(step.state)
     if there != count:
         raise InvalidConfiguration(
             f"the state {step.state!r} has {there} partitions and its source {step.source!r} has {count}: "
             "they have as many, for the life of the state"
         )
+    await _set_compaction(admin, step.state)
     return count
+
+
+async def _set_compaction(admin: AdminClient, state: str) -> None:
+    """Sets the topic's compaction threshold if none is set for the topic or its namespace, also if an earlier run that
+    made the topic ended before it could. An app that may not manage the topic leaves this to an operator."""
+    try:
+        own, applied = await admin.topic_policies(state), await admin.topic_policies(state, applied=True)
+        if own.compaction_threshold_bytes is None and not applied.compaction_threshold_bytes:
+            await admin.set_topic_policies(state, Policies(compaction_threshold_bytes=COMPACTION_BYTES))
+    except Unauthorized as error:
+        _LOG.info("when the state %s is compacted is left as it is: %s", state, error.message)
 
 
 # -------------------------------------------------------------------------------------------------------- worker

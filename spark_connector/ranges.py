@@ -57,7 +57,7 @@ def get_query_connection(options: SourceOptions) -> QueryConnection:
         for other in [each for each in _OF_PROCESS if each[0] != key[0]]:
             del _OF_PROCESS[other]  # of the process that this one is a fork of, which has the connection
         idle = [each for each in _OF_PROCESS.values() if not each.reads]
-        for each in idle[: len(_OF_PROCESS) + 1 - KEPT_MAX]:
+        for each in idle[: max(0, len(_OF_PROCESS) + 1 - KEPT_MAX)]:
             each.close()
         found = QueryConnection(options, SystemClock(), held)
     _OF_PROCESS[key] = found

@@ -196,10 +196,11 @@ async def timeout_after_silence(
 ) -> AsyncIterator[None]:
     """Returns a context manager that cancels its `async with` block and raises TimeoutError, like `asyncio.timeout`,
     when nothing was received for `quiet_s` seconds, or after `longest_s` seconds. `received_at` returns the time of the
-    last receipt and `now` the present time, in seconds of one monotonic clock."""
+    last receipt and `now` the present time, in seconds of one monotonic clock. Even if no time is left, tasks that the
+    block begins before its first wait begin before the block is cancelled, so that they can clean up."""
     loop, begun = asyncio.get_running_loop(), now()
     async with asyncio.timeout(None) as limit:
-        timer: asyncio.TimerHandle | None = None
+        timer: asyncio.TimerHandle
 
         def look() -> None:
             nonlocal timer
@@ -209,11 +210,10 @@ async def timeout_after_silence(
             else:
                 limit.reschedule(-inf)
 
-        look()
+        timer = loop.call_later(0.0, run_logging_errors, look, ignore_error)  # after tasks that the block begins
         try:
             yield
         finally:
-            assert timer is not None, "it looked"
             timer.cancel()
 
 

@@ -537,7 +537,10 @@ class Bytes(Field[V]):
         return value.decode("latin-1") if text is FieldEncoding.JSON else value
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
-        return value.encode("latin-1") if isinstance(value, str) else value
+        try:
+            return value.encode("latin-1") if isinstance(value, str) else value
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"field {self.name!r} takes bytes, and the text has other characters") from error
 
 
 class String(Field[V]):

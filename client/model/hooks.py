@@ -4,7 +4,7 @@ from `Hook`; the OpenTelemetry tracing of client/model/tracing.py is one, too.
 | hook | is called | by |
 |---|---|---|
 | `before_send` | before a message is added to a producer; may change its content and properties | the sender |
-| `sent` | once, when the message has an outcome | the loop thread; the sender if the message was refused at once |
+| `sent` | once after `before_send`, when the outcome is known | the loop thread; the sender if it was refused at once |
 | `before_deliver` | before the program gets a message | the receiver |
 | `settled` | when received messages are acknowledged, given back, or can no longer be settled | any thread |
 
@@ -45,7 +45,9 @@ class Sending:
     `content` and `properties`. `result`, `message_id` and `error` are set only in `sent`; `error` is set instead of
     `result` if the message was refused before it was sent. A hook may store values in `notes`, under itself as key."""
 
-    __slots__ = ("callback", "content", "error", "message_id", "notes", "original", "properties", "result", "topic")
+    __slots__ = (
+        "_hooks", "callback", "content", "error", "message_id", "notes", "original", "properties", "result", "topic",
+    )  # fmt: skip
 
     def __init__(
         self, topic: str, content: Any, properties: dict[str, str] | None, original: Message | None = None
@@ -56,6 +58,7 @@ class Sending:
         self.original = original  # of a copy: the received message
         self.notes: dict[Any, Any] = {}  # for hooks, from `before_send` to `sent`
         self.callback: Callback = None
+        self._hooks: list[Hook] = []  # whose `before_send` was called: they are told the outcome
         self.result: Result | None = None  # in `sent`: the outcome, Result.Ok if it is stored …
         self.message_id: MessageId | None = None  # … its id then …
         self.error: BaseException | None = None  # … and what refused it before it was sent
@@ -116,9 +119,8 @@ class Hook:
         to refuse the message."""
 
     def sent(self, sending: Sending) -> None:
-        """Called once when the message has an outcome: `result` and `message_id`, or `error`. With several hooks it may
-        be called for a message without a call of this hook's `before_send`: if only another hook is interested in the
-        message, or an earlier hook refused it."""
+        """Called once when the message has an outcome: `result` and `message_id`, or `error`. Called only if this
+        hook's `before_send` was called for the message."""
 
     def before_deliver(self, message: Message) -> None:
         """Called before the program gets a message from a consumer."""
@@ -216,6 +218,7 @@ class HookChain:
         for hook in self._senders:
             try:
                 if passed.original is not None or hook.is_interested():
+                    passed._hooks.append(hook)
                     hook.before_send(passed)
             except KeyboardInterrupt:
                 raise
@@ -225,7 +228,7 @@ class HookChain:
                 self._fail(hook, "before_send", error)
 
     def _tell_sent(self, passed: Sending) -> None:
-        for hook in self._senders:
+        for hook in passed._hooks:
             try:
                 hook.sent(passed)
             except BaseException as error:

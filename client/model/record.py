@@ -129,6 +129,7 @@ class Array(Field[V]):
         return [self.items.to_plain(each, text) for each in value]
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
+        super().check(value)
         return [self.items.from_plain(each, text) for each in value]
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
@@ -194,6 +195,7 @@ class Map(Field[V]):
         return {key: self.values.to_plain(each, text) for key, each in value.items()}
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
+        super().check(value)
         return {key: self.values.from_plain(each, text) for key, each in value.items()}
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
@@ -233,6 +235,8 @@ class _Nested(Field["Record"]):
         return value.to_plain(text)
 
     def from_plain(self, value: Any, text: FieldEncoding) -> Any:
+        if not isinstance(value, dict):
+            raise InvalidMessage(f"field {self.name!r} takes {self.record_class.__name__}, not {value!r}")
         return self.record_class.from_plain(value, text)
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:

@@ -266,6 +266,7 @@ class Relay:
         self._standby = standby
         self._atomic = atomic
         self._facts: SimpleQueue[Fact | None] = SimpleQueue()
+        self._is_woken = False  # the queue has a wake: a relay that does not read it gets no second one
         self._core: RelayCore | None = None
         self._sender: RelaySender | None = None
         self._phase = "new"
@@ -329,7 +330,13 @@ class Relay:
 
     def wake(self) -> None:
         """Makes the relay search for rows at once instead of after its pause. May be called from any thread."""
-        self._facts.put(lambda core, now: core.on_rows_committed(now))
+        if not self._is_woken:
+            self._is_woken = True
+            self._facts.put(self._on_woken)
+
+    def _on_woken(self, core: RelayCore, now: float) -> list[Effect]:
+        self._is_woken = False  # first: rows of a later commit need a search of their own
+        return core.on_rows_committed(now)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Waits until the relay has claimed its shard, or has ended. Returns False if neither happened within
@@ -359,6 +366,7 @@ class Relay:
         holder = f"{socket.gethostname()}:{os.getpid()}"
         taken = self._store.claim_shard(holder, atomic=self._atomic)
         self._facts = SimpleQueue()  # what concerns an earlier life is not told to this one
+        self._is_woken = False  # after that: a wake in between is one too many, and none is missing
         facts = self._facts
         core = RelayCore(self._shard, self._shards, self._settings, name=self.name, atomic=self._atomic)
         sender = RelaySender(self._client, self.name, self._settings, facts.put)

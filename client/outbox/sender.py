@@ -32,7 +32,14 @@ from ...proto.names import TopicName
 from ..admin.client import AdminClient
 from ..blocking.client import Client
 from ..blocking.loop_thread import shared_loop_thread
-from ..common.errors import IncompatibleSchema, InvalidMessage, PulsarException, Result, translate_error
+from ..common.errors import (
+    AlreadyClosed,
+    IncompatibleSchema,
+    InvalidMessage,
+    PulsarException,
+    Result,
+    translate_error,
+)
 from ..core.transaction import TransactionState
 from ..model.composite_schemas import AutoPublishSchema, PreEncodedSchema
 from ..model.message_id import MessageId
@@ -95,6 +102,8 @@ class RelaySender:
             self._tell(lambda core, now: core.on_topic_resolved(topic, partitions, now))
 
     async def _check_deduplication(self, topic: str) -> None:
+        if self._closed:
+            raise AlreadyClosed("the relay has ended")  # an admin client that is made now is not closed any more
         if self._admin is None:
             info = self._client.get_service_info()
             self._admin = AdminClient(

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import partial
+from itertools import chain, repeat
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -243,7 +245,7 @@ class CoordinatorClient:
     async def end_transaction(self, item: wire.EndItem) -> TransactionEndAnswer:
         """Asks the coordinator to end a transaction, again until it answers, and returns the answer. An error that is
         not retryable is in the answer, not raised. Raises TimedOut, or the last error, when `operation_timeout_seconds`
-        have passed."""
+        have passed or the client is closed."""
         lane = item.txn.most, item.visible
         queue = self._queues.get(lane)
         if queue is None:
@@ -261,7 +263,7 @@ class CoordinatorClient:
             if answer.error is None or not answer.error.retryable:
                 return answer
             pause = backoff.next_delay_s()
-            if self._now() + pause > deadline:
+            if self._tasks.closed or self._now() + pause > deadline:
                 raise answer.error
             await asyncio.sleep(pause)
 
@@ -379,6 +381,9 @@ class TransactionEndQueue:
 
     def _turn(self) -> None:
         self._turn_comes = False
+        if self._tasks.closed:
+            waiting, self._waiting = self._waiting, deque()
+            _resolve(waiting, ())
         while self._waiting and self._under_way < ENDS_UNDER_WAY:
             batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]] = []
             size = 0
@@ -389,33 +394,49 @@ class TransactionEndQueue:
                     size += item.ByteSize()
             if batch:
                 self._under_way += 1
-                self._tasks.spawn(self._send(batch), "ends of transactions")
+                sending = self._tasks.spawn(self._send(batch), "ends of transactions")
+                sending.add_done_callback(partial(self._on_sent, batch))  # also if it is cancelled before it begins
 
-    async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]]) -> None:
+    async def _send(
+        self, batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]]
+    ) -> list[TransactionEndAnswer]:
+        """Sends one request that ends the transactions of the batch. Returns the answers in the order of the batch;
+        each has the error of the request if that failed."""
         answers: list[TransactionEndAnswer] = []
-        missing: MagnetarError = ConnectionLost("the client was closed before the coordinator answered")
         try:
             request = wire.EndRequest(items=[item for item, _ in batch])
             reply = await self._coordinators.send_end_requests(self._coordinator, request)
             answers = [decode_transaction_reply(each) for each in reply.items]
             if any(each.error is not None and each.error.retryable for each in answers):
                 self._coordinators.discard(self._coordinator)
-            missing = ConnectionLost("the coordinator did not answer to all")
+            missing: MagnetarError = ConnectionLost("the coordinator did not answer to all")
         except MagnetarError as error:
             missing = error
-        finally:
-            self._under_way -= 1
-            answers += [TransactionEndAnswer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
-            for (_, told), answer in zip(batch, answers, strict=False):
-                if not told.done():
-                    told.set_result(answer)
-            self._turn()
+        return answers + [TransactionEndAnswer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
+
+    def _on_sent(
+        self, batch: list[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]],
+        sent: asyncio.Task[list[TransactionEndAnswer]],
+    ) -> None:  # fmt: skip
+        self._under_way -= 1
+        _resolve(batch, () if sent.cancelled() or sent.exception() is not None else sent.result())
+        self._turn()
 
     def _broke(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, deque()
         for _, answer in waiting:
             if not answer.done():
                 answer.set_exception(ConnectionLost(f"the queue of a coordinator failed: {error!r}"))
+
+
+def _resolve(
+    ends: Iterable[tuple[wire.EndItem, asyncio.Future[TransactionEndAnswer]]], answers: Iterable[TransactionEndAnswer]
+) -> None:
+    """Gives each end its answer; those that have none get ConnectionLost, because the client was closed."""
+    lost = TransactionEndAnswer(TxnState.OPEN, ConnectionLost("the client was closed before the coordinator answered"))
+    for (_, told), answer in zip(ends, chain(answers, repeat(lost)), strict=False):
+        if not told.done():
+            told.set_result(answer)
 
 
 def decode_transaction_reply(reply: wire.TransactionReply) -> TransactionEndAnswer:

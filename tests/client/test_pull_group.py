@@ -11,7 +11,7 @@ import pytest
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.aio import PullGroup
-from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, NotAllowedError
+from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, NotAllowedError
 from magnetar.proto.errors import Unavailable
 from tests.client.consume.test_ranges import url_of
 from tests.support.cluster import Cluster, cluster
@@ -158,7 +158,9 @@ async def test_a_partition_whose_connection_was_interrupted_is_taken_again_at_it
         (consumer,) = subscription.consumers.values()
         owned = member.group._owned[0]
         subscription.disconnect(consumer, Unavailable("for a moment"))
-        await until(lambda: owned.is_lost)
+        async with asyncio.timeout(30):
+            while not owned.is_lost:  # noqa: ASYNC110 - at each turn of the loop: it is soon taken again
+                await asyncio.sleep(0)
         for call in (lambda: member.group.pull(0), lambda: member.group.commit(0, 5)):
             with pytest.raises(NotAllowedError, match="not this member's"):
                 await call()
@@ -196,6 +198,12 @@ async def test_wrong_values_and_calls_after_the_end_are_refused(tmp_path: Path) 
         for wrong in ({"strategy": "fair"}, {"interval": 0}, {"on_revoked": 3}):
             with pytest.raises(InvalidConfiguration):
                 await PullGroup.open(client, "t", "g", **wrong)  # type: ignore[arg-type]
+        for name in ("a/b", " ", "x" * 250, "x" * 256):
+            with pytest.raises(InvalidTopicName):
+                await PullGroup.open(client, "t", name)
+        for name in ("", "\ud800", 5):
+            with pytest.raises(InvalidConfiguration):
+                await PullGroup.open(client, "t", name)  # type: ignore[arg-type]
         group = await PullGroup.open(client, "t", "g", interval=0.03)
         await group.close()
         for call in (lambda: group.pull(0), lambda: group.commit(0, 1)):

@@ -12,6 +12,9 @@ import magnetar
 from magnetar import streams
 from magnetar.asyncio import Client, Message
 from magnetar.client.admin import AdminClient
+from magnetar.proto.errors import ConnectionLost, Unauthorized
+from magnetar.proto.policies import Policies
+from tests.broker.access.roles import roles
 from tests.support.cluster import Cluster, cluster
 
 SOURCE, SINK, STATE = (f"persistent://public/default/{name}" for name in ("orders", "bills", "totals"))
@@ -175,6 +178,55 @@ async def test_a_state_of_other_partitions_is_refused(client: Client, admin: Adm
     app = counting()
     with pytest.raises(magnetar.InvalidConfiguration, match="another step has the state"):
         app.step("other", "sink", state=STATE)(print)
+
+
+async def test_a_state_is_compacted_also_if_the_app_that_made_it_ended_there(
+    client: Client, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def crash(*_: object) -> None:
+        raise ConnectionLost("the app ends here")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(AdminClient, "set_topic_policies", crash)
+        with pytest.raises(ConnectionLost):
+            await counting().run(client, admin, idle_timeout_ms=100)
+    assert await admin.partitions(STATE) == 2
+    await counting().run(client, admin, idle_timeout_ms=100)
+    assert (await admin.topic_policies(STATE)).compaction_threshold_bytes == streams.COMPACTION_BYTES
+
+
+async def test_the_threshold_of_a_state_that_exists_stays_as_an_operator_set_it(
+    client: Client, admin: AdminClient
+) -> None:
+    await admin.create_topic(STATE, partitions=2)
+    for bytes_ in (0, 1 << 30):
+        await admin.set_topic_policies(STATE, Policies(compaction_threshold_bytes=bytes_))
+        await counting().run(client, admin, idle_timeout_ms=100)
+        assert (await admin.topic_policies(STATE)).compaction_threshold_bytes == bytes_
+    await admin.remove_topic_policies(STATE, "compaction_threshold_bytes")
+    await admin.set_namespace_policies("public/default", Policies(compaction_threshold_bytes=1 << 20))
+    await counting().run(client, admin, idle_timeout_ms=100)
+    assert (await admin.topic_policies(STATE)).compaction_threshold_bytes is None
+
+
+async def test_an_app_that_may_not_manage_its_state_uses_the_topic_that_is_there(tmp_path: Path) -> None:
+    async with roles(tmp_path) as found:
+        url, there = f"magnetar://{found.broker.endpoint}", "persistent://acme/orders"
+        async with AdminClient(url, world=found.world("root")) as root:
+            for topic in ("source", "state", "sink"):
+                await root.create_topic(f"{there}/{topic}", partitions=2)
+        await found.grant("app", "produce", "consume", namespace="acme/orders")
+        app = streams.App("app")
+        app.step(f"{there}/source", f"{there}/sink", state=f"{there}/state")(lambda message, context: message.data())
+        world = found.world("app")
+        async with Client(url, world=world) as client, AdminClient(url, world=world) as admin:
+            producer = await client.create_producer(f"{there}/source")
+            await producer.send(b"x", partition_key="k")
+            assert (await app.run(client, admin, idle_timeout_ms=300)).committed == 1
+            missing = streams.App("other")
+            missing.step(f"{there}/source", f"{there}/sink", state=f"{there}/more")(lambda message, context: None)
+            with pytest.raises(Unauthorized):
+                await missing.run(client, admin, idle_timeout_ms=100)
 
 
 def test_a_state_is_a_dictionary_of_json_whose_values_change_by_assignment_alone() -> None:

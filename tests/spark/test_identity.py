@@ -17,6 +17,7 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 import magnetar
 from magnetar.admin import Admin
 from magnetar.proto.errors import DataLost, MagnetarError, TopicNotFound
+from magnetar.spark_connector import ranges
 from magnetar.spark_connector.datasource import MagnetarDataSource
 from magnetar.spark_connector.ranges import get_query_connection
 from tests.client.model.keys import files
@@ -128,6 +129,27 @@ def test_queries_that_differ_in_an_option_share_no_connection(url: str, name: st
     one, other = (parse_source_options(each, streaming=True) for each in (given, {**given, name: value}))
     assert get_query_connection(one) is get_query_connection(one)
     assert get_query_connection(one) is not get_query_connection(other)
+
+
+def test_a_process_keeps_the_connections_of_its_last_queries_and_those_that_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from magnetar.spark_connector.options import parse_source_options
+
+    def connect(topic: str) -> ranges.QueryConnection:
+        given = {"service.url": "magnetar://localhost:1", "topic": topic}
+        return get_query_connection(parse_source_options(given, streaming=True))
+
+    kept: dict[tuple[int, str], ranges.QueryConnection] = {}
+    monkeypatch.setattr(ranges, "_OF_PROCESS", kept)
+    queries = [connect(f"t{number}") for number in range(ranges.KEPT_MAX)]
+    assert list(kept.values()) == queries
+    queries[0].reads = 1
+    newest = connect("one more")
+    assert list(kept.values()) == [queries[0], *queries[2:], newest], "the one that was used longest ago is closed"
+    for each in kept.copy().values():
+        each.close()
+    assert not kept
 
 
 # ------------------------------------------------------------------------------ batches

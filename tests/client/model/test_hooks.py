@@ -127,6 +127,41 @@ def test_a_veto_refuses_a_message_and_nothing_else_does() -> None:
     run(body, [before, Refuses()])
 
 
+def test_sent_is_called_for_the_hooks_whose_before_send_was_called_and_no_other() -> None:
+    class Sometimes(Recorder):
+        def is_interested(self) -> bool:
+            if interest == "broken":
+                raise ValueError(interest)
+            return interest == "yes"
+
+    class Refuses(Recorder):
+        def before_send(self, sending: Sending) -> None:
+            super().before_send(sending)
+            if sending.content == b"secret":
+                raise SendVetoed("no secrets")
+
+    interest = "no"
+    sometimes, refuses, last = Sometimes("-sometimes"), Refuses("-refuses"), Recorder("-last")
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        nonlocal interest
+        producer = await client.create_producer("t")
+        await producer.send(b"a")
+        with pytest.raises(SendVetoed):
+            await producer.send(b"secret")
+        interest = "yes"
+        await producer.send(b"b")
+        interest = "broken"
+        await producer.send(b"c")
+        assert sometimes.calls == [("before_send", b"b"), ("sent", Result.Ok)]
+        assert refuses.names() == ["before_send", "sent"] * 4, "also the one that refuses"
+        assert [content for name, content in last.calls if name == "before_send"] == [b"a", b"b", b"c"]
+        assert [each.error for each in last.sendings] == [None] * 3
+        assert producer.statistics()["hook_failures"] == 2, "is_interested, before and in the chain"
+
+    run(body, [sometimes, refuses, last])
+
+
 @pytest.mark.parametrize("raised", [ValueError("x"), asyncio.CancelledError(), SystemExit(1)], ids=repr)
 def test_whatever_hooks_raise_messages_are_sent_delivered_and_settled(
     raised: BaseException, caplog: pytest.LogCaptureFixture

@@ -252,6 +252,25 @@ def test_payloads_that_do_not_decode_are_refused(schema: Schema, payload: bytes)
         schema.decode(payload)
 
 
+class Shapes(Record):
+    a = Array(String())
+    m = Map(Integer())
+    p = Place()
+    b = Bytes()
+    places = Array(Place)
+    by_name = Map(Place)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ['{"a":5}', '{"a":"text"}', '{"a":{"x":1}}', '{"a":[5]}', '{"m":5}', '{"m":[1]}', '{"p":5}', '{"p":["name"]}',
+     '{"p":"name"}', '{"b":"€"}', '{"b":5}', '{"places":[null]}', '{"by_name":{"x":null}}', '{"by_name":{"x":"y"}}'],
+)  # fmt: skip
+def test_json_of_another_shape_than_its_fields_is_refused(payload: str) -> None:
+    with pytest.raises(InvalidMessage):
+        JsonSchema(Shapes).decode(payload.encode())
+
+
 def test_a_plain_avro_definition_takes_dicts() -> None:
     definition = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     schema = AvroSchema(None, schema_definition=definition)

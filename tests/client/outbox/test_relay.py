@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +20,15 @@ from sqlalchemy import Engine, MetaData, create_engine, update
 import magnetar
 import magnetar.schema
 from magnetar.admin import Admin
+from magnetar.client.common.errors import AlreadyClosed
 from magnetar.client.outbox.destination_core import ClaimedRow, RelayDatabaseTransaction, RelaySettings
 from magnetar.client.outbox.relay import OutboxAdmin, Relay
 from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowKeyEncoding, RowState
-from magnetar.client.outbox.sender import RelaySender
+from magnetar.client.outbox.sender import Fact, RelaySender
 from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
 from tests.support.processes import Process, Processes
 
@@ -382,15 +389,52 @@ def test_a_relay_in_standby_takes_over_when_the_other_is_gone(
     ).start()
     shop.send("standby", "1")
     shop.wait_empty(first)
-    second = shop.relay(broker, "standby", standby=True).start()
+    rarely = RelaySettings(poll_s=3600.0)
+    second = Relay(broker.client, shop.engine, shop.outbox, name="standby", standby=True, settings=rarely).start()
     assert not second.wait_ready(2.0)
     assert second.statistics()["phase"] == "standby"
+    for _ in range(1000):
+        shop.outbox.wake()
+    assert second._facts.qsize() <= 1, "what is not read does not take memory for each commit"
     first.stop()
     assert first.error is None
     shop.send("standby", "2")
     shop.wait_empty(second)
+    for value in ("3", "4"):  # what it was told before it had the shard does not keep a wake from it
+        shop.send("standby", value)
+        shop.outbox.wake()
+        shop.wait_empty(second)
     second.stop()
-    assert broker.stored("standby") == ["1", "2"]
+    assert broker.stored("standby") == ["1", "2", "3", "4"]
+
+
+def test_a_sender_that_is_closed_while_it_asks_for_a_topic_connects_to_nothing_afterwards() -> None:
+    asked, answer, told = threading.Event(), threading.Event(), SimpleQueue[Fact]()
+
+    class Cluster:
+        """A client whose brokers answer when they are told to."""
+
+        def inner(self) -> Any:
+            return SimpleNamespace(connections=self)
+
+        async def fetch_partition_count(self, topic: TopicName) -> int:
+            asked.set()
+            await asyncio.to_thread(answer.wait, DEADLINE_S)
+            return 0
+
+        def get_service_info(self) -> Any:
+            raise AssertionError("nothing would close the admin client that is made with it")
+
+    cluster: Any = Cluster()
+    sending = RelaySender(cluster, "closed", QUICK, told.put)
+    sending.start_resolving_topic("t")
+    assert asked.wait(DEADLINE_S)
+    sending.close()
+    answer.set()
+    errors: list[MagnetarError] = []
+    core: Any = SimpleNamespace(on_topic_resolve_failed=lambda topic, error, now: errors.append(error))
+    told.get(timeout=DEADLINE_S)(core, 0.0)
+    assert isinstance(errors[0], AlreadyClosed)
 
 
 def test_a_database_from_a_backup_is_refused_and_goes_on_after_renumber(broker: Broker, tmp_path: Path) -> None:
