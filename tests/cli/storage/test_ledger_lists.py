@@ -12,12 +12,13 @@ LEDGER = {
     "ledger": 7, "state": "open", "quorum": "3/2/2", "entries": None, "bytes": None, "fragments": 1, "bookies": ["b"],
     "owner": "",
 }  # fmt: skip
-MARK = {"ledger": 7, "missing": {}, "since": 0, "reason": "lost", "attempts": 0}
+MARK = {
+    "ledger": 7, "missing": {"b": "lost"}, "sinceSeconds": 60, "reason": "lost", "attempts": 0, "retrySeconds": 0,
+}  # fmt: skip
 
 
 def run(monkeypatch: pytest.MonkeyPatch, command: Any, answer: dict[str, Any], kind: str) -> Any:
     monkeypatch.setattr(ledgers, "ask_any_bookie", lambda *_, **__: answer)
-    monkeypatch.setattr(ledgers, "_mark_row", lambda mark: mark)
     done = CliRunner().invoke(command, ["-o", kind], catch_exceptions=False)
     assert done.exit_code == 0
     return done
