@@ -46,7 +46,16 @@ from uuid import UUID
 
 from ..ledger.peer_format import encode_ping_request
 from ..metadata import paths, records
-from ..metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, MetadataStore, PutNode, get_record
+from ..metadata.store import (
+    ABSENT,
+    ANY,
+    CheckNodeVersion,
+    DeleteNode,
+    MetadataStore,
+    PutNode,
+    check_registered_format,
+    get_record,
+)
 from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..runtime.clock import Clock
 from ..runtime.network import Endpoint, PeerClientKeys, World
@@ -127,8 +136,9 @@ class BookieRegistration:
 
     async def register(self) -> None:
         """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
-        an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises Unavailable
-        if the cookie record changes at each attempt, and the errors of the metadata."""
+        an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises NewerFormat
+        if the upgrade of the cluster was finished meanwhile, and this process is older. Raises Unavailable if the
+        cookie record changes at each attempt, and the errors of the metadata."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -143,6 +153,7 @@ class BookieRegistration:
                 continue  # the cookie record has a new position of the journal
             self._said, self._said_at = record, self._clock.monotonic()
             self._lost = False
+            await check_registered_format(self.metadata)
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 

@@ -22,26 +22,33 @@ async def start_following_log_level(session_of: Callable[[], MetadataStore]) -> 
     """Begins to apply the setting in the background, and returns the Supervisor of the task, which the caller must
     close. `session_of` returns the metadata session that the process has now. It is called again after each loss of a
     session."""
-    background = Supervisor()
-    background.start_supervised("log-level", lambda: follow_log_level(session_of()))
+    background, applied = Supervisor(), AppliedLogLevel()
+    background.start_supervised("log-level", lambda: follow_log_level(session_of(), applied))
     return background
 
 
-async def follow_log_level(session: MetadataStore) -> None:
+class AppliedLogLevel:
+    """The level of the setting that this process has applied, in whichever session; None: the level of the start."""
+
+    level: str | None = None
+
+
+async def follow_log_level(session: MetadataStore, applied: AppliedLogLevel) -> None:
     """Applies the log level that the setting has now, and each later change, until the call is cancelled. Raises the
-    errors of the metadata session when the session or its watch breaks."""
+    errors of the metadata session when the session or its watch breaks. The next call needs the same `applied`: the
+    setting may be deleted meanwhile."""
     revision = await session.revision()
-    applied = await _apply_log_level(session, None)
+    await _apply_log_level(session, applied)
     async for change in session.watch(paths.BROKER_POLICIES, revision):
         if isinstance(change, WatchReset) or change.path == paths.BROKER_POLICIES:
-            applied = await _apply_log_level(session, applied)
+            await _apply_log_level(session, applied)
 
 
-async def _apply_log_level(session: MetadataStore, applied: str | None) -> str | None:
-    """Applies the level if it is not that which was applied last; None: that of the start. Returns it."""
+async def _apply_log_level(session: MetadataStore, applied: AppliedLogLevel) -> None:
+    """Applies the level of the setting if it is not that which was applied last."""
     found = await get_readable_record(session, paths.BROKER_POLICIES, PoliciesRecord)
     level = found[0].properties.get("log_level") if found is not None else None
     known = level if level in logs.LEVELS else None
-    if known != applied:
+    if known != applied.level:
         logs.set_level(known, "the dynamic setting log_level" + ("" if known else " was deleted"))
-    return known
+    applied.level = known

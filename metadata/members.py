@@ -25,7 +25,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from ..proto.errors import MagnetarError, Unavailable
+from ..proto.errors import MagnetarError, SessionExpired, Unavailable
 from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
 from ..runtime.network import PeerServerKeys, World
 from ..runtime.peer.sockets import MemberNetwork
@@ -57,6 +57,7 @@ class Members:
         self._gone: dict[str, tuple[Principal, float]] = {}  # key → until when its connections are served
         self._session: MetadataStore | None = None
         self._looking = asyncio.Lock()
+        self._table = asyncio.Lock()  # one read at a time, so that what was read later is also applied later
         self._looks = 0
         self._looked = 0.0
         self._listed = asyncio.Event()
@@ -154,7 +155,7 @@ class Members:
 
     async def _follow(self) -> None:
         """Follows changes of the members until the task is cancelled. Lists them again when the watch breaks, and opens
-        another session when the session is lost."""
+        another session when the session is lost, or refuses the watch for good."""
         while True:
             session = self._living()
             watching = asyncio.ensure_future(self._watch(session))
@@ -182,29 +183,33 @@ class Members:
                     if isinstance(change, WatchReset):
                         break
                     await self._refresh(session, change.path)
+            except SessionExpired:
+                return
             except MagnetarError as error:
-                if not error.retryable:
-                    return
                 _LOG.warning("the watch on members broke, listing again: %s", error)
                 await asyncio.sleep(RETRY_S)
+                if not error.retryable:  # perhaps in another session
+                    return
 
     async def _list(self, session: MetadataStore) -> None:
-        found: dict[str, Principal] = {}
-        for role in await session.children(paths.MEMBERS):
-            for key in await session.children(f"{paths.MEMBERS}/{role}"):
-                if (principal := await self._read(session, role, key)) is not None:
-                    found[key] = principal
-        self._left(self._known.keys() - found.keys())
-        self._known = found
+        async with self._table:
+            found: dict[str, Principal] = {}
+            for role in await session.children(paths.MEMBERS):
+                for key in await session.children(f"{paths.MEMBERS}/{role}"):
+                    if (principal := await self._read(session, role, key)) is not None:
+                        found[key] = principal
+            self._left(self._known.keys() - found.keys())
+            self._known = found
 
     async def _refresh(self, session: MetadataStore, path: str) -> None:
         role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
-        principal = await self._read(session, role, key)
-        if principal is None:
-            self._left(self._known.keys() & {key})
-            self._known.pop(key, None)
-        else:
-            self._known[key] = principal
+        async with self._table:
+            principal = await self._read(session, role, key)
+            if principal is None:
+                self._left(self._known.keys() & {key})
+                self._known.pop(key, None)
+            else:
+                self._known[key] = principal
 
     async def _read(self, session: MetadataStore, role: str, key: str) -> Principal | None:
         """Returns the member with this role and key; None if there is none, or if the record does not match its path.

@@ -77,11 +77,16 @@ def set_written_format(found: int) -> None:
     If the cluster's format is raised while a process runs, the process writes the old format until its next start. All
     other processes read both formats, and the process never meets two versions of a value that it compares with its
     own."""
+    check_cluster_format(found)
+    if not _Written.settled:
+        _Written.settled, _Written.format = True, found
+
+
+def check_cluster_format(found: int) -> None:
+    """Raises NewerFormat if a cluster of the format `found` has data that this Magnetar cannot read."""
     if found > CLUSTER_FORMAT:
         text = f"the cluster has format {found}; Magnetar {PRODUCT} reads up to {CLUSTER_FORMAT}: upgrade this process"
         raise NewerFormat(text, version=found, known=CLUSTER_FORMAT)
-    if not _Written.settled:
-        _Written.settled, _Written.format = True, found
 
 
 class DamagedRecord(DataLost, ValueError):

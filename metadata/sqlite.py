@@ -579,9 +579,10 @@ class LocalSession(MetadataStore):
 #  2. all sessions and ephemerals are deleted: processes that run register again;
 #  3. an incarnation begins that is marked `restored`: bookies accept the tree although it is older than the one they
 #     saw, and keep the ledgers that it does not contain (bookie/maintenance/seen.py).
-# A crash before the old file is renamed leaves it, and beside it a partial one that the next restore replaces. A crash
-# after that, before the new file is renamed, leaves no file: restore again before the service starts.
-# Guarded by tests/cli/storage/test_metadata_copies.py.
+# A crash leaves the old file or the new one, because one rename puts the new file in the place of the old one. The file
+# with the answered revision follows last: until then the service refuses to start on an older file, and says that it
+# must be restored. A partial file beside it is replaced by the next restore.
+# Guarded by tests/cli/storage/test_metadata_copies.py and tests/metadata/test_backup.py.
 
 class BackupContents(NamedTuple):
     """What a backup of the metadata contains, as far as bookies can compare it with their own data. `topics` is empty
@@ -647,8 +648,8 @@ def _next_id(tree: MetadataTree) -> int:
 
 def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     """Replaces the metadata file `target` by a copy of the file `backup`. Makes sure that the ids up to and including
-    `least_id` are not allocated again, and begins an incarnation named `token`. Returns the name to which the old file
-    was renamed; "" if there was none.
+    `least_id` are not allocated again, and begins an incarnation named `token`. Returns the name that the old file has
+    now; "" if there was none.
 
     Raises Busy if the metadata service is running, and the errors of MetadataTree if `backup` cannot be opened; then
     the old file is unchanged."""
@@ -664,9 +665,17 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     finally:
         tree.close()
     sync_file(scratch)
-    kept = _set_aside(target)
+    folder = os.path.dirname(target) or "."
+    kept = _keep_old_file(target)
+    sync_file(folder)
     os.rename(scratch, target)
-    sync_file(os.path.dirname(target) or ".")
+    sync_file(folder)
+    if os.path.exists(target + ENDING):  # last: by it a start refuses a file that is gone, or has lost its end
+        if kept:
+            os.rename(target + ENDING, kept + ENDING)
+        else:
+            os.remove(target + ENDING)
+        sync_file(folder)
     return kept
 
 
@@ -687,20 +696,24 @@ def check_service_stopped(target: str) -> None:
         sql.close()
 
 
-def _set_aside(target: str) -> str:
-    """Renames the metadata file and the files that belong to it. Returns the new name; "" if there was no file."""
-    if not os.path.exists(target):
-        if os.path.exists(target + ENDING):
-            os.remove(target + ENDING)  # the file that it was of is lost
-        return ""
-    number = 1
-    while os.path.exists(f"{target}.replaced-{number}"):
+def _keep_old_file(target: str) -> str:
+    """Gives the metadata file a second name, and moves its write-ahead log there, which would be read with the new file
+    otherwise. The second name is that which a restore that crashed gave to this file, or a new one. Returns it; "" if
+    there is no file."""
+    there, number = os.path.exists(target), 1
+    while os.path.exists(kept := f"{target}.replaced-{number}") and not (there and os.path.samefile(kept, target)):
         number += 1
-    kept = f"{target}.replaced-{number}"
-    for end in (ENDING, "-wal", "-shm", ""):  # the file last: while it exists, the service would start with it
+    for end in ("-wal", "-shm"):  # only of a file that `check_service_stopped` cannot read, or of one that is gone
         if os.path.exists(target + end):
             os.rename(target + end, kept + end)
-    return kept
+    if there and not os.path.exists(kept):
+        try:
+            os.link(target, kept)
+        except OSError:  # a file system without hard links
+            _copy(target, f"{kept}.partial")
+            sync_file(f"{kept}.partial")
+            os.rename(f"{kept}.partial", kept)
+    return kept if there else ""
 
 
 def _copy(source: str, to: str) -> None:

@@ -41,6 +41,7 @@ from .records import (
     CounterRecord,
     DamagedRecord,
     MetadataRecord,
+    check_cluster_format,
     decode_record,
     encode_record,
     set_written_format,
@@ -516,23 +517,23 @@ async def adopt_cluster_format(store: MetadataStore) -> None:
     set_written_format(await read_cluster_format(store))
 
 
+async def check_registered_format(store: MetadataStore) -> None:
+    """Raises NewerFormat if the format of the cluster was raised above that of this Magnetar, DamagedRecord if its
+    record cannot be decoded. A broker or bookie calls this after it has registered, and `finish_upgrade` looks for
+    older processes after it has raised the format: so one of the two sees the other."""
+    check_cluster_format(await read_cluster_format(store))
+
+
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
     (format before, format afterwards, names of the older processes). If there are older processes, or with `dry_run`,
     writes nothing.
 
     The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
-    that registers at the same moment may be missed; it then takes records of the new format for damaged."""
-    unsaid = "of a version that does not say it"
-    older: list[str] = []
-    for name in await store.children(paths.BROKERS):
-        broker = await get_record(store, f"{paths.BROKERS}/{name}", BrokerRecord)
-        if broker is not None and broker[0].format < CLUSTER_FORMAT:
-            older.append(f"broker {name} ({broker[0].version or unsaid})")
-    for name in await store.children(paths.BOOKIES):
-        bookie = await get_record(store, f"{paths.BOOKIES}/{name}", BookieRecord)
-        if bookie is not None and bookie[0].format < CLUSTER_FORMAT:
-            older.append(f"bookie {name} ({bookie[0].version or unsaid})")
+    that registered at the same moment is named beside the raised format, and must be stopped: it takes records of the
+    new format for damaged. A process without `check_registered_format` that registers later still, in a session that it
+    opened before, is missed."""
+    older = await _list_older_processes(store)
     before = await read_cluster_format(store)
     if older or dry_run or before >= CLUSTER_FORMAT:
         return before, before, older
@@ -546,4 +547,19 @@ async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tupl
         return encode_record(record, paths.CLUSTER, cluster_format=CLUSTER_FORMAT)
 
     await update_node(store, paths.CLUSTER, raised)
-    return before, CLUSTER_FORMAT, []
+    return before, CLUSTER_FORMAT, await _list_older_processes(store)
+
+
+async def _list_older_processes(store: MetadataStore) -> list[str]:
+    """Returns the registered brokers and bookies that do not know the format of this Magnetar, with their versions."""
+    unsaid = "of a version that does not say it"
+    older: list[str] = []
+    for name in await store.children(paths.BROKERS):
+        broker = await get_record(store, f"{paths.BROKERS}/{name}", BrokerRecord)
+        if broker is not None and broker[0].format < CLUSTER_FORMAT:
+            older.append(f"broker {name} ({broker[0].version or unsaid})")
+    for name in await store.children(paths.BOOKIES):
+        bookie = await get_record(store, f"{paths.BOOKIES}/{name}", BookieRecord)
+        if bookie is not None and bookie[0].format < CLUSTER_FORMAT:
+            older.append(f"bookie {name} ({bookie[0].version or unsaid})")
+    return older

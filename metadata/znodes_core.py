@@ -203,19 +203,21 @@ def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, sess
 
 
 # -------------------------------------------------------------------------------------------- size
-STEP_BYTES = 64
-"""The size of a step in ZooKeeper's encoding, in bytes, besides path and value: lengths, kind, and the open access list
-(at most 56)."""
+STEP_BYTES = 24
+"""The size of a step in ZooKeeper's encoding, in bytes, besides path, value and access list: lengths, kind, and version
+or flags (at most 21)."""
 MULTI_BYTES = 64
 
 
-def request_size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """Returns the estimated size of the transaction on the wire, in bytes. It is not less than the real size if the
-    znodes get the open access list. A list of credentials is longer, and its additional bytes are not counted.
-    `root_bytes`: the length of the path of the tree's root znode."""
+def request_size_bytes(steps: Sequence[Step], root_bytes: int, access_list_bytes: int) -> int:
+    """Returns the estimated size of the transaction on the wire, in bytes. It is not less than the real size.
+    `root_bytes`: the length of the path of the tree's root znode. `access_list_bytes`: the size of the access list,
+    which each znode that is created gets."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value_znode_path(step.path).encode())
         if isinstance(step, CreateZnode | SetZnodeValue):
             size += len(step.value)
+        if isinstance(step, CreateZnode):
+            size += access_list_bytes
     return size

@@ -580,7 +580,8 @@ class ZookeeperStore(SessionStore):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 
     def _check_size(self, steps: Sequence[znodes.Step]) -> None:
-        size, limit = znodes.request_size_bytes(steps, len(self._address.root.encode())), self._address.jute_maxbuffer
+        root_bytes, limit = len(self._address.root.encode()), self._address.jute_maxbuffer
+        size = znodes.request_size_bytes(steps, root_bytes, self._line.access_list_bytes)
         if size > limit:
             raise MessageTooLarge(
                 f"a commit of {size} bytes; ZooKeeper takes {limit}: start all its servers with a larger "

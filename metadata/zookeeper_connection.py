@@ -275,6 +275,13 @@ def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
     return CREATOR_ALL_ACL if access.certificate else OPEN_ACL_UNSAFE
 
 
+def access_list_size_bytes(acl: Any) -> int:
+    """Returns the size of the access list in a request that creates a znode, in bytes."""
+    request = bytes(CreateRequest("", b"", acl, 0).serialize())
+    others = 3 * 4  # the lengths of path and value, and the flags
+    return len(request) - others
+
+
 class _Reply:
     """Receives one answer in kazoo's thread, and passes it to the event loop."""
 
@@ -304,6 +311,7 @@ class ZooKeeperConnection:
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
         credentials = _Hidden(access.credentials()) if access.credentials is not None else None
         self._acl = _access_list(access, credentials)
+        self.access_list_bytes = access_list_size_bytes(self._acl)
         self.client = KazooClient(
             hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG,
             use_ssl=bool(access.ca), ca=access.ca or None, verify_certs=True, check_hostname=bool(access.ca),

@@ -94,6 +94,7 @@ from ...metadata.store import (
     MetadataStore,
     Operation,
     PutNode,
+    check_registered_format,
     commit_in_parts,
     get_readable_record,
     get_record,
@@ -271,9 +272,11 @@ class Ownership:
 
     async def register_broker(self) -> None:
         """Registers this broker in the metadata, so that other brokers and clients can find it. Must be called once in
-        each metadata session."""
+        each metadata session. Raises NewerFormat if the upgrade of the cluster was finished meanwhile, and this broker
+        is older, and the errors of the metadata."""
         async with self._registering:
             await self._register(self.me)
+        await check_registered_format(self._store)
 
     async def _register(self, me: BrokerRecord) -> None:
         path = paths.broker(me.name)

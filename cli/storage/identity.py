@@ -325,6 +325,10 @@ def finish_upgrade(metadata_: MetadataAccessOptions, data: str | None, output: s
             return await finish(store, dry_run=dry_run)
 
     before, after, older = asyncio.run(run())
+    if older and after > before:
+        raise CommandFailure(
+            f"the format is raised, and older processes registered meanwhile; stop and upgrade them: {', '.join(older)}"
+        )
     if older:
         raise CommandFailure(f"older processes are registered, upgrade them first: {', '.join(older)}")
     CommandOutput(output).print_record({"before": before, "format": after})

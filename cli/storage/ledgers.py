@@ -107,12 +107,8 @@ def list_ledgers(session: CommandSession, bookie: str, state: str | None, after:
         session, "ledgers", bookie=bookie, state=state or "", after=-1 if after is None else after, limit=limit
     )
     rows = found["ledgers"]
-    if session.out.is_structured:
-        session.out.print_rows(rows, COLUMNS)
-        return
-    session.out.print_rows(
-        [{**row, "bookies": shorten_bookie_ids(row["bookies"])} for row in rows], COLUMNS, empty="no ledgers"
-    )
+    shown = [{**row, "bookies": shorten_bookie_ids(row["bookies"])} for row in rows]
+    session.out.print_rows(rows if session.out.is_structured else shown, COLUMNS, empty="no ledgers")
     if found["more"]:
         click.echo(f"There are more: --after {rows[-1]['ledger']}", err=True)
 
@@ -157,13 +153,9 @@ def under_replicated(session: CommandSession, limit: int) -> None:
       magnetar ledgers under-replicated -o json
     """
     found = ask_any_bookie(session, "under-replicated", limit=limit)
-    if session.out.is_structured:
-        session.out.print_rows(found["ledgers"], MARK_COLUMNS)
-        return
-    session.out.print_rows(
-        [_mark_row(mark) for mark in found["ledgers"]], MARK_COLUMNS, empty="every ledger has its copies"
-    )
-    if found["count"] > len(found["ledgers"]):
+    rows = found["ledgers"] if session.out.is_structured else [_mark_row(mark) for mark in found["ledgers"]]
+    session.out.print_rows(rows, MARK_COLUMNS, empty="every ledger has its copies")
+    if found["count"] > len(rows):
         click.echo(f"{found['count']} in all: --limit shows more", err=True)
 
 

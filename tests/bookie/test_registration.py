@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
-from magnetar.metadata.store import get_record
-from magnetar.proto.errors import Busy
+from magnetar.metadata.store import get_record, put_record
+from magnetar.proto.errors import Busy, NewerFormat
 from magnetar.runtime.sim.disk import SimFiles
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE
@@ -53,6 +53,16 @@ async def test_a_process_that_was_replaced_while_it_was_silent_ends_when_it_find
     found = await get_record(cluster.metadata, paths.bookie(second.id), records.BookieRecord)
     assert found is not None
     assert found[0].endpoint == str(second.endpoint)
+
+
+async def test_a_bookie_that_registers_after_a_later_format_was_put_in_force_does_not_start(
+    cluster: Cluster, /
+) -> None:
+    """Its session is older than that: the format was another one when it asked."""
+    later = records.ClusterRecord(instance="c0ffee", format=records.CLUSTER_FORMAT + 1)
+    await put_record(cluster.metadata, paths.CLUSTER, later)
+    with pytest.raises(NewerFormat, match="upgrade this process"):
+        await cluster.start(place="here")
 
 
 async def test_the_free_space_that_is_registered_is_a_minute_old_at_most(cluster: Cluster, /) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import paths
-from magnetar.metadata.log_level import follow_log_level, start_following_log_level
+from magnetar.metadata.log_level import AppliedLogLevel, follow_log_level, start_following_log_level
 from magnetar.metadata.records import PoliciesRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, put_record
@@ -46,7 +46,7 @@ async def follow_the_changes(session: MetadataStore) -> None:
 async def test_the_level_follows_the_setting_and_what_is_unknown_is_as_none(tmp_path: Path) -> None:
     store = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
     await set_log_level(store.new_session(), "warning")
-    following = asyncio.create_task(follow_log_level(store.new_session()))
+    following = asyncio.create_task(follow_log_level(store.new_session(), AppliedLogLevel()))
     await until("warning")  # which was set before it began
     await follow_the_changes(store.new_session())
     following.cancel()
@@ -62,5 +62,20 @@ async def test_a_process_follows_it_also_in_its_next_session(tmp_path: Path) -> 
     await follow_the_changes(store.new_session())
     await first.close()
     await follow_the_changes(store.new_session())
+    await following.close()
+    await store.close()
+
+
+async def test_a_setting_that_is_deleted_between_two_sessions_does_not_stay(tmp_path: Path) -> None:
+    store = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
+    first, second, operator = store.new_session(), store.new_session(), store.new_session()
+    await set_log_level(operator, "debug")
+    given: list[MetadataStore] = [first]
+    following = await start_following_log_level(lambda: given[-1])
+    await until("debug")
+    await first.close()  # until there is another one, the session of the process is one that has ended
+    await set_log_level(operator, "")
+    given.append(second)
+    await until("info")
     await following.close()
     await store.close()

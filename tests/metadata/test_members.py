@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from magnetar.metadata import paths, records
-from magnetar.metadata.members import LEAVE_S, LOOK_EVERY_S, Members
+from magnetar.metadata.members import LEAVE_S, LOOK_EVERY_S, RETRY_S, Members
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT, MetadataStore, PutNode
 from magnetar.metadata.tree_core import may_role_write
-from magnetar.proto.errors import Unavailable
+from magnetar.proto.errors import Unauthorized, Unavailable
+from magnetar.runtime.access import Principal
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.stores import SimulatedBackend
 
@@ -136,6 +137,83 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
         )
         for key in ("01" * 32, "02" * 32, "03" * 32, STRANGER):
             assert not await cluster.simulation.spawn("b1", one.admit(key))
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+async def hold_next_read(members: Members, key: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """Holds what the next read of this key finds. Returns (it is held, let it go on)."""
+    held, release = asyncio.Event(), asyncio.Event()
+    read = members._read
+
+    async def hold(session: MetadataStore, role: str, of: str) -> Principal | None:
+        found = await read(session, role, of)
+        if of == key and not held.is_set():
+            held.set()
+            await release.wait()
+        return found
+
+    members._read = hold  # type: ignore[method-assign]
+    return held, release
+
+
+def test_a_listing_that_began_before_a_member_left_does_not_admit_it_again() -> None:
+    async def main() -> None:
+        one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
+        await asyncio.sleep(1)
+        held, release = await hold_next_read(one, two.keys.public)
+        listing = cluster.simulation.spawn("b1", one.admit(STRANGER))
+        await held.wait()
+        await cluster.simulation.spawn("br", two.close())
+        await asyncio.sleep(1)
+        release.set()
+        assert not await listing
+        await asyncio.sleep(1)
+        assert not await cluster.simulation.spawn("b1", one.admit(two.keys.public))
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_a_listing_that_began_before_a_member_registered_does_not_drop_it() -> None:
+    async def main() -> None:
+        one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
+        await asyncio.sleep(1)
+        held, release = await hold_next_read(one, two.keys.public)
+        listing = cluster.simulation.spawn("b1", one.admit(STRANGER))
+        await held.wait()
+        three = await cluster.member("b3", "bookie")
+        await asyncio.sleep(1)
+        release.set()
+        assert not await listing
+        await asyncio.sleep(LEAVE_S + 1)
+        assert one.find_principal(three.keys.public)
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_a_watch_that_is_refused_opens_sessions_with_pauses() -> None:
+    async def main() -> None:
+        await cluster.backend.store()
+        assert cluster.backend.server is not None
+        endpoint, world = cluster.backend.server.endpoint, cluster.simulation.world("b1")
+        opened = []
+
+        async def refuse() -> int:
+            raise Unauthorized("this watch is refused")
+
+        async def session() -> MetadataStore:
+            store = await connect_metadata(world, endpoint, 10.0)
+            store.revision = refuse  # type: ignore[method-assign]
+            opened.append(store)
+            return store
+
+        members = await cluster.simulation.spawn("b1", Members.start(world, session, "bookie", "b1"))
+        await asyncio.sleep(10)
+        assert 2 <= len(opened) <= 10 / RETRY_S + 1
+        await cluster.simulation.spawn("b1", members.close())
 
     cluster = Cluster()
     cluster.simulation.run(main())

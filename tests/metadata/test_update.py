@@ -25,6 +25,7 @@ from magnetar.metadata.store import (
     MetadataStore,
     NodeUpdate,
     Operation,
+    PutNode,
     VersionedValue,
     allocate_ids,
     ensure_cluster_record,
@@ -243,3 +244,20 @@ async def test_an_upgrade_is_finished_when_no_older_process_is_registered(store:
     assert node is not None
     assert node.value == encode_record(ClusterRecord(instance="c0ffee", format=CLUSTER_FORMAT), paths.CLUSTER)
     assert await finish_upgrade(store) == (CLUSTER_FORMAT, CLUSTER_FORMAT, [])
+
+
+async def test_an_older_process_that_registers_while_the_upgrade_is_finished_is_named(
+    store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put(paths.CLUSTER, encode_record(ClusterRecord(instance="c0ffee"), paths.CLUSTER, cluster_format=1))
+    commit = store.commit
+
+    async def commit_late(operations: Sequence[Operation]) -> list[int]:
+        if operations[0].path == paths.CLUSTER:
+            old = BrokerRecord(name="old", endpoint="a:1", version="0.1.0")
+            await commit([PutNode(paths.broker("old"), encode_record(old, paths.broker("old")))])
+        return await commit(operations)
+
+    monkeypatch.setattr(store, "commit", commit_late)
+    assert await finish_upgrade(store) == (1, CLUSTER_FORMAT, ["broker old (0.1.0)"])
+    assert await finish_upgrade(store) == (CLUSTER_FORMAT, CLUSTER_FORMAT, ["broker old (0.1.0)"])

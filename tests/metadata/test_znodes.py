@@ -1,10 +1,15 @@
 """How keys lie in a ZooKeeper and what a commit becomes, alone: against a model that executes the steps."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata import znodes_core as znodes
+from magnetar.metadata import zookeeper_connection as connection
+from magnetar.metadata.session import ZookeeperAccess
 from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, Operation, PutNode
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
@@ -18,7 +23,8 @@ from magnetar.metadata.znodes_core import (
     ZookeeperCommitPlan,
     plan_zookeeper_commit,
 )
-from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
+from magnetar.metadata.zookeeper import ZookeeperStore
+from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge
 
 ME, OTHER = 7, 8
 
@@ -165,3 +171,30 @@ def test_a_node_far_on_does_not_change_its_kind() -> None:
         ABSENT,
         0,
     ]
+
+
+# -------------------------------------------------------------------------------------------- size
+ROOT = "/magnetar/é"
+ACCESS = {
+    "open": (ZookeeperAccess(), None),
+    "certificate": (ZookeeperAccess(certificate="c.pem"), None),
+    "credentials": (ZookeeperAccess(), f"{'ü' * 40}:secret"),
+}
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_commit_is_refused_if_zookeeper_would_close_the_connection_and_not_much_before(access: str) -> None:
+    acl = connection._access_list(*ACCESS[access])
+    steps: list[Step] = [CreateZnode(f"/topics/é{number}", b"x" * number, ephemeral=False) for number in range(500)]
+    steps += [SetZnodeValue("/a", b"value", 1), DeleteZnode("/b", 2), CheckZnodeVersion("/c", 3)]
+    request = connection.MultiRequest(tuple(connection._request(ROOT, step, acl) for step in steps))
+    sent = 4 + 4 + len(request.serialize())  # its number and its kind, then its bytes
+    line = SimpleNamespace(access_list_bytes=connection.access_list_size_bytes(acl))
+
+    def check(limit: int) -> None:
+        address = SimpleNamespace(root=ROOT, jute_maxbuffer=limit)
+        ZookeeperStore._check_size(cast("Any", SimpleNamespace(_line=line, _address=address)), steps)
+
+    with pytest.raises(MessageTooLarge):
+        check(sent - 1)
+    check(sent + sent // 10)

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from magnetar.broker.cluster.ownership import Ownership
-from magnetar.metadata.records import BrokerRecord, NamespaceRecord
+from magnetar.metadata import paths
+from magnetar.metadata.records import CLUSTER_FORMAT, BrokerRecord, ClusterRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import Operation
+from magnetar.metadata.store import Operation, put_record
+from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import TopicName
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.process import make_system_world
@@ -72,6 +76,19 @@ async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tm
         assert [(await each).name for each in asking] == ["first", "first"]
         assert (named, owns(first, TOPIC), owns(second, TOPIC)) == ("first", True, False)
         assert late.done == ["put"]
+    finally:
+        await tree.close()
+
+
+async def test_a_broker_that_registers_after_a_later_format_was_put_in_force_is_told(tmp_path: Path) -> None:
+    """Its session is older than that: the format was another one when it asked."""
+    tree = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
+    try:
+        broker = _ownership(tree.new_session(), "older")
+        later = ClusterRecord(instance="c0ffee", format=CLUSTER_FORMAT + 1)
+        await put_record(tree.new_session(), paths.CLUSTER, later)
+        with pytest.raises(NewerFormat, match="upgrade this process"):
+            await broker.register_broker()
     finally:
         await tree.close()
 
