@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process, Processes
@@ -103,7 +104,10 @@ def test_a_copy_is_restored_with_what_is_newer_said_and_no_id_given_twice(starte
     assert list(cluster.file.parent.glob("metadata.sqlite.replaced-1"))
     again(cluster.metadata)  # the bookie runs on
     again(cluster.broker)
-    assert "restored from an older copy" in cluster.bookie.stderr_path.read_text()
+    deadline = time.monotonic() + 60
+    while "restored from an older copy" not in cluster.bookie.stderr_path.read_text():
+        assert time.monotonic() < deadline, cluster.bookie.stderr_path.read_text()
+        time.sleep(0.05)
     assert "old" in cluster.consume("old")
     cluster.produce("after")
     listed = json.loads(cluster.run("ledgers", "list", "-o", "json").out)
