@@ -187,11 +187,11 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):
             timeout_to_seconds(timeout_millis)
+        if now and timeout_millis is not None:
+            raise WrongValue("now and timeout_millis exclude each other")
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
         if now and message is None:
-            if timeout_millis is not None:
-                raise WrongValue("now and timeout_millis exclude each other")
             message = self._receive_now()
         if self._hooks is not None:
             return self._before_deliver(inbox, self._wait(inbox, timeout_millis) if message is None else message)

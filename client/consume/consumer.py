@@ -584,9 +584,9 @@ class Consumer(ClosedAfterAsyncWith):
         and `timeout_millis` exclude each other."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
-        message = self.inbox.take_nowait()
         if now and timeout_millis is not None:
             raise WrongValue("now and timeout_millis exclude each other")
+        message = self.inbox.take_nowait()
         if message is None and now:
             message = await self._receive_now()
         elif message is None:
