@@ -447,13 +447,16 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
         ):
             timeout_to_seconds(timeout_millis)
         inner = self._current()
-        message = inner.on_taken(inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
-        self._last = message.message_id()
-        return message
+        return self._on_taken(inner, inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
 
     def _next(self, timeout_s: float | None) -> Message:
         inner = self._current()
-        return inner.on_taken(take_message_blocking(inner.inbox, timeout_s))
+        return self._on_taken(inner, take_message_blocking(inner.inbox, timeout_s))
+
+    def _on_taken(self, inner: AsyncReader, message: Message) -> Message:
+        """Records that the program gets the message: after a fork the reader begins after it."""
+        self._last = message.message_id()
+        return inner.on_taken(message)
 
     def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message

@@ -84,6 +84,25 @@ def test_a_listener_gets_the_messages_and_can_be_paused(url: str) -> None:
             consumer.receive()
 
 
+def test_a_reader_with_a_listener_that_is_opened_again_goes_on_after_its_last_message(url: str) -> None:
+    heard = threading.Event()
+
+    def listener(reader: Any, message: Any) -> None:
+        if message.data() == b"2":
+            reader._running.clear()
+            heard.set()
+
+    with Client(url) as client:
+        producer = client.create_producer("again")
+        for content in (b"1", b"2"):
+            producer.send(content)
+        reader = client.create_reader("again", pulsar.MessageId.earliest, reader_listener=listener)
+        assert heard.wait(20)
+        reader._epoch -= 1  # as in a forked process
+        producer.send(b"3")
+        assert reader.read_next(20_000).data() == b"3"
+
+
 def test_a_blocking_call_in_a_callback_is_refused_instead_of_waiting_for_itself(url: str) -> None:
     caught: list[BaseException] = []
     done = threading.Event()
