@@ -209,11 +209,17 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """Replaces the record of a namespace, except its number of bundles, which never changes. Raises
-        NamespaceNotFound if there is no such namespace; InvalidRequest if a number in `record` is out of bounds."""
-        _check(record)
+        """Replaces the record of a namespace, except its number of bundles, which never changes: in `record` it is the
+        same, or 0. Raises NamespaceNotFound if there is no such namespace; InvalidRequest if a number in `record` is
+        out of bounds, or the number of bundles another one."""
         found = await self.get_namespace(name)
+        if record.bundles not in (0, found.bundles):
+            raise InvalidRequest(
+                f"namespace {name} has {found.bundles} bundles for good, and cannot get {record.bundles}: the number is"
+                " chosen when a namespace is created"
+            )
         record = msgspec.structs.replace(record, bundles=found.bundles)
+        _check(record)
         await put_record(self._store, paths.namespace(name.tenant, name.namespace), record)
 
     async def delete_namespace(self, name: NamespaceName) -> None:

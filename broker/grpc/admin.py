@@ -273,7 +273,7 @@ class AdminService:
         return values.NamespaceInfo(request.name, record.bundles, *creation)
 
     async def update_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> None:
-        record = _namespace(request, self._broker.config.namespace_bundles)
+        record = _namespace(request, 0)
         await self._broker.catalog.update_namespace(NamespaceName.parse(request.name), record)
 
     async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> None:
@@ -562,6 +562,7 @@ def _tenant(request: wire.TenantSpec) -> TenantRecord:
 
 
 def _namespace(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:
+    """Returns the record that the request describes. `bundles`: their number if the request has none."""
     return NamespaceRecord(
         bundles=request.bundles or bundles,
         auto_topic_creation=not request.auto_topic_creation_off, default_partitions=request.default_partitions,

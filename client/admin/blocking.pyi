@@ -651,10 +651,10 @@ class Admin(ClosedAfterWith):
         default_partitions: int | None = None,
         is_creation_set: bool | None = None,
     ) -> None:
-        """Changes settings of a namespace; a setting that is None stays as it is. `bundles` changes nothing, because
-        the number of bundles is fixed at creation. `is_creation_set`: whether the namespace has its own rules for
-        creating topics (the two settings before it); None: true as soon as one of them was ever set. Raises
-        NamespaceNotFound if there is no such namespace, InvalidRequest if a number is out of bounds.
+        """Changes settings of a namespace; a setting that is None stays as it is. `is_creation_set`: whether the
+        namespace has its own rules for creating topics (the two settings before it); None: true as soon as one of them
+        was ever set. Raises NamespaceNotFound if there is no such namespace; InvalidRequest if a number is out of
+        bounds, or `bundles` is not the number with which the namespace was created.
         """
 
     def update_tenant(

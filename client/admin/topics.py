@@ -566,10 +566,10 @@ async def update_namespace(
     self: OperationCaller, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
     default_partitions: int | None = None, is_creation_set: bool | None = None,
 ) -> None:  # fmt: skip
-    """Changes settings of a namespace; a setting that is None stays as it is. `bundles` changes nothing, because
-    the number of bundles is fixed at creation. `is_creation_set`: whether the namespace has its own rules for
-    creating topics (the two settings before it); None: true as soon as one of them was ever set. Raises
-    NamespaceNotFound if there is no such namespace, InvalidRequest if a number is out of bounds."""
+    """Changes settings of a namespace; a setting that is None stays as it is. `is_creation_set`: whether the
+    namespace has its own rules for creating topics (the two settings before it); None: true as soon as one of them
+    was ever set. Raises NamespaceNotFound if there is no such namespace; InvalidRequest if a number is out of
+    bounds, or `bundles` is not the number with which the namespace was created."""
     old = await self._call(op.GET_NAMESPACE, namespace=to_full_namespace_name(name))
     if is_creation_set is None:
         is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)

@@ -340,7 +340,7 @@ def process(
         finally:
             work.put(None)
 
-    future = asyncio.run_coroutine_threadsafe(run_all(), loop.loop)
+    future = loop.submit(run_all())
     try:
         while not future.done():
             try:

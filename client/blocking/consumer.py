@@ -80,25 +80,30 @@ class _Receiving(ForkReopenedFacade[Receiving]):
         while True:
             self._running.wait()
             try:
-                message = self._next(None)
+                wait_message_blocking(self._current().inbox)
+                with self._turns:
+                    if self._running.is_set():  # it may have been paused during the waits
+                        self._call_listener(self._next(0))
             except AlreadyClosed:
                 return
-            except PulsarException:
-                _LOG.exception("%s: a message was not given to its listener", self.topic())
-                if self._inner.inbox.is_closed:
+            except PulsarException as error:
+                is_over = self._inner.inbox.is_closed
+                if is_over or not isinstance(error, Timeout):  # the message that waited was dropped
+                    _LOG.exception("%s: a message was not given to its listener", self.topic())
+                if is_over:
                     return
-                continue
-            try:
-                assert self._listener is not None
-                with self._turns:
-                    if self._tracing is None:
-                        self._listener(self, message)
-                    else:
-                        with self._tracing.processing(message):
-                            self._listener(self, message)
-            except BaseException as error:  # the thread would end unnoticed, and the program would go on
-                self._on_listener_error(message, error)
-                log_foreign_error(error, f"{self.topic()}: a message listener")
+
+    def _call_listener(self, message: Message) -> None:
+        try:
+            assert self._listener is not None
+            if self._tracing is None:
+                self._listener(self, message)
+            else:
+                with self._tracing.processing(message):
+                    self._listener(self, message)
+        except BaseException as error:  # the thread would end unnoticed, and the program would go on
+            self._on_listener_error(message, error)
+            log_foreign_error(error, f"{self.topic()}: a message listener")
 
     def _on_listener_error(self, message: Message, error: BaseException) -> None:
         """Called when the listener raised an error at the message."""
@@ -187,11 +192,11 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):
             timeout_to_seconds(timeout_millis)
+        if now and timeout_millis is not None:
+            raise WrongValue("now and timeout_millis exclude each other")
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
         if now and message is None:
-            if timeout_millis is not None:
-                raise WrongValue("now and timeout_millis exclude each other")
             message = self._receive_now()
         if self._hooks is not None:
             return self._before_deliver(inbox, self._wait(inbox, timeout_millis) if message is None else message)
@@ -291,8 +296,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
-        """Pauses the message listener until `resume_message_listener` is called. A call that has begun goes on, and a
-        listener that is waiting for a message is still called for that one."""
+        """Pauses the message listener until `resume_message_listener` is called: it is called for no further message. A
+        call that has begun goes on."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
@@ -447,13 +452,16 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
         ):
             timeout_to_seconds(timeout_millis)
         inner = self._current()
-        message = inner.on_taken(inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
-        self._last = message.message_id()
-        return message
+        return self._on_taken(inner, inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
 
     def _next(self, timeout_s: float | None) -> Message:
         inner = self._current()
-        return inner.on_taken(take_message_blocking(inner.inbox, timeout_s))
+        return self._on_taken(inner, take_message_blocking(inner.inbox, timeout_s))
+
+    def _on_taken(self, inner: AsyncReader, message: Message) -> Message:
+        """Records that the program gets the message: after a fork the reader begins after it."""
+        self._last = message.message_id()
+        return inner.on_taken(message)
 
     def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message
@@ -484,6 +492,22 @@ class PullConsumer(PullConsumerFacade):
     Any thread may pull. Errors: TopicNotFound if the topic was deleted, or created again since this object was opened;
     CryptoError for a message that cannot be decrypted; ChecksumError for a damaged one. A pull does not skip such a
     message by itself: pull from the next index."""
+
+
+def wait_message_blocking(inbox: ReceiverQueue) -> None:
+    """Waits in the calling thread until a message waits in the queue, and does not remove it. Raises the error with
+    which the queue ended. If this thread was woken, the next receiver is woken, too: this one may take nothing."""
+    gate = threading.Lock()
+    gate.acquire()
+    wake = gate.release
+    try:
+        while True:
+            inbox.call_when_message_waits(wake)
+            if inbox.messages:
+                return
+            acquire_lock(gate)
+    finally:
+        inbox.remove_fill_callback(wake)
 
 
 def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:

@@ -643,7 +643,7 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         return self._run(self._current().get_last_message_id())
 
     def unsubscribe(self) -> None:
-        """Deletes the subscription and closes the consumer. Raises the broker's error if the subscription has other
+        """Deletes the subscription and closes the consumer. Raises NotAllowedError if the subscription has other
         consumers.
         """
         self._run(self._current().unsubscribe())

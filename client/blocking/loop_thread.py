@@ -161,10 +161,7 @@ class LoopThread:
         if self.is_current():
             coroutine.close()
             raise Interrupted("a blocking call inside a callback would wait for itself; use send_async there")
-        if self._ended:
-            coroutine.close()
-            raise AlreadyClosed("the interpreter is ending; close clients before")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = self.submit(coroutine)
         try:
             return wait_result(future, timeout_s)
         except FutureTimeout:
@@ -176,15 +173,24 @@ class LoopThread:
             future.cancel()
             raise
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts the coroutine in the event loop and returns a future of its outcome. Raises AlreadyClosed if the
+        interpreter is ending: the loop has stopped, and the future would never end."""
+        if self._ended:
+            coroutine.close()
+            raise AlreadyClosed("the interpreter is ending; close clients before")
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
     def run_uninterrupted(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
         """Runs the coroutine `work` in the event loop and waits for its outcome; raises its error. If Ctrl-C is
         pressed, `work` goes on, and the thread waits for its outcome before CtrlC is raised; a second Ctrl-C ends this
         wait. `limit_s`: the longest of each of the two waits in seconds, after which TimeoutError is raised and `work`
-        goes on; None: no limit. Raises Interrupted if called in the loop's thread."""
+        goes on; None: no limit. Raises Interrupted if called in the loop's thread, AlreadyClosed if the interpreter is
+        ending."""
         if self.is_current():
             work.close()
             raise Interrupted("a transaction ended inside a callback would wait for itself")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self.submit(work)
         try:
             wait_result(future, limit_s)
         except BaseException as error:

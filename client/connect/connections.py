@@ -540,5 +540,5 @@ class TopicSchemaCache:
         except RuntimeError:
             here = None
         if here is self._loop:
-            raise InvalidMessage(f"the schema of the message is not known yet: await fetch({version!r}) first")
+            raise InvalidMessage("the schema of the message is not known yet: await its fetch_writer_schema() first")
         asyncio.run_coroutine_threadsafe(self.fetch_schema(version), self._loop).result()

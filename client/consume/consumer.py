@@ -305,7 +305,7 @@ def _find_level(message: Message) -> int:
 
 
 async def _seek(partitions: Sequence[PartitionConsumer], to: MessageId | int) -> None:
-    await asyncio.gather(*(each.requests.seek(to) for each in partitions))
+    await run_translating_errors(asyncio.gather(*(each.requests.seek(to) for each in partitions)))
 
 
 async def _get_outcome(work: Awaitable[T]) -> T | MagnetarError:
@@ -584,9 +584,9 @@ class Consumer(ClosedAfterAsyncWith):
         and `timeout_millis` exclude each other."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
-        message = self.inbox.take_nowait()
         if now and timeout_millis is not None:
             raise WrongValue("now and timeout_millis exclude each other")
+        message = self.inbox.take_nowait()
         if message is None and now:
             message = await self._receive_now()
         elif message is None:
@@ -820,7 +820,7 @@ class Consumer(ClosedAfterAsyncWith):
             consumer.requests.raise_if_closed()
             consumers.setdefault(consumer, []).append(each)
         work = (each.requests.acknowledge(some, cumulative=cumulative) for each, some in consumers.items())
-        await asyncio.gather(*work)
+        await run_translating_errors(asyncio.gather(*work))
 
     async def acknowledge_cumulative(
         self, message: Message | MessageId, *, txn: TransactionPort | None = None
@@ -1006,16 +1006,17 @@ class Consumer(ClosedAfterAsyncWith):
         has several partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
-        found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)
+        reply = await run_translating_errors(self.partitions[0].requests.last_message_id())
+        found = MessageId.from_wire(reply.id)
         return MessageId(
             self.partitions[0].topic.partition, found.ledger_id(), found.entry_id(), found.batch_index(),
             0, self.partitions[0].topic.full,
         )  # fmt: skip
 
     async def unsubscribe(self) -> None:
-        """Deletes the subscription and closes the consumer. Raises the broker's error if the subscription has other
+        """Deletes the subscription and closes the consumer. Raises NotAllowedError if the subscription has other
         consumers."""
-        await asyncio.gather(*(each.requests.unsubscribe() for each in self.partitions))
+        await run_translating_errors(asyncio.gather(*(each.requests.unsubscribe() for each in self.partitions)))
         await self.close()
 
     def abort(self) -> None:

@@ -294,14 +294,14 @@ class Reader(ClosedAfterAsyncWith):
     async def wait_available(self) -> None:
         """Waits until a message waits in the client, and does not remove it. Raises NoMessageAvailable if the brokers
         have none now."""
-        await self._partitions.wait_available()
+        await run_translating_errors(self._partitions.wait_available())
 
     async def has_message_available(self) -> bool:
         """Returns whether the topic has a message after the last one that was read. Asks the brokers if no message
         waits in the client."""
         if len(self.inbox):
             return True
-        found = await asyncio.gather(*(self.has_more(each) for each in self.partitions))
+        found = await run_translating_errors(asyncio.gather(*(self.has_more(each) for each in self.partitions)))
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:

@@ -26,7 +26,14 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, SubscriptionNotFound
 from ..common import errors
 from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check_parameters
-from ..common.errors import ConnectError, OperationNotSupported, PulsarException, Timeout, translate_error
+from ..common.errors import (
+    ConnectError,
+    OperationNotSupported,
+    PulsarException,
+    Timeout,
+    run_translating_errors,
+    translate_error,
+)
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerEffect, PartitionClientState
@@ -364,10 +371,11 @@ async def receive_batch(
 
 async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None:
     """Fetches the schemas with which the messages were written, so that `Message.value` need not ask the broker. If
-    this fails or is cancelled, puts the messages back into `inbox`, and raises the error."""
+    this fails or is cancelled, puts the messages back into `inbox`, and raises the error, translated for the program.
+    """
     try:
         for message in messages:
-            await message.fetch_writer_schema()
+            await run_translating_errors(message.fetch_writer_schema())
     except BaseException:
         inbox.put_back(messages)
         raise

@@ -39,6 +39,8 @@ _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[str, Any], object]
 SETTLE_S = 0.02
 """Seconds between two checks whether all messages that were stored when the view was opened have arrived."""
+AGAIN_S = 1.0
+"""Seconds after which a message is read again whose schema no broker could give."""
 
 
 class TableView(ClosedAfterAsyncWith):
@@ -60,6 +62,7 @@ class TableView(ClosedAfterAsyncWith):
         self._tasks = Tasks(self._broke)
         self._callbacks = Tasks()  # their errors are also raised to the caller of `for_each`
         self._error: PulsarException | None = None
+        self._is_open = False
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
@@ -79,6 +82,7 @@ class TableView(ClosedAfterAsyncWith):
         except BaseException:
             await view.close()
             raise
+        view._is_open = True
         return view
 
     @property
@@ -166,6 +170,10 @@ class TableView(ClosedAfterAsyncWith):
                 _LOG.exception("%s: a damaged message is not in the table", reader.topic())
                 continue
             except PulsarException as error:
+                if self._is_open and error.retryable and not reader.inbox.is_closed:
+                    _LOG.warning("%s: the table is not up to date now: %s", reader.topic(), error)
+                    await asyncio.sleep(AGAIN_S)  # the message is in the inbox again: its schema was not found out
+                    continue
                 _LOG.warning("%s: the table is not kept up to date any more: %s", reader.topic(), error)
                 self._error = error
                 return

@@ -8,8 +8,8 @@ producer (`PreEncodedEntryWriter`). Also makes a producer's message from the par
     await writer.drain()
 
 The entries are stored byte for byte. A writer whose connection is lost ends: its entries without an answer may be
-stored or not, and are never sent again. The next writer continues after the entries that the topic has then. Guard:
-tests/cli/migrate/test_migrate.py."""
+stored or not, and are never sent again. The next writer continues after the entries that the topic has then. Guards:
+tests/client/produce/test_entry_writer.py, tests/cli/migrate/test_migrate.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..common.checks import (
     is_ascii_key,
     shorten_value,
 )
-from ..common.errors import InvalidMessage
+from ..common.errors import AlreadyClosed, InvalidMessage
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
 from ..core.batcher import OutgoingMessage
@@ -114,8 +114,11 @@ class PreEncodedEntryWriter:
 
     async def close(self) -> None:
         """Closes the producer at its broker, and waits for the answer. Entries without an answer may be stored or not.
-        """
-        await self._attachment.close()
+        Calls that wait in `open`, `send` or `drain` then raise AlreadyClosed."""
+        try:
+            await self._attachment.close()
+        finally:
+            self._fail(AlreadyClosed("the writer is closed"))
 
     # ------------------------------------------------------------------------------ of the attachment
     def make_opening_frame(self) -> dict[str, Any]:
@@ -156,6 +159,9 @@ class PreEncodedEntryWriter:
         if self._error is None:
             self._error = error
         self._changed.set()
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # is raised by `open`, if that is called
 
     def on_opening_done(self, error: MagnetarError | None) -> None:
         if self._opened.done():

@@ -141,3 +141,18 @@ async def test_a_namespace_goes_with_the_policies_of_thousands_of_topics(tree: S
     await catalog.delete_namespace(space)
     assert await tree.new_session().children(paths.namespace_policies("public", "many")) == []
     assert await tree.new_session().get(paths.namespace("public", "many")) is None
+
+
+@pytest.mark.parametrize("same", [0, 7])
+async def test_the_update_of_a_namespace_keeps_its_bundles_and_refuses_another_number(
+    tree: SqliteStore, same: int
+) -> None:
+    catalog = await catalog_of(tree.new_session())
+    space = NamespaceName("public", "seven")
+    await catalog.create_namespace(space, NamespaceRecord(bundles=7))
+    with pytest.raises(InvalidRequest, match="has 7 bundles for good, and cannot get 8"):
+        await catalog.update_namespace(space, NamespaceRecord(bundles=8, default_partitions=3))
+    assert (await catalog.get_namespace(space)).default_partitions == 0
+    await catalog.update_namespace(space, NamespaceRecord(bundles=same, default_partitions=3))
+    found = await catalog.get_namespace(space)
+    assert (found.bundles, found.default_partitions) == (7, 3)

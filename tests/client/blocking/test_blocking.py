@@ -1,6 +1,8 @@
 """The blocking face against a real broker: Pulsar's usual programs, and what threads may do."""
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,9 +63,9 @@ def test_several_threads_send_and_receive_each_message_once(url: str) -> None:
             again.receive(300)
 
 
-def test_a_listener_gets_the_messages_and_can_be_paused(url: str) -> None:
+def test_a_listener_gets_the_messages_and_can_be_paused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
-    third = threading.Event()
+    third, later = threading.Event(), threading.Event()
 
     def listener(consumer: Any, message: Any) -> None:
         seen.append(message.data())
@@ -72,6 +74,8 @@ def test_a_listener_gets_the_messages_and_can_be_paused(url: str) -> None:
             raise ValueError("on purpose")
         if len(seen) == 3:
             third.set()
+        if message.data() == b"later":
+            later.set()
 
     with Client(url) as client:
         consumer = client.subscribe("listener", "s", message_listener=listener)
@@ -82,6 +86,41 @@ def test_a_listener_gets_the_messages_and_can_be_paused(url: str) -> None:
         assert seen == [b"bad", b"one", b"two"]
         with pytest.raises(pulsar.InvalidConfiguration):
             consumer.receive()
+        inbox, running, is_idle = consumer.inner().inbox, consumer._running, threading.Event()
+
+        def wait(wait: Callable[[], bool] = running.wait) -> bool:
+            is_idle.set()
+            return wait()
+
+        while not inbox._waiting:  # the listener waits for the next message
+            time.sleep(0.01)
+        monkeypatch.setattr(running, "wait", wait)
+        consumer.pause_message_listener()
+        producer.send(b"later")
+        assert is_idle.wait(20)
+        assert seen == [b"bad", b"one", b"two"]
+        assert [each.data() for each in inbox.waiting_messages()] == [b"later"]
+        consumer.resume_message_listener()
+        assert later.wait(5)
+
+
+def test_a_reader_with_a_listener_that_is_opened_again_goes_on_after_its_last_message(url: str) -> None:
+    heard = threading.Event()
+
+    def listener(reader: Any, message: Any) -> None:
+        if message.data() == b"2":
+            reader._running.clear()
+            heard.set()
+
+    with Client(url) as client:
+        producer = client.create_producer("again")
+        for content in (b"1", b"2"):
+            producer.send(content)
+        reader = client.create_reader("again", pulsar.MessageId.earliest, reader_listener=listener)
+        assert heard.wait(20)
+        reader._epoch -= 1  # as in a forked process
+        producer.send(b"3")
+        assert reader.read_next(20_000).data() == b"3"
 
 
 def test_a_blocking_call_in_a_callback_is_refused_instead_of_waiting_for_itself(url: str) -> None:

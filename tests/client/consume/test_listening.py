@@ -562,3 +562,22 @@ async def test_an_ack_timeout_that_is_shorter_than_the_work_does_it_once(client:
     assert calls == dict.fromkeys((b"0", b"1", b"2", b"3"), 1)
     assert listening.statistics().repeated >= 4
     await nothing_is_left(consumer, client)
+
+
+async def test_a_receipt_that_does_not_come_gives_no_handled_message_back(
+    client: Client, broker: FakeBroker, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    await fill(client, 1)
+    consumer, seen = await subscribe(client, ack_receipt_enabled=True), list[bytes]()
+
+    async def handle(message: Message) -> None:
+        seen.append(message.data())
+        broker.ignores = {"ack"}
+
+    listening = consumer.listen(handle)
+    await asyncio.sleep(60)  # longer than an operation, and than the delay of a negative acknowledgement
+    broker.ignores = set()
+    assert "1 messages were handled and may come again: no answer within" in caplog.text
+    assert seen == [b"0"]
+    assert (listening.statistics().handled, listening.statistics().failed) == (1, 0)
+    assert consumer.statistics()["negative_acknowledgements"] == 0

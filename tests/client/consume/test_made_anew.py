@@ -129,6 +129,8 @@ async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_o
         assert b'"x"' in present.get_schema(encode_version(0)).data
         with pytest.raises(pulsar.InvalidMessage, match="no schema version 0"):
             former.get_schema(encode_version(0))
+        with pytest.raises(pulsar.InvalidMessage, match="is not known yet: await its fetch_writer_schema"):
+            present.get_schema(encode_version(9))
 
 
 async def test_a_range_is_of_one_incarnation(tmp_path: Path) -> None:

@@ -229,3 +229,23 @@ async def test_what_a_filter_of_the_subscription_does_not_want_is_not_there(tmp_
             else:
                 with pytest.raises(NoMessageAvailable):
                     await consumer.receive(now=True)
+
+
+async def test_now_with_a_time_out_is_refused_before_a_message_is_taken(url: str) -> None:
+    async with aio.Client(url) as client:
+        await (await client.create_producer("both")).send(b"x")
+        consumer = await client.subscribe("both", "asyncio", initial_position=EARLIEST)
+        await consumer.wait_available()
+        with pytest.raises(InvalidConfiguration, match="exclude each other"):
+            await consumer.receive(100, now=True)
+        assert (await consumer.receive(now=True)).data() == b"x"
+
+
+def test_the_blocking_consumer_refuses_now_with_a_time_out_also_while_a_message_waits(url: str) -> None:
+    with BlockingClient(url) as client:
+        client.create_producer("both").send(b"x")
+        consumer = client.subscribe("both", "blocking", initial_position=EARLIEST)
+        consumer._run(consumer.inner().wait_available())
+        with pytest.raises(InvalidConfiguration, match="exclude each other"):
+            consumer.receive(100, now=True)
+        assert consumer.receive(now=True).data() == b"x"

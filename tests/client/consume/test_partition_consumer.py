@@ -196,6 +196,47 @@ async def test_a_damaged_entry_is_told_once_and_what_follows_still_comes(client:
     assert 1 not in broker.topics[FULL].subscriptions["s"].done
 
 
+UNANSWERED: dict[str, tuple[str, Callable[[Any, Any], Awaitable[Any]]]] = {
+    "seek to an id": ("seek", lambda consumer, _: consumer.seek(MessageId.earliest)),
+    "seek to a time": ("seek", lambda consumer, _: consumer.seek(1)),
+    "unsubscribe": ("unsubscribe", lambda consumer, _: consumer.unsubscribe()),
+    "last": ("last_message_id", lambda consumer, _: consumer.get_last_message_id()),
+    "acknowledge": ("ack", lambda consumer, message: consumer.acknowledge(message)),
+    "cumulative": ("ack", lambda consumer, message: consumer.acknowledge_cumulative(message)),
+}
+"""The frame that the broker does not answer, and the call that sends it."""
+
+
+@pytest.mark.parametrize("call", UNANSWERED)
+async def test_a_request_without_an_answer_raises_the_timeout_of_the_sdk(
+    client: Client, broker: FakeBroker, /, call: str
+) -> None:
+    await filled(client, 1)
+    consumer = await client.subscribe("t", "s", initial_position=EARLIEST, ack_receipt_enabled=True)
+    message = await consumer.receive(1000)
+    kind, ask = UNANSWERED[call]
+    broker.ignores = {kind}
+    with pytest.raises(Timeout, match="no answer within") as raised:
+        await ask(consumer, message)
+    assert isinstance(raised.value.__cause__, wire_errors.TimedOut)
+    assert (raised.value.definite, raised.value.retryable) == (False, True)
+    broker.ignores = set()
+
+
+@pytest.mark.parametrize(("kind", "ask"), [
+    ("seek", lambda reader: reader.seek(MessageId.latest)),
+    ("last_message_id", lambda reader: reader.has_message_available()),
+])  # fmt: skip
+async def test_a_request_of_a_reader_without_an_answer_raises_the_timeout_of_the_sdk(
+    client: Client, broker: FakeBroker, /, kind: str, ask: Callable[[Any], Awaitable[Any]]
+) -> None:
+    reader = await client.create_reader("t", MessageId.earliest)
+    broker.ignores = {kind}
+    with pytest.raises(Timeout, match="no answer within"):
+        await ask(reader)
+    broker.ignores = set()
+
+
 async def test_refusals_reach_the_caller_as_exceptions(client: Client, broker: FakeBroker, /) -> None:
     held = await client.subscribe("t", "s")
     with pytest.raises(ConsumerBusy):

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 import magnetar as pulsar
+from magnetar.client.client import Client
+from magnetar.client.common.errors import Timeout
 from magnetar.client.connect.attachment import Attachment
 from magnetar.client.consume.table_view import TableView
-from magnetar.client.model.schema import StringSchema
+from magnetar.client.model.composite_schemas import AutoConsumeSchema
+from magnetar.client.model.schema import SchemaType, StringSchema
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import find_rpc
 from tests.client.consume.test_compaction import TOPIC, Bench, bench
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
 
 
 async def until(true: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
@@ -168,3 +173,38 @@ def test_the_blocking_face_is_a_dictionary_with_listeners_in_a_thread(url: str) 
 
 
 __all__ = ["Bench"]
+
+
+class SchemaBroker(FakeBroker):
+    """`is_mute`: the question for a schema gets no answer."""
+
+    is_mute = True
+
+    async def get_schema(self, request: Any, context: Any) -> wire.SchemaReply:
+        while self.is_mute:  # noqa: ASYNC110 - it is virtual time
+            await asyncio.sleep(1)
+        return wire.SchemaReply(schema=wire.SchemaInfo(type=SchemaType.STRING.value))
+
+
+def test_a_table_goes_on_when_a_schema_is_told_late() -> None:
+    broker = SchemaBroker()
+
+    async def body(client: Client, _: FakeBroker) -> None:
+        view = await client.create_table_view("t", schema=AutoConsumeSchema())
+        await (await client.create_producer("t")).send(b"1", partition_key="k")
+        await asyncio.sleep(100)  # several operations time out
+        assert len(view) == 0
+        broker.is_mute = False
+        await asyncio.sleep(60)
+        assert dict(view.items()) == {"k": "1"}
+
+    simulate(body, broker)
+
+
+def test_a_table_whose_first_schema_is_not_told_is_not_opened() -> None:
+    async def body(client: Client, _: FakeBroker) -> None:
+        await (await client.create_producer("t")).send(b"1", partition_key="k")
+        with pytest.raises(Timeout):
+            await client.create_table_view("t", schema=AutoConsumeSchema())
+
+    simulate(body, SchemaBroker())
