@@ -69,6 +69,7 @@ from .common.errors import (
     ConsumerBusy,
     IncompatibleSchema,
     MessageTooBig,
+    NotAllowedError,
     PulsarException,
     Timeout,
     TopicNotFound,
@@ -209,10 +210,12 @@ class Redrive:
                 consumer = await self._subscribe(parts)
         finally:
             await self._close_producers()
-            if self._options.dry_run and is_new:
-                with suppress(ConsumerBusy):  # another redrive uses it meanwhile
-                    await consumer.unsubscribe()
-            await consumer.close()  # what stays is free again
+            try:
+                if self._options.dry_run and is_new:
+                    with suppress(ConsumerBusy, NotAllowedError):  # another redrive uses it meanwhile
+                        await consumer.unsubscribe()
+            finally:
+                await consumer.close()  # what stays is free again
 
     @property
     def _is_enough(self) -> bool:

@@ -10,13 +10,13 @@ import pytest
 
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
-from magnetar.client.common.errors import ConsumerBusy
+from magnetar.client.common.errors import ConsumerBusy, translate_error
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.client.produce.producer import Producer
 from magnetar.client.redrive import SUBSCRIPTION, TIMES_MAX, Redrive, RedriveOptions, RedriveResult
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import TopicNotFound
+from magnetar.proto.errors import Busy, TopicNotFound
 from magnetar.schema import JsonSchema, Record, String
 from tests.client.model.keys import Keys
 from tests.support.cluster import Cluster, cluster
@@ -126,6 +126,18 @@ async def test_a_run_ends_where_the_letters_ended_when_it_began(tmp_path: Path) 
         finally:
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
+
+
+async def test_a_dry_run_whose_subscription_another_redrive_uses_leaves_it_to_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_self: Consumer) -> None:
+        raise translate_error(Busy("other consumers are connected"))
+
+    monkeypatch.setattr(Consumer, "unsubscribe", refused)
+    async with shop(tmp_path) as made:
+        await made.letters(b"1")
+        assert (await made.run(dry_run=True)).sent == {TOPIC: 1}
 
 
 async def test_only_what_is_asked_for_goes_and_the_rest_stays_for_later(tmp_path: Path) -> None:
