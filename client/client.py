@@ -129,11 +129,12 @@ class Client(ClosedAfterAsyncWith):
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
     client connects when it is first used, and belongs to the event loop that uses it first. `logger` gets the log
     messages of all clients of the process (client/common/loggers.py). `memory_limit_bytes` bounds the messages without
-    an outcome of all producers and the messages in all receiver queues together (client/common/rate_limits.py);
-    without it receiver queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans
+    an outcome of all producers and the messages in all receiver queues together (client/common/rate_limits.py); without
+    it receiver queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans
     (docs/tracing.md); `hooks` are called for each message (docs/sdk.md). `world` is for tests. Errors are subclasses of
     PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
-    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`."""
+    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`; and that of a broker
+    that refuses a request, such as TopicNotFound or AuthorizationError."""
 
     def __init__(
         self,

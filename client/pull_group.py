@@ -199,9 +199,9 @@ class PullGroup(ClosedAfterAsyncWith):
         self, partition: int, max_messages: int = 100, max_bytes: int = 1 << 20, timeout: float = 0,
         filter: str | None = None,
     ) -> PullResult:  # fmt: skip
-        """Returns the next messages of a partition that this member has, as `PullConsumer.pull` does; the next pull
-        goes on after them. Raises NotAllowedError if the member does not have the partition, or has lost it during the
-        pull."""
+        """Returns the next messages of a partition that this member has, as `PullConsumer.pull` does, with its errors;
+        the next pull goes on after them. Raises NotAllowedError if the member does not have the partition, or has lost
+        it during the pull."""
         owned = self._find(partition)
         try:
             found = await owned.pull.pull(owned.index, max_messages, max_bytes, timeout, filter)
@@ -215,8 +215,8 @@ class PullGroup(ClosedAfterAsyncWith):
 
     async def commit(self, partition: int, index: int, note: bytes | None = None) -> None:
         """Stores `index` as the position at which the group goes on in this partition, with the note `note`, as
-        `Consumer.commit` does. Returns when the position is durable. Raises NotAllowedError if this member does not
-        have the partition; during `on_revoked` it still has it."""
+        `Consumer.commit` does, with its errors. Returns when the position is durable. Raises NotAllowedError if this
+        member does not have the partition; during `on_revoked` it still has it."""
         await self._find(partition, to_commit=True).lock.commit(index, note)
 
     # ------------------------------------------------------------------------------ the rebalances

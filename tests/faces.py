@@ -160,7 +160,8 @@ def _value(default: Any) -> str:
 def _class(face: Face) -> str:
     of = face.kind.__name__
     parts = [f'class {of}Facade({face.base}):\n'
-             f'    """The methods of the blocking {of} that only call or await those of the asyncio {of}."""\n']
+             f'    """The methods of the blocking {of} that only call or await those of the asyncio {of}.\n'
+             '    They raise the same exceptions; those that wait also raise those of BlockingFacade."""\n']
     hooks = [f"    {face.hooks}\n"] if face.hooks else []
     for name in face.opens.split():
         made = inspect.signature(vars(face.kind)[name]).return_annotation
@@ -176,7 +177,7 @@ def _member(name: str, member: Any, how: str) -> str:
     parameters = parameters_of(name, member)
     returned = _type(inspect.signature(getattr(member, "fget", member)).return_annotation)
     head = ("    @property\n" if isinstance(member, property) else "") + head_of("def", name, parameters, returned)
-    told = f"{inspect.getdoc(member)}{CHANGES.get(name, Change()).also}"
+    told = f"{inspect.getdoc(member)}{CHANGES.get(name, Change()).also}".replace("= await client.", "= client.")
     doc = "" if name == "__init__" else f"{doc_of(told, ' ' * 8)}\n"
     call = _call(name, parameters[1:], how, isinstance(member, property))
     call = f"self._half({call})" if returned == "Half" else call

@@ -72,7 +72,8 @@ class Client(faces.ClientFacade):
     Threads: any thread may use a client and what it opens. The work is done in one event loop thread per process; a
     blocking call in a callback of that thread raises Interrupted. Errors are subclasses of `magnetar.PulsarException`:
     InvalidUrl, InvalidConfiguration and OperationNotSupported for a wrong parameter; AlreadyClosed after `close`;
-    ConnectError and Timeout when no broker answers within `operation_timeout_seconds`."""
+    ConnectError and Timeout when no broker answers within `operation_timeout_seconds`; and that of a broker that
+    refuses a request, such as TopicNotFound or AuthorizationError."""
 
     def _init(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments

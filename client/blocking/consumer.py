@@ -164,9 +164,13 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
     of messages is kept per partition.
 
     Threads: any thread may receive and acknowledge. With a `message_listener`, the listener's thread gets the messages,
-    and `receive` raises InvalidConfiguration. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
-    InvalidMessage (not received by this consumer), ChecksumError (a damaged message),
-    CumulativeAcknowledgementNotAllowedError (Shared and KeyShared)."""
+    and `receive`, `batch_receive` and `listen` raise InvalidConfiguration, as every method does for a wrong parameter.
+    Errors: Timeout (no message within `timeout_millis`), AlreadyClosed, InvalidMessage (not received by this consumer),
+    ChecksumError (a damaged message), CumulativeAcknowledgementNotAllowedError (Shared and KeyShared),
+    OperationNotSupported (a message id that does not name its partition, or a broker that is too old). A method that
+    asks brokers also raises Timeout or ConnectError if they do not answer within `operation_timeout_seconds`, and the
+    error with which a broker refuses the request. A wait raises Interrupted in the loop thread, and CtrlC after
+    Ctrl-C."""
 
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
@@ -256,8 +260,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         within `ack_group_ms`.
 
         With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
-        With `txn` the messages count as acknowledged when that transaction commits. It raises TransactionConflict if a
-        message is acknowledged already, or in another transaction."""
+        With `txn` the messages count as acknowledged when that transaction commits. The call then raises
+        TransactionConflict if a message is acknowledged already, or in another transaction."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         inner = self._inner
@@ -274,7 +278,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
         messages of the same key come after this one. `error`: the exception with which the program failed; it is
-        described in the dead letter, if the message becomes one."""
+        described in the dead letter, if the message becomes one. Raises InvalidMessage if this consumer did not receive
+        the message."""
         inner = self._current()
         if inner.settings.redelivery_order == "key":
             self._run(inner.negative_acknowledge(message, error=error))
@@ -331,7 +336,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
         handlers have at the end.
 
         A handler that runs for a minute is reported by a warning in the log. A message that is delivered again while
-        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener."""
+        its handler runs is not handled a second time. Raises InvalidConfiguration if the consumer has a listener, or
+        `function` is a coroutine function."""
         options = ListenOptions(concurrency, order, threads, rate, breaker, acknowledge, stop_timeout)
         return self._listen_by(function, options)
 
@@ -354,7 +360,8 @@ class Consumer(ConsumerFacade, _Receiving[AsyncConsumer]):
 
         The function may return a result for each message, in their order: for an exception or False, that message is
         negatively acknowledged. If the function raises, all messages of the batch are. `rate`: messages per second. The
-        other parameters are those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
+        other parameters and the errors are those of `listen`; with a `concurrency` of 1 batches keep the order of the
+        messages."""
         check_batch_parameters(max, wait)
         options = ListenOptions(
             concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
@@ -426,7 +433,9 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
 
     After a reconnect the reader continues after the last message that was read. It reads all partitions of a topic; the
     order of messages is kept per partition. Any thread may read. Errors: Timeout (no message within `timeout_millis`),
-    AlreadyClosed, ChecksumError (a damaged message)."""
+    AlreadyClosed, InvalidConfiguration (a wrong parameter), ChecksumError (a damaged message). A method that asks
+    brokers also raises Timeout or ConnectError if they do not answer within `operation_timeout_seconds`. A wait raises
+    Interrupted in the loop thread, and CtrlC after Ctrl-C."""
 
     def __init__(
         self,
@@ -489,14 +498,17 @@ class PullConsumer(PullConsumerFacade):
                 index = found.next_index
                 pull.store_offset(index)
 
-    Any thread may pull. Errors: TopicNotFound if the topic was deleted, or created again since this object was opened;
-    CryptoError for a message that cannot be decrypted; ChecksumError for a damaged one. A pull does not skip such a
-    message by itself: pull from the next index."""
+    Any thread may pull. Errors: AlreadyClosed after `close`; InvalidConfiguration for a wrong parameter, or a
+    `partition` that the topic does not have; TopicNotFound if the topic was deleted, or created again since this object
+    was opened; CryptoError for a message that cannot be decrypted; ChecksumError for a damaged one; Timeout or
+    ConnectError if brokers do not answer within `operation_timeout_seconds`. A pull does not skip such a message by
+    itself: pull from the next index."""
 
 
 def wait_message_blocking(inbox: ReceiverQueue) -> None:
     """Waits in the calling thread until a message waits in the queue, and does not remove it. Raises the error with
-    which the queue ended. If this thread was woken, the next receiver is woken, too: this one may take nothing."""
+    which the queue ended, and CtrlC after Ctrl-C. If this thread was woken, the next receiver is woken, too: this one
+    may take nothing."""
     gate = threading.Lock()
     gate.acquire()
     wake = gate.release

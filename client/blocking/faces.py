@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 
 
 class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
-    """The methods of the blocking Client that only call or await those of the asyncio Client."""
+    """The methods of the blocking Client that only call or await those of the asyncio Client.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     _init: Callable[[dict[str, Any]], None]
     _create_producer: Callable[[dict[str, Any]], Producer]
@@ -298,7 +299,7 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
     ) -> Message:
         """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
 
-            reply = await client.request("prices", b"ACME", timeout=2)
+            reply = client.request("prices", b"ACME", timeout=2)
             print(reply.data())
 
         Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. Raises
@@ -378,7 +379,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
 
 
 class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
-    """The methods of the blocking Producer that only call or await those of the asyncio Producer."""
+    """The methods of the blocking Producer that only call or await those of the asyncio Producer.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     _half: Callable[[AsyncHalf], Half]
 
@@ -459,7 +461,8 @@ class ProducerFacade(ForkReopenedFacade[AsyncProducer]):
 
 
 class HalfFacade(ProcessBoundFacade[AsyncHalf]):
-    """The methods of the blocking Half that only call or await those of the asyncio Half."""
+    """The methods of the blocking Half that only call or await those of the asyncio Half.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     def commit(self) -> None:
         """Publishes the half message; returns when this is final. May be called again.
@@ -479,7 +482,8 @@ class HalfFacade(ProcessBoundFacade[AsyncHalf]):
 
 
 class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
-    """The methods of the blocking Transaction that only call or await those of the asyncio Transaction."""
+    """The methods of the blocking Transaction that only call or await those of the asyncio Transaction.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     @property
     def id(self) -> TxnId:
@@ -526,7 +530,8 @@ class TransactionFacade(ProcessBoundFacade[AsyncTransaction]):
 
 
 class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
-    """The methods of the blocking Consumer that only call or await those of the asyncio Consumer."""
+    """The methods of the blocking Consumer that only call or await those of the asyncio Consumer.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     def subscription_name(self) -> str:
         """Returns the name of the subscription."""
@@ -538,7 +543,8 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
 
     def record_error(self, which: Message | MessageId, error: BaseException) -> None:
         """Records the exception with which the program failed at the message: it is described in the dead letter, if
-        the message becomes one. Does not acknowledge anything. May be called from any thread.
+        the message becomes one. Does not acknowledge anything. Raises InvalidMessage if this consumer did not receive
+        the message. May be called from any thread.
         """
         self._current().record_error(which, error)
 
@@ -569,21 +575,23 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         which the program failed; the copy, and its dead letter, describe it.
 
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
-        itself.
+        itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then.
         """
         self._run(self._current().reconsume_later(**pick_parameters(locals())))
 
     def seek(self, messageid: MessageId | int) -> None:
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
         epoch. The time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's
-        clock. The id of a message moves only its partition. Returns when the brokers have moved the subscription.
+        clock. The id of a message moves only its partition; raises InvalidMessage if the consumer does not read that
+        partition. Returns when the brokers have moved the subscription.
         """
         self._run(self._current().seek(messageid))
 
     def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the subscription in one partition to the message with this index, or to the first message after it that
-        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Returns
-        when the broker has moved the subscription.
+        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Raises
+        InvalidConfiguration if the consumer has no such partition. Returns when the broker has moved the
+        subscription.
         """
         self._run(self._current().seek_index(index, partition=partition))
 
@@ -593,7 +601,7 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         back. An index inside a chunked message counts as that of its first chunk.
 
         `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
-        or a seek removes them.
+        or a seek removes them. `partition`: as for `seek_index`.
 
         Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
         for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
@@ -629,10 +637,11 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
         """Reads these partitions of the topic from now on, and no others. First leaves the other partitions: their
         acknowledgements are sent, and their messages that wait in the client are dropped.
 
-        Only for an Exclusive or Failover consumer of one topic; raises OperationNotSupported for others. On Exclusive a
-        partition has one consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy,
-        takes no new partition, and keeps those that this consumer has; call `assign` again when the other has left. So
-        no two consumers commit for one partition at the same time.
+        Only for an Exclusive or Failover consumer of one topic, without `enable_retry`; raises OperationNotSupported
+        for others, and InvalidConfiguration if the topic has no such partition. On Exclusive a partition has one
+        consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy, takes no new
+        partition, and keeps those that this consumer has; call `assign` again when the other has left. So no two
+        consumers commit for one partition at the same time.
         """
         self._run(self._current().assign(partitions))
 
@@ -650,7 +659,8 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
 
 
 class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
-    """The methods of the blocking PullConsumer that only call or await those of the asyncio PullConsumer."""
+    """The methods of the blocking PullConsumer that only call or await those of the asyncio PullConsumer.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     def list_partitions(self) -> list[int]:
         """Asks a broker, and returns the numbers of the topic's partitions; an empty list if the topic is not
@@ -669,8 +679,8 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
         partition: int | None = None,
     ) -> PullResult:
         """Returns messages from `from_index` on, in order: those that are there, at most `max_messages`, and
-        `max_bytes` of payload, but always one. Waits up to `timeout` seconds for the first message; 0: returns what the
-        broker has now. The result has the status FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE.
+        `max_bytes` of payload; a single message may be larger. Waits up to `timeout` seconds for the first message; 0:
+        returns what the broker has now. The result has the status FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE.
 
         `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
         `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
@@ -698,27 +708,30 @@ class PullConsumerFacade(ForkReopenedFacade[AsyncPullConsumer]):
 
 
 class ReaderFacade(ForkReopenedFacade[AsyncReader]):
-    """The methods of the blocking Reader that only call or await those of the asyncio Reader."""
+    """The methods of the blocking Reader that only call or await those of the asyncio Reader.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     def seek(self, messageid: MessageId | int) -> None:
         """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch. The
         time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
-        Returns when the brokers have moved it.
+        Returns when the brokers have moved the reader.
 
-        The id of a message moves only the partition of that message; the other partitions keep their positions.
+        The id of a message moves only the partition of that message; the other partitions keep their positions. Raises
+        InvalidMessage if the reader does not read that partition.
         """
         self._run(self._current().seek(messageid))
 
     def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the reader in one partition to the message with this index, or to the first message after it that is
-        kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Returns when the
-        broker has moved it.
+        kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Raises
+        InvalidConfiguration if the reader has no such partition. Returns when the broker has moved the reader.
         """
         self._run(self._current().seek_index(index, partition=partition))
 
 
 class TableViewFacade(ForkReopenedFacade[AsyncTableView]):
-    """The methods of the blocking TableView that only call or await those of the asyncio TableView."""
+    """The methods of the blocking TableView that only call or await those of the asyncio TableView.
+    They raise the same exceptions; those that wait also raise those of BlockingFacade."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns the latest value of the key; `default` if the key has none."""

@@ -260,7 +260,8 @@ Of = TypeVar("Of")
 class BlockingFacade(Generic[Of]):
     """Base class of the blocking classes: an object that has an asyncio object, and runs the methods of that object in
     the event loop of the loop thread. A derived class implements `_current`, which returns the asyncio object for this
-    process."""
+    process. A method that waits raises Interrupted if it is called in the loop thread, CtrlC after Ctrl-C, and
+    AlreadyClosed if the interpreter is ending."""
 
     _inner: Of
 

@@ -172,7 +172,8 @@ class AsyncRateLimiter(SharedRateLimiter):
             await producer.send(b"50", partition_key="vendor")      # an operator, of a producer of "rates"
 
         Without the key, and when it is deleted, the rate is that with which the limiter was made. A value that is no
-        number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays."""
+        number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays. Raises
+        InvalidConfiguration if `key` is no name, and the errors of `create_table_view`."""
         check_parameter("key", NAME, key)
         view = await client.create_table_view(topic)
         self._follow(view, key)
@@ -214,7 +215,8 @@ class RateLimiter(SharedRateLimiter):
             producer.send(b"50", partition_key="vendor")            # an operator, of a producer of "rates"
 
         Without the key, and when it is deleted, the rate is that with which the limiter was made. A value that is no
-        number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays."""
+        number above 0 changes nothing, and is logged. When the topic is not read any more, the last rate stays. Raises
+        InvalidConfiguration if `key` is no name, and the errors of `create_table_view`."""
         check_parameter("key", NAME, key)
         view = client.create_table_view(topic)
         self._follow(view, key)

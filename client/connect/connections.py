@@ -352,8 +352,8 @@ class Connections:
     async def find_owner_channel(self, topic: TopicName) -> Channel:
         """Looks up the owner of a topic once, and returns the channel to this broker. If the asked broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
-        Raises the error of the last one. If `fetch_partition_count` has learned the owner, it is used once without a
-        look-up."""
+        Raises the error of the last one, and the errors of `next_broker_channel`. If `fetch_partition_count` has
+        learned the owner, it is used once without a look-up."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told

@@ -216,7 +216,8 @@ class ClientCluster:
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
         """Returns the connections of the client to the present cluster, and starts to probe the clusters of an
-        AutoClusterFailover. Must be called once, in the event loop that uses the connections."""
+        AutoClusterFailover. Must be called once, in the event loop that uses the connections. Raises
+        InvalidConfiguration or OperationNotSupported if the credentials of the cluster are not valid."""
         self._loop = asyncio.get_running_loop()  # before the look at `info`: what is told later calls into it
         self._used = self.info
         self._connections = Connections(world, self._used.url, settings, self._access_of(self._used))
@@ -227,8 +228,8 @@ class ClientCluster:
 
     def switch_cluster(self, info: ServiceInfo) -> None:
         """Makes the client connect to another cluster, and returns without waiting for it. May be called from any
-        thread. Raises InvalidConfiguration if `info` is no ServiceInfo, or does not fit the client's other parameters.
-        Has no effect after `close`."""
+        thread. Raises InvalidConfiguration if `info` is no ServiceInfo, or does not fit the client's other parameters;
+        OperationNotSupported if the client does not support its credentials. Has no effect after `close`."""
         self._access_of(check_service_info(info))
         self.info = info
         if self._loop is not None:

@@ -87,7 +87,7 @@ class TopicPatternWatch:
 
     async def open(self) -> list[TopicName]:
         """Asks a broker for the topics that match now, and returns them. Changes after that are kept for `follow`.
-        Raises NamespaceNotFound and other errors of the broker."""
+        Raises NamespaceNotFound and other errors of the broker, and those of `Connections.retry`."""
         first = await self._connections.retry(self._connect)
         self._revision = first.revision
         self._known = dict.fromkeys(self._wanted(first.topics.names))

@@ -281,7 +281,8 @@ class PartitionConsumers:
             each.abort()
 
     async def close(self) -> None:
-        """Closes all partitions at their brokers, and waits for it. If the call is interrupted, ends them at once."""
+        """Closes all partitions at their brokers, and waits for the answers. If the call is interrupted, ends the
+        partitions at once."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -391,8 +392,11 @@ class Consumer(ClosedAfterAsyncWith):
 
     A consumer belongs to the event loop that opened it; `acknowledge_soon`, `negative_acknowledge_soon` and
     `record_error` may be called from any thread. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
-    InvalidMessage (not received by this consumer), ChecksumError (a damaged message),
-    CumulativeAcknowledgementNotAllowedError (Shared and KeyShared)."""
+    InvalidConfiguration (a wrong parameter), InvalidMessage (not received by this consumer), ChecksumError (a damaged
+    message), CumulativeAcknowledgementNotAllowedError (Shared and KeyShared), OperationNotSupported (a message id that
+    does not name its partition, or a broker that is too old). A method that asks brokers also raises Timeout or
+    ConnectError if they do not answer within `operation_timeout_seconds`, and the error with which a broker refuses the
+    request."""
 
     def __init__(
         self, connections: Connections, name: str, subscription: str, settings: ConsumerSettings,
@@ -431,7 +435,8 @@ class Consumer(ClosedAfterAsyncWith):
         `watch`: finds the topics that match a pattern and are created later. `start`: where a subscription that is not
         durable begins; None: at the settings' initial position. `partitions`: the numbers of the partitions to read, of
         one topic; None: all. With levels of priority the consumer reads the topics of all levels, and the receiver
-        queue is divided evenly among the levels."""
+        queue is divided evenly among the levels. Raises TopicNotFound if a topic does not exist and may not be
+        created."""
         check_subscription_name(subscription)
         if settings.levels is not None:
             settings = replace(settings, receiver_queue_size=max(1, settings.receiver_queue_size // settings.levels))
@@ -681,7 +686,8 @@ class Consumer(ClosedAfterAsyncWith):
 
         The function may return a result for each message, in their order: for an exception or False, that message is
         negatively acknowledged. If the function raises, all messages of the batch are. `rate`: messages per second. The
-        other parameters are those of `listen`; with a `concurrency` of 1 batches keep the order of the messages."""
+        other parameters and the errors are those of `listen`; with a `concurrency` of 1 batches keep the order of the
+        messages."""
         check_batch_parameters(max, wait)
         options = ListenOptions(
             concurrency, "none", threads, rate, breaker, acknowledge, stop_timeout, batch=max, wait_s=wait
@@ -742,7 +748,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     def record_error(self, which: Message | MessageId, error: BaseException) -> None:
         """Records the exception with which the program failed at the message: it is described in the dead letter, if
-        the message becomes one. Does not acknowledge anything. May be called from any thread."""
+        the message becomes one. Does not acknowledge anything. Raises InvalidMessage if this consumer did not receive
+        the message. May be called from any thread."""
         consumer = self.consumer_of(which)
         position = get_ack_coordinates(which)[0]
         consumer.remember_failure(position, self._describe(error))
@@ -752,7 +759,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     def negative_acknowledge_soon(self, which: Message | MessageId, error: BaseException | None = None) -> None:
         """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
-        this consumer did not receive it. May be called from any thread."""
+        this consumer did not receive the message. May be called from any thread."""
         if error is not None:
             check_parameter("error", EXCEPTION, error)
             self.record_error(which, error)
@@ -801,8 +808,8 @@ class Consumer(ClosedAfterAsyncWith):
         within `ack_group_ms`.
 
         With `ack_receipt_enabled` or `txn` the call waits, and returns when the acknowledgement survives any crash.
-        With `txn` the messages count as acknowledged when that transaction commits. It raises TransactionConflict if a
-        message is acknowledged already, or in another transaction."""
+        With `txn` the messages count as acknowledged when that transaction commits. The call then raises
+        TransactionConflict if a message is acknowledged already, or in another transaction."""
         if txn is not None:
             await self._acknowledge_in(txn, message, cumulative=False)
         elif self.settings.ack_receipt_enabled:
@@ -860,12 +867,14 @@ class Consumer(ClosedAfterAsyncWith):
         """Tells the broker that the message was not processed: the broker delivers it again after
         negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
         messages of the same key come after this one. `error`: the exception with which the program failed; it is
-        described in the dead letter, if the message becomes one."""
+        described in the dead letter, if the message becomes one. Raises InvalidMessage if this consumer did not receive
+        the message."""
         self.negative_acknowledge_now(message, error)
 
     def negative_acknowledge_now(self, message: Message | MessageId, error: BaseException | None = None) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. With redelivery_order
-        "key" the broker is told at once. Must be called in the event loop."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. Raises InvalidMessage if
+        this consumer did not receive the message. With redelivery_order "key" the broker is told at once. Must be
+        called in the event loop."""
         self.negative_acknowledge_soon(message, error)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
@@ -886,7 +895,7 @@ class Consumer(ClosedAfterAsyncWith):
         which the program failed; the copy, and its dead letter, describe it.
 
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
-        itself."""
+        itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then."""
         check_parameter("message", make_instance_check(Message, optional=False), message)
         check_parameter("delay", DELAY, delay)
         check_parameter("properties", PROPERTIES, properties)
@@ -913,13 +922,15 @@ class Consumer(ClosedAfterAsyncWith):
     async def seek(self, messageid: MessageId | int) -> None:
         """Moves the subscription to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the
         epoch. The time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's
-        clock. The id of a message moves only its partition. Returns when the brokers have moved the subscription."""
+        clock. The id of a message moves only its partition; raises InvalidMessage if the consumer does not read that
+        partition. Returns when the brokers have moved the subscription."""
         await self._partitions.seek(messageid)
 
     async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the subscription in one partition to the message with this index, or to the first message after it that
-        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Returns
-        when the broker has moved the subscription."""
+        is kept. `partition`: its number, or the full name of its topic; needed if the consumer has several. Raises
+        InvalidConfiguration if the consumer has no such partition. Returns when the broker has moved the
+        subscription."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))
@@ -930,7 +941,7 @@ class Consumer(ClosedAfterAsyncWith):
         back. An index inside a chunked message counts as that of its first chunk.
 
         `note`: up to 1024 bytes, stored in the same write; `progress` returns them until the next commit replaces them,
-        or a seek removes them.
+        or a seek removes them. `partition`: as for `seek_index`.
 
         Raises InvalidConfiguration for an index after the end of the topic; CumulativeAcknowledgementNotAllowedError
         for Shared and KeyShared; NotAllowedError for a Failover consumer that is not active, and for a note of a
@@ -973,10 +984,11 @@ class Consumer(ClosedAfterAsyncWith):
         """Reads these partitions of the topic from now on, and no others. First leaves the other partitions: their
         acknowledgements are sent, and their messages that wait in the client are dropped.
 
-        Only for an Exclusive or Failover consumer of one topic; raises OperationNotSupported for others. On Exclusive a
-        partition has one consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy,
-        takes no new partition, and keeps those that this consumer has; call `assign` again when the other has left. So
-        no two consumers commit for one partition at the same time."""
+        Only for an Exclusive or Failover consumer of one topic, without `enable_retry`; raises OperationNotSupported
+        for others, and InvalidConfiguration if the topic has no such partition. On Exclusive a partition has one
+        consumer. If another consumer still has a partition of `partitions`, raises ConsumerBusy, takes no new
+        partition, and keeps those that this consumer has; call `assign` again when the other has left. So no two
+        consumers commit for one partition at the same time."""
         wanted = check_partitions(partitions)
         if self.settings.consumer_type not in LOG_ORDER or self._single_topic is None or self.settings.enable_retry:
             raise OperationNotSupported("partitions are assigned to an Exclusive or Failover consumer of one topic")

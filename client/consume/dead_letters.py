@@ -112,7 +112,7 @@ def find_dead_letter_policy(settings: ConsumerSettings) -> ConsumerDeadLetterPol
 
 def make_level_policy(policy: ConsumerDeadLetterPolicy, level: int) -> ConsumerDeadLetterPolicy:
     """Returns the policy for one level of priority: where `policy` names a topic, the level has a topic of its own.
-    `level`: from 0, the most urgent one."""
+    `level`: from 0, the most urgent one. Raises InvalidName if `policy` has a malformed name of a topic."""
     dead, retry = (
         make_level_topic(TopicName.parse(name), level).full if name else name
         for name in (policy.dead_letter_topic, policy.retry_letter_topic)
@@ -129,7 +129,7 @@ def parse_reconsume_count(told: str) -> int:
 
 def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
     """Returns the topic `chosen`, or, if that is None or empty, `<topic>-<subscription>-<suffix>`. `suffix`: DLQ or
-    RETRY."""
+    RETRY. Raises InvalidName if the name is malformed."""
     if chosen:
         return TopicName.parse(chosen)
     return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
@@ -290,7 +290,8 @@ class DeadLetterProducer:
         """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`. If the limit of
         retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
         message is acknowledged. `properties`: added to those of the copy. `failure`: why the message is given back, for
-        the properties of the copy; None: not known."""
+        the properties of the copy; None: not known. Raises the error with which publishing failed; the message is not
+        acknowledged then."""
         times = parse_reconsume_count(message.properties().get(RECONSUME_TIMES, "")) + 1
         told = failure.to_properties(times) if failure is not None else {}
         found = {**_origin(message, self._subscription), **told, **(properties or {})}

@@ -546,7 +546,7 @@ class PartitionConsumer:
 
     async def open(self) -> None:
         """Subscribes at the broker of the partition, and returns when the broker has confirmed it. Raises a permanent
-        error at once, and any other error when the operation's deadline passes."""
+        error at once, and any other error, as an exception of the SDK, when the operation's deadline passes."""
         self._attachment.open()
         await self.requests.wait_state_changed()
         if self.core.error is not None:

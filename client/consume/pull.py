@@ -163,7 +163,8 @@ class ConnectionsOwner(Protocol):
 class SubscriptionOffsetStore:
     """An OffsetStore in the brokers: the offset of a partition is the position of a durable subscription, which the
     first `load` creates at the oldest message. So the topic keeps the messages from the offset on. The offset survives
-    any crash when `store` returns. It never goes back: storing a lower index changes nothing."""
+    any crash when `store` returns. It never goes back: storing a lower index changes nothing. Both methods raise
+    Timeout or ConnectError if the broker does not answer within `operation_timeout_seconds` of the client."""
 
     def __init__(self, client: ConnectionsOwner, subscription: str) -> None:
         """Makes the store. `client`: an asyncio Client of the topic's cluster, or `inner()` of a blocking one."""
@@ -379,7 +380,7 @@ class PartitionPuller:
         self._made_anew = True
 
     async def fetch_progress(self) -> PartitionProgress:
-        """Asks the broker for the range of the partition, and returns it."""
+        """Asks the broker for the range of the partition, and returns it. Raises the errors of a PullConsumer."""
         found = await run_translating_errors(self._partition.requests.progress())
         self._earliest, self._end = found.earliest_index, found.end_index
         return PartitionProgress(
@@ -388,7 +389,8 @@ class PartitionPuller:
 
     async def pull(self, from_index: int, limits: PullLimits, wanted: Filter | None) -> PullResult:
         """Returns the messages from `from_index` on, within `limits`, that the filter `wanted` wants (None: all); see
-        `PullConsumer.pull`. If the call is cancelled or raises, the next pull reads the same messages again."""
+        `PullConsumer.pull`, whose errors it raises. If the call is cancelled or raises, the next pull reads the same
+        messages again."""
         async with self._turn:
             at, self._at = self._at, None  # a pull that is interrupted has lost what it took: it is read again
             self.key  # noqa: B018 - raises if the topic is another one
@@ -465,9 +467,11 @@ class PartitionPuller:
 class PullConsumer(ClosedAfterAsyncWith):
     """Pulls messages of a topic by index, without a subscription, for asyncio; see `Client.pull_consumer`.
 
-    Errors: TopicNotFound if the topic was deleted, or created again since this object was opened; CryptoError for a
-    message that cannot be decrypted; ChecksumError for a damaged one. A pull does not skip such a message by itself:
-    pull from the next index."""
+    Errors: AlreadyClosed after `close`; InvalidConfiguration for a wrong parameter, or a `partition` that the topic
+    does not have; TopicNotFound if the topic was deleted, or created again since this object was opened; CryptoError
+    for a message that cannot be decrypted; ChecksumError for a damaged one; Timeout or ConnectError if brokers do not
+    answer within `operation_timeout_seconds`. A pull does not skip such a message by itself: pull from the next
+    index."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ConsumerSettings, offsets: OffsetStore | None,
@@ -521,8 +525,8 @@ class PullConsumer(ClosedAfterAsyncWith):
         filter: str | None = None, *, partition: int | None = None,
     ) -> PullResult:  # fmt: skip
         """Returns messages from `from_index` on, in order: those that are there, at most `max_messages`, and
-        `max_bytes` of payload, but always one. Waits up to `timeout` seconds for the first message; 0: returns what the
-        broker has now. The result has the status FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE.
+        `max_bytes` of payload; a single message may be larger. Waits up to `timeout` seconds for the first message; 0:
+        returns what the broker has now. The result has the status FOUND, NO_NEW, NO_MATCH or OUT_OF_RANGE.
 
         `filter`: an expression of docs/features.md over properties. Messages that it does not want are left out, and
         `next_index` is after them. A pull returns after it has looked at 10,000 unwanted messages. `partition`: needed
@@ -593,8 +597,8 @@ class PullConsumer(ClosedAfterAsyncWith):
             each.reader.abort()
 
     async def close(self) -> None:
-        """Closes the readers of all partitions, and waits for it. The store of offsets stays open: it belongs to the
-        program."""
+        """Closes the readers of all partitions, and waits until they are closed. The store of offsets stays open: it
+        belongs to the program."""
         self._closed = True
         await close_all_parts([each.reader for each in self._pullers.values()])
 

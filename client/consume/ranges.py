@@ -195,7 +195,9 @@ class Reader(ClosedAfterAsyncWith):
     """Reads a topic from a given message on, without a durable subscription, for asyncio; see `Client.create_reader`.
 
     A reader belongs to the event loop that opened it. Errors: Timeout (no message within `timeout_millis`),
-    AlreadyClosed, ChecksumError (a damaged message).
+    AlreadyClosed, InvalidConfiguration (a wrong parameter), ChecksumError (a damaged message). A method that asks
+    brokers also raises Timeout or ConnectError if they do not answer within `operation_timeout_seconds`, and the error
+    with which a broker refuses the request.
     """
 
     def __init__(
@@ -218,7 +220,8 @@ class Reader(ClosedAfterAsyncWith):
     ) -> Reader:  # fmt: skip
         """Returns a reader that is open at all partitions of the topic. If the message id `start` names a partition,
         the reader reads only that partition. `inclusive`: whether it reads the message `start` itself. If a partition
-        cannot be opened, closes the others and raises its error."""
+        cannot be opened, closes the others and raises its error. Raises TopicNotFound if the topic does not exist and
+        is not created by its first use."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.fetch_partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -324,15 +327,16 @@ class Reader(ClosedAfterAsyncWith):
     async def seek(self, messageid: MessageId | int) -> None:
         """Moves the reader to a message id, MessageId.earliest, MessageId.latest, or a time in ms since the epoch. The
         time is that at which a broker stored the message, not `publish_timestamp()`, which is the producer's clock.
-        Returns when the brokers have moved it.
+        Returns when the brokers have moved the reader.
 
-        The id of a message moves only the partition of that message; the other partitions keep their positions."""
+        The id of a message moves only the partition of that message; the other partitions keep their positions. Raises
+        InvalidMessage if the reader does not read that partition."""
         await self._partitions.seek(messageid)
 
     async def seek_index(self, index: int, *, partition: int | str | None = None) -> None:
         """Moves the reader in one partition to the message with this index, or to the first message after it that is
-        kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Returns when the
-        broker has moved it."""
+        kept. `partition`: its number, or the full name of its topic; needed if the reader has several. Raises
+        InvalidConfiguration if the reader has no such partition. Returns when the broker has moved the reader."""
         check_parameter("index", INDEX, index)
         check_parameter("partition", PARTITION, partition)
         await run_translating_errors(self._partitions.find_partition(partition).requests.seek(SeekIndex(index)))

@@ -147,7 +147,7 @@ class TransactionEndAnswer(NamedTuple):
 
 class CoordinatorClient:
     """Sends one client's requests to transaction coordinators, and finds the brokers that run them, as the head of the
-    module describes. Runs in the client's event loop."""
+    module describes. Runs in the client's event loop. Its methods raise the errors of proto/errors.py, untranslated."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -297,7 +297,8 @@ class CoordinatorClient:
 
     # ------------------------------------------------------------------------------ where they are
     async def count_coordinators(self) -> int:
-        """Returns the number of coordinators of the cluster. The first call asks a broker."""
+        """Returns the number of coordinators of the cluster. The first call asks brokers until one answers; when the
+        operation's deadline has passed, it raises TimedOut or the last error."""
         if not self._count:
             await self._connections.retry(lambda: self._find(0))
             self._next = self._connections.world.rng.randrange(self._count)
@@ -545,8 +546,8 @@ async def commit_batch(coordinators: CoordinatorClient, batch: Batch, txns: Sequ
 
 
 async def get_sink_status(coordinators: CoordinatorClient, sink_id: str) -> SinkStatus | None:
-    """Returns the last batch that was committed to a sink, and the query that wrote it; None if no batch was
-    committed."""
+    """Returns the last batch that was committed to a sink, and the query that wrote it; None if no batch was committed.
+    Raises the errors of `CoordinatorClient.ask`."""
     number = coordinator_of(sink_id, await coordinators.count_coordinators())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)
@@ -555,8 +556,9 @@ async def get_sink_status(coordinators: CoordinatorClient, sink_id: str) -> Sink
 
 async def end_prepared_transaction(coordinators: CoordinatorClient, txn: TxnId, *, is_commit: bool) -> None:
     """Commits (`is_commit`) or aborts a transaction that another program may have prepared. Does nothing if it has
-    ended in that way. Raises InvalidTxnStatusError if it has ended in the other way, or if an open transaction should
-    be committed: only its own client knows which of its messages are stored."""
+    ended in that way. Raises the coordinator's error as one of the SDK's; InvalidTxnStatusError if it has ended in the
+    other way, or if an open transaction should be committed: only its own client knows which of its messages are
+    stored."""
     state, error = await coordinators.get_status(txn)
     if error is not None:
         raise translate_error(error) from error

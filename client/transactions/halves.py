@@ -190,13 +190,15 @@ class ClientHalfMessages:
 
     # ------------------------------------------------------------------------------ decisions
     async def commit(self, id_: TxnId) -> TransactionState:
-        """Commits a half message, as `Half.commit` does, and returns its state. Goes on if the caller is cancelled; the
-        cancellation takes effect when the outcome is known."""
+        """Commits a half message, as `Half.commit` does, with its errors, and returns its state. Raises AlreadyClosed
+        after the close of the client. Goes on if the caller is cancelled; the cancellation takes effect when the
+        outcome is known."""
         return await self._outlived(self.end_half(id_, wire.EndHalfRequest.COMMIT))
 
     async def rollback(self, id_: TxnId) -> TransactionState:
-        """Rolls back a half message, as `Half.rollback` does, and returns its state. Goes on if the caller is
-        cancelled; the cancellation takes effect when the outcome is known."""
+        """Rolls back a half message, as `Half.rollback` does, with its errors, and returns its state. Raises
+        AlreadyClosed after the close of the client. Goes on if the caller is cancelled; the cancellation takes effect
+        when the outcome is known."""
         return await self._outlived(self.end_half(id_, wire.EndHalfRequest.ROLLBACK))
 
     async def end_half(
