@@ -111,7 +111,7 @@ GROUP = "magnetar.proto.compiled"
 
 def compiled() -> list[Extension]:
     """Returns the extensions. Module names come from the folders below the current one, so the repository is seen
-    through a link `magnetar`."""
+    through a link `magnetar`. Raises RuntimeError, with the compiler's output, if mypyc finds errors."""
     from mypyc.build import mypycify
 
     root = Path.cwd()

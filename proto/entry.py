@@ -440,7 +440,8 @@ def decode_message_columns_lazily(header: EntryHeader, entry: Buffer) -> tuple[
     list[MessageFields], list[bytes] | EqualLengthPayloads
 ]:
     """Decodes an entry like `decode_message_columns`. If all messages have equal metadata, returns their payloads as
-    EqualLengthPayloads, which copies each payload only when it is read."""
+    EqualLengthPayloads, which copies each payload only when it is read. Raises CorruptEntry if the payload is
+    malformed."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:

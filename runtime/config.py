@@ -114,7 +114,7 @@ def find_explicit_settings(
 ) -> frozenset[str]:
     """Returns the names of the settings that the file and the environment set, whatever their values are. A setting of
     a table inside the section has a name like `store.memtable_bytes`. `load_config` must have accepted the same sources
-    before."""
+    before. Raises InvalidConfiguration if the file has changed since, and cannot be read."""
     found: set[str] = set()
     for name, value in ({} if file is None else _from_file(file, section)).items():
         found |= {f"{name}.{each}" for each in value} if isinstance(value, dict) else {name}

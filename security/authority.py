@@ -188,7 +188,8 @@ def issue_member_certificate(
 def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
     """Creates another authority, which issues all certificates from now on. Puts its certificate into `ca.pem`, before
     the certificates of the older authorities, which stay valid, and replaces `ca-key.pem`. Returns the names of the
-    written files."""
+    written files. Raises InvalidConfiguration if the packages of `magnetar[security]` are missing, OSError if a file
+    cannot be read or written."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -197,7 +198,9 @@ def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 def create_token_key(folder: Path) -> list[str]:
     """Creates another key, which signs all tokens from now on, and replaces `token-key.pem`. Older tokens stay valid,
-    because `token-public.pem` also contains the older keys. Returns the names of the written files."""
+    because `token-public.pem` also contains the older keys. Returns the names of the written files. Raises
+    InvalidConfiguration if the packages of `magnetar[security]` are missing, OSError if a file cannot be read or
+    written."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)

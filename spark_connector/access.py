@@ -68,7 +68,8 @@ FILE_BYTES_MAX = 1 << 20
 class QueryAccess:
     """The service URL and the credentials of one Spark query. `token` and `params` are credentials, or name the file or
     variable that contains them (`file:PATH`, `env:NAME`); the other credentials are paths of PEM files. An empty text:
-    not given. The repr does not show `token` and `params`."""
+    not given. The repr does not show `token` and `params`. `client` and `admin` raise the errors of
+    `authentication`."""
 
     url: str
     token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token

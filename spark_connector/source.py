@@ -317,7 +317,9 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Returns the offset at the end of the next batch, as JSON; `start` itself if there is nothing to read, or less
-        than minOffsetsPerTrigger. Raises DataLost if a topic was created again since `start`, with failOnDataLoss."""
+        than minOffsetsPerTrigger. With failOnDataLoss, raises DataLost if a topic was created again since `start`.
+        Raises InvalidRequest if `start` is no offset of this source, and the errors of
+        `QueryConnection.read_available`."""
         options = self.options
         begin, made = decide.parse_offset(start), decide.parse_incarnations(start)
         available = get_query_connection(self.options).read_available()

@@ -149,7 +149,8 @@ class Process:
 
     @property
     def address(self) -> str:
-        """Returns HOST:PORT from the URL of the ready line, for which it waits as `wait_ready` does."""
+        """Returns HOST:PORT from the URL of the ready line, for which it waits as `wait_ready` does, with its
+        errors."""
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:

@@ -81,7 +81,8 @@ PRODUCER = "magnetar-migrate"
 
 async def find_newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
     """Returns the origin (the source's entry) of the newest entry between the indexes `first` (inclusive) and `end`
-    (exclusive) of the destination topic. Returns None if there is no entry, or if the newest entry is not a copy."""
+    (exclusive) of the destination topic. Returns None if there is no entry, or if the newest entry is not a copy.
+    Raises the errors of `Client.read_range`; CorruptEntry if an entry is damaged."""
     if end <= first:
         return None
     found: Origin | None = None
@@ -93,7 +94,7 @@ async def find_newest_origin(client: Client, topic: TopicName, first: int, end: 
 async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
     """Reads the destination topic from the index `first` (inclusive) to `end` (exclusive), and returns the origin (the
     source's entry) of the last copied message; None if no message is a copy. `number`: the source topic as a number
-    (`hash_topic`).
+    (`hash_topic`). Raises the errors of `Client.read_range`; CorruptEntry if an entry is damaged.
 
     Needed for a topic to which other producers have written too, because its last entry may not be a copy."""
     found: Origin | None = None
@@ -108,7 +109,7 @@ async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: 
 async def find_message_index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
     """Returns the index of the first message in the destination topic that was copied from a position after `mark` of
     the source; `end` if there is none. Searches by bisection between the indexes `first` (inclusive) and `end`
-    (exclusive)."""
+    (exclusive). Raises the errors of `Client.read_range`; CorruptEntry if an entry is damaged."""
     while first < end:
         middle = (first + end) // 2
         entry = None
@@ -285,7 +286,8 @@ class SchemaVersionCopier:
 
 class TopicCopier:
     """Copies topics with their messages from a source cluster to a destination cluster: first `prepare`, then `run`.
-    `tallies` has the progress of each partition."""
+    `tallies` has the progress of each partition. Its methods raise the errors of `source`, `client` and `admin`;
+    CorruptEntry if an entry of the destination is damaged."""
 
     def __init__(
         self, source: MigrationSource, client: Client, admin: AdminClient, wanted: CopyOptions, world: World

@@ -101,7 +101,8 @@ def _error(number: int, text: str, of: str) -> errors.MagnetarError:
 class MigrationSource:
     """The cluster from which topics are copied: lists its topics, and opens readers of them. Belongs to one event loop.
     Each request waits at most `timeout_s` seconds. It raises Unavailable if no server can be reached, TimedOut if a
-    server does not answer, or the error that the source answers."""
+    server does not answer, WrongProtocol if it does not speak Pulsar's protocol, Unauthenticated if it refuses the
+    credentials, or the error that the source answers."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
         """Makes a source; connects at the first request. Raises InvalidUrl if `url` does not begin with pulsar:// or
@@ -397,7 +398,7 @@ class PartitionReader:
     async def next_event(self, wait_s: float) -> Event | None:
         """Returns the next event: an entry, an answer about the backlog, or the end of the topic. Returns None if
         nothing arrives within `wait_s` seconds. Raises ConnectionLost if the source has closed the reader or the
-        connection: the copy may continue with a new reader."""
+        connection: the copy may continue with a new reader. Raises CorruptEntry if an entry is damaged."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:

@@ -59,7 +59,8 @@ async def make_registered_world(
 ) -> World:
     """Registers the key of this process in the metadata, so that the other members of the cluster accept it, and
     returns a world that uses this key. The registration ends with `parts`. Returns `world` unchanged if the settings
-    have no section [members]. `session()` opens a session with the metadata."""
+    have no section [members]. `session()` opens a session with the metadata. Raises InvalidConfiguration if the section
+    is invalid, and the errors of `session`."""
     section = get_members_section(settings)
     if section is None:
         return world
@@ -83,7 +84,8 @@ def get_members_section(settings: str | None) -> MembersSection | None:
 
 def accepts_only_members(settings: str | None) -> bool:
     """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster; False
-    without `settings`. Raises UsageError if the settings have no section [members]."""
+    without `settings`. Raises UsageError if the settings have no section [members]. Raises InvalidConfiguration if the
+    settings cannot be read, or are invalid."""
     if settings is not None and get_members_section(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None
@@ -258,14 +260,14 @@ def _read_zookeeper_credentials(source: str) -> str:
 
 def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
     """Returns the address in the value of --metrics; None if the option is not given. A port without a host means a
-    loopback address."""
+    loopback address. Raises UsageError if the value is no address."""
     return _local_endpoint(text, "--metrics")
 
 
 def parse_health_endpoint(text: str | None) -> Endpoint | None:
     """Returns the address in the value of --health; None if the option is not given. A port without a host means a
     loopback address. Other machines may reach the address without --insecure, because the answer says only whether the
-    process serves."""
+    process serves. Raises UsageError if the value is no address."""
     return _local_endpoint(text, "--health")
 
 
@@ -307,7 +309,7 @@ def is_listener_secured(settings: str | None) -> bool:
 
 def url_scheme(settings: str | None) -> str:
     """Returns the scheme of the URL with which clients connect to the server: magnetar+ssl if the settings have TLS,
-    else magnetar."""
+    else magnetar. Raises InvalidConfiguration if the settings cannot be read, or are invalid."""
     return "magnetar+ssl" if is_listener_secured(settings) else "magnetar"
 
 
@@ -456,8 +458,9 @@ def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None =
 
 async def connect_metadata(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
     """Opens a session with the metadata service, makes this process write in the format of the cluster, and returns the
-    store. Waits up to `wait_s` seconds for the service to answer, then raises Unavailable. `session_s`: after how many
-    seconds without contact the session ends."""
+    store. Waits up to `wait_s` seconds for the service to answer, then raises Unavailable; raises Unauthorized at once
+    if ZooKeeper refuses this process, NewerFormat if the cluster has a format that this release cannot read.
+    `session_s`: after how many seconds without contact the session ends."""
     from ...metadata.remote import connect_address
     from ...proto.errors import Unavailable
 

@@ -135,7 +135,8 @@ async def start_bookie(
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
     """Starts bookie `number` (from 1) in its folder and returns it; it is closed with `parts`. `store`: its session
-    with the metadata. `new_session` opens the next one when that is lost; None: it cannot be lost."""
+    with the metadata. `new_session` opens the next one when that is lost; None: it cannot be lost. Raises
+    InvalidConfiguration if its settings are invalid, and the errors of `Bookie.start`."""
     from ...bookie.server import Bookie
 
     settings = plan.apply_to_config(load_bookie_settings(given, number), "bookie")

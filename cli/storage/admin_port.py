@@ -42,7 +42,7 @@ class BookiePeer:
         """Sends the request `verb` to the bookie and returns its answer. If the bookie answers with an error, raises it
         as an exception of the same class. Raises Busy if the bookie has too many requests, and CommandFailure if it
         refuses the request, as an older version does. Raises NotFound if it is not registered any more, TimedOut or
-        ConnectionLost if it does not answer."""
+        ConnectionLost if it does not answer, and, at the first request, the errors of `make_operator_world`."""
         from ...ledger.peer_format import Status, decode_answer, encode_admin_request
         from ...proto import errors
 
@@ -203,7 +203,8 @@ class OperatorOptions(NamedTuple):
     async def make_operator_world(self) -> tuple[World, Members | None]:
         """Returns a world (runtime/network.py) with which bookies accept this command as an operator, and the list of
         the cluster's members, which the caller must close. Without `security`, returns None in place of the list.
-        Raises Unavailable if the metadata does not answer, InvalidConfiguration if the settings are invalid."""
+        Raises Unavailable if the metadata does not answer, InvalidConfiguration if the settings are invalid, UsageError
+        if the address of the metadata is."""
         from ...metadata.members import Members
         from ...runtime.process import make_system_world
         from ...security.members import read_own_member_name

@@ -292,7 +292,7 @@ _NUMBER = 0x08  # tag of field 1, a number
 
 def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
     """Returns whether the envelopes are too much to be parsed at once: more than 2 * ITEMS_AT_ONCE items, or more than
-    PARSED_AT_ONCE bytes."""
+    PARSED_AT_ONCE bytes. Raises the errors of `measure_item_to_parse`."""
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
     items = parsed = 0
     for data in envelopes:

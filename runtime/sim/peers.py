@@ -306,7 +306,7 @@ def split_into_multipart_messages(items: list[PeerItem]) -> list[list[PeerItem]]
 
 def decode_envelope_parts(parts: list[bytes]) -> Envelope:
     """Decodes the header of an envelope in `parts[0]`, puts the further parts into its items, and returns it. The parts
-    must be complete."""
+    must be complete. Raises the errors of `decode_envelope`."""
     envelope = decode_envelope(parts[0])
     assert len(envelope.parts) == len(parts) - 1
     for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):

@@ -307,8 +307,8 @@ class Simulation:
         return self.spawn_in_process(self._process(name), coroutine)
 
     def spawn_in_process(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs the coroutine in the given process, and returns a future of its result, like `spawn`. The process may be
-        one that `start_second_process` returned."""
+        """Runs the coroutine in the given process, and returns a future of its result, like `spawn`; the future gets
+        NodeCrashed if the process dies before. The process may be one that `start_second_process` returned."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.fail_when_process_dies(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())

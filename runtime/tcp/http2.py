@@ -943,7 +943,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def reset(self, stream: Http2Stream, code: Http2ErrorCode, error: MagnetarError | None = None) -> None:
         """Ends a stream at once by sending RST_STREAM. If `error` is given, the other end is at fault: calls the
-        stream's `on_lost` with it, and charges the allowance. Does nothing if the stream has ended."""
+        stream's `on_lost` with it, and charges the allowance, which raises Http2Violation if it is used up. Does
+        nothing if the stream has ended."""
         if stream.connection is None:
             return
         self.out.write(frames.encode_rst_stream(stream.id, code))

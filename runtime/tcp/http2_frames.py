@@ -311,7 +311,8 @@ class FrameAllowance:
     def charge_window_update(self, id_: int, size: int, send_left: int) -> None:
         """Charges a window update like a frame without content, unless it only gives back credit for data that was
         sent. An update is charged if it is small, or grants more than any update before. `id_`: the stream, 0 for the
-        connection; `size`: the granted bytes; `send_left`: the send window of the connection before the update."""
+        connection; `size`: the granted bytes; `send_left`: the send window of the connection before the update. Raises
+        Http2Violation if the allowance is used up."""
         sent = WINDOW_DEFAULT + self._granted - send_left
         if id_:
             self._granted_streams += size
