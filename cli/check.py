@@ -207,7 +207,7 @@ def _receive(reader: Reader, nonce: str, timeout_s: float) -> None:
 
 def format_nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critical_s: float) -> str:
     """Returns the result of a probe as one line for Nagios, with its performance data. `state` is the result of
-    `ProbeTimes.judge_times`."""
+    `ProbeTimes.judge_times`. `warn_s` and `critical_s`: its limits in seconds."""
     if took.error:
         return f"MAGNETAR CRITICAL - {topic}: {' '.join(took.error.split())}".replace("|", "/")
     text = f"published in {took.publish_s:.3f} s, delivered in {took.deliver_s:.3f} s"

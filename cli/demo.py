@@ -295,7 +295,7 @@ class DemoSteps:
 
     def create_demo_topics(self, cluster: Cluster) -> None:
         """Creates the topics of the demo. First sets an unlimited retention, because without a subscription the
-        messages could be deleted before Spark begins to read them."""
+        messages could be deleted before Spark begins to read them. Raises the errors of the admin client."""
         from ..client.admin import Admin
         from ..proto.policies import Policies
 
@@ -412,7 +412,8 @@ class DemoSteps:
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, FlightDelays]:
-        """Consumes the result topic to its present end. Returns the last row for each pair of carrier and origin."""
+        """Consumes the result topic to its present end. Returns the last row for each pair of carrier and origin.
+        Raises the errors of the SDK's client."""
         import msgspec
 
         from ..client.blocking.client import Client

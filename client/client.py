@@ -216,8 +216,8 @@ class Client(ClosedAfterAsyncWith):
 
     def transaction_now(self, timeout: float) -> Transaction | None:
         """Returns a transaction that has begun, with a transaction id that was leased in advance. Returns None if no
-        leased id is left, or the client is closed or has no connection yet: the caller must use `transaction`. May be
-        called from any thread."""
+        leased id is left, or the client is closed or has no connection yet: the caller must use `transaction`.
+        `timeout`: seconds, as for `transaction`. May be called from any thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check_parameters(TRANSACTION, {"timeout": timeout})
@@ -226,8 +226,9 @@ class Client(ClosedAfterAsyncWith):
 
     async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
         """Begins a transaction that writes a part of a batch to a sink, and returns it. Returns None if the sink has
-        committed the batch already: nothing must be written. The program must prepare the transaction; `commit_batch`
-        then commits it (client/transactions/coordinators.py). Raises SinkFenced if another query writes to the sink."""
+        committed the batch already: nothing must be written. `timeout`: seconds, as for `transaction`. The program must
+        prepare the transaction; `commit_batch` then commits it (client/transactions/coordinators.py). Raises SinkFenced
+        if another query writes to the sink."""
         check_parameters(TRANSACTION, {"timeout": timeout})
         check_parameter("batch", batches.BATCH, batch)
         batch.check()
@@ -272,7 +273,7 @@ class Client(ClosedAfterAsyncWith):
     ) -> Half:
         """Stores a half message of 1 to 100 messages to any topics, as `Producer.prepare` does for one message, and
         returns it. The messages are published all together or not at all. `outputs`: one `Output` for each message,
-        with a producer of this client. `group`, `check_key`, `check_after`: as in `Producer.prepare`."""
+        with a producer of this client. `group`, `check_key`, `check_after` and the errors: as in `Producer.prepare`."""
         check_parameter("outputs", ParameterCheck("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -437,8 +438,9 @@ class Client(ClosedAfterAsyncWith):
         levels: int | None = None,
         weights: Sequence[int] | str | None = None,
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
-        parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
+        """Opens a consumer of a subscription, which is created if it does not exist, and returns the consumer when all
+        its partitions are open. docs/settings.md describes the parameters and their costs. `topic`: a name, a list of
+        names, or a compiled pattern.
 
         `isolation` applies to the whole subscription: with "read_uncommitted" it also gets the messages of transactions
         that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too. With
@@ -534,7 +536,8 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, payload: bytes, timeout: float = 30, *, properties: dict[str, str] | None = None,
         partition_key: str | None = None,
     ) -> Message:  # fmt: skip
-        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
+        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns the reply. `properties`
+        and `partition_key` are those of the message with the request.
 
             reply = await client.request("prices", b"ACME", timeout=2)
             print(reply.data())
@@ -610,9 +613,10 @@ class Client(ClosedAfterAsyncWith):
         isolation: str = "read_committed",
         filter: str | None = None,
     ) -> Reader:
-        """Opens a reader that starts after the message `start_message_id`, or at this message with
+        """Opens and returns a reader that starts after the message `start_message_id`, or at this message with
         `start_message_id_inclusive`. `isolation` and `filter` are those of `subscribe`; the broker sends a reader all
-        messages, and the reader itself drops those that do not match the filter."""
+        messages, and the reader itself drops those that do not match the filter. docs/settings.md describes the other
+        parameters."""
         options = pick_parameters(locals(), "topic")
         check_parameters(READER, options)
         options = pick_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -627,9 +631,9 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None,
         *, crypto_key_reader: KeyReader | None = None,
     ) -> TableView:  # fmt: skip
-        """Opens a table view: a dictionary of the latest value of each key of a topic, which is kept up to date. When
-        the call returns, the view contains everything that the topic had stored. Raises CryptoError if a message cannot
-        be decrypted."""
+        """Opens and returns a table view: a dictionary of the latest value of each key of a topic, which is kept up to
+        date. When the call returns, the view contains everything that the topic had stored. `subscription_name`: the
+        name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
         check_parameters(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
@@ -649,10 +653,10 @@ class Client(ClosedAfterAsyncWith):
         receiver_queue_size: int = 1000, is_read_compacted: bool = False, crypto_key_reader: KeyReader | None = None,
         isolation: str = "read_committed",
     ) -> PullConsumer:  # fmt: skip
-        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: the
-        OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md); None: it stores
-        none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message that cannot be
-        decrypted."""
+        """Opens and returns a pull consumer, which pulls messages of a topic by index, without a subscription.
+        `offsets`: the OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md);
+        None: it stores none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message
+        that cannot be decrypted."""
         options = pick_parameters(locals(), "topic", "offsets")
         check_parameters(READER, options)
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the pull learns of it

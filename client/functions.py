@@ -163,7 +163,9 @@ class Context:
         properties: Mapping[str, str] | None = None, compression_type: Any = None,
         callback: Callable[..., Any] | None = None, message_conf: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Publishes a message to a topic. `message_conf`: parameters of `Producer.send`."""
+        """Publishes a message to a topic. `message_conf`: parameters of `Producer.send`. The other parameters are those
+        of Pulsar's functions: `serde_class_name` names the class that encodes `message`, and `callback` gets the
+        outcome."""
 
     @abstractmethod
     def get_input_topics(self) -> Any:

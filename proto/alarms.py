@@ -59,7 +59,7 @@ def find_alarms(
     and `disk`, the state of its disk. Of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are
     considered. `silent` are the brokers that did not answer; `refusing` are those of them that refused the own token or
     certificate of the broker that was asked. `late` are those of `brokers` that answered only when they were asked
-    again. Each of `died` has `name`, `endpoint` and `seen_ms`."""
+    again. Each of `died` has `name`, `endpoint` and `seen_ms`. Times are in ms since the epoch."""
     found = []
     for name in late:
         text = f"Broker {name} answers late: only when it was asked again."

@@ -125,7 +125,7 @@ def combine_checksums(first: int, second: int, size: int) -> int:
 
 
 def encode_varint(value: int) -> bytes:
-    """Encodes a number as protobuf's varint. It must not be negative."""
+    """Returns a number, which must not be negative, as protobuf's varint."""
     if value < 0x80:
         return bytes((value,))
     if value < 0x4000:

@@ -59,8 +59,8 @@ class EntryExpiry:
         self.told_ms = 0
 
     def find_expired_bits(self, now_ms: int) -> int:
-        """Returns which messages of the entry have expired at `now_ms` (inclusive), as bits (bit i: message i). A chunk
-        never counts as expired by itself."""
+        """Returns which messages of the entry have expired at `now_ms` (ms since the epoch, inclusive), as bits (bit i:
+        message i). A chunk never counts as expired by itself."""
         if now_ms < self.first_ms or self.is_chunk:
             return 0
         bits = 0

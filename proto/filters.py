@@ -264,7 +264,8 @@ def _make_membership(node: In) -> _Decide:
 
 def matches_parts_in_order(text: str, parts: Sequence[str], *, is_whole: bool) -> bool:
     """Returns whether the text begins with the first part, ends with the last one, and has the others between them in
-    this order. Each part is searched once, so the time is linear for a bounded number of parts."""
+    this order. `is_whole`: there is one part, which must be the whole text. Each part is searched once, so the time is
+    linear for a bounded number of parts."""
     first, last = parts[0], parts[-1]
     if is_whole:
         return text == first

@@ -531,7 +531,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 def measure_machine_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     """Returns the bytes of memory that this process could use. That is the memory of the machine, or the smallest limit
-    of the process's control groups (versions 1 and 2) and their parents, whichever is less."""
+    of the process's control groups (versions 1 and 2) and their parents, whichever is less. `root` and `own`: where the
+    system describes the control groups."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])
 

@@ -237,7 +237,8 @@ class AuditLog:
 
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
         """Writes to the audit log that an authenticated caller was not permitted to do the act `act` on the object
-        `on`, and why. Of one caller at most DENIALS_MAX denials in DENIALS_S seconds are written."""
+        `on`, and why. `peer`: the address of the caller; "": not known. Of one caller at most DENIALS_MAX denials in
+        DENIALS_S seconds are written."""
         self._denied(str(principal), principal, act, on, why, peer)
 
     def record_refusal(self, caller: Caller, act: str, why: str) -> None:

@@ -387,9 +387,10 @@ class Peer(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[PeerReply]:
-        """Sends a request, and returns a future of the answer. Never raises, and does not wait. The future fails with
-        TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (this process is no member, or only one of
-        the two ends has keys) or BackPressure (the queue is full; nothing was sent)."""
+        """Sends a request, which consists of `head` and `frames`, and returns a future of the answer. Never raises, and
+        does not wait. The future fails with TimedOut after `timeout_s` seconds, ConnectionLost, WrongIdentity,
+        WrongProtocol, Unauthorized (this process is no member, or only one of the two ends has keys) or BackPressure
+        (the queue is full; nothing was sent)."""
         ...
 
     def send_request(
@@ -492,13 +493,15 @@ class Network(Protocol):
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> RunningServer:
         """Starts a gRPC server, and returns it when it listens. Each service is (name in proto/wire.proto, handler).
-        Port 0 means a free port. Raises Busy if the port is taken, InvalidConfiguration if a TLS file cannot be used.
+        `access`: the rules for callers. Port 0 means a free port. Raises Busy if the port is taken,
+        InvalidConfiguration if a TLS file cannot be used.
         """
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        """Returns a channel to the gRPC server at `endpoint`; the connection is made later. Raises InvalidConfiguration
-        if a TLS file cannot be used, or if credentials would leave this machine without encryption."""
+        """Returns a channel to the gRPC server at `endpoint`; the connection is made later. `access`: the credentials,
+        and the files for TLS. Raises InvalidConfiguration if a TLS file cannot be used, or if credentials would leave
+        this machine without encryption."""
         ...
 
     async def serve_bytes(

@@ -216,7 +216,8 @@ def _sized(token: str) -> Any:
 
 def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
     """Checks the claims of a token and returns its principal. Raises Unauthenticated if a claim is missing or
-    malformed, or if the token has expired, is not valid yet, or is for another audience."""
+    malformed, or if the token has expired, is not valid yet, or is for another audience. `now_ms`: ms since the
+    epoch."""
     missing = [name for name in rules.required if name not in claims]
     if missing:
         raise Unauthenticated(f"the token has no claim {missing[0]!r}")

@@ -463,9 +463,9 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """Parses the options of a query that writes to topics. `complete`: each batch of the stream contains the whole
-    result (outputMode("complete")). Raises InvalidConfiguration for an unknown option, a wrong value, or options that
-    contradict each other. Reads the environment and the profile."""
+    """Parses the options of a query that writes to topics. `streaming`: whether the query is a stream. `complete`: each
+    batch of the stream contains the whole result (outputMode("complete")). Raises InvalidConfiguration for an unknown
+    option, a wrong value, or options that contradict each other. Reads the environment and the profile."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")

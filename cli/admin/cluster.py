@@ -119,7 +119,8 @@ def status(session: CommandSession) -> None:
 
 def read_summary(session: CommandSession) -> ClusterSummary:
     """Returns the summaries of all brokers. A broker of an older release does not support this request. If such a
-    broker is asked, the result has only the names and addresses of brokers, and the bookies, that it lists."""
+    broker is asked, the result has only the names and addresses of brokers, and the bookies, that it lists. Raises the
+    errors of the admin client."""
     from ...proto.errors import WrongProtocol, is_unknown_operation
     from ...proto.statistics import BrokerSummary, ClusterSummary, NamespaceSums
 
@@ -141,8 +142,8 @@ UNKNOWN_OF_OLDER = ("up", "sinceMs", "busy", "topics", "in", "out", "backlog", "
 
 
 def make_broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
-    """Returns the row of a broker in `magnetar status`. `found`: its summary as a dictionary. What a broker of an older
-    release does not report is None."""
+    """Returns the row of a broker in `magnetar status`. `found`: its summary as a dictionary. `now_ms`: ms since the
+    epoch. What a broker of an older release does not report is None."""
     total = found["total"]
     row = {
         "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"] or None,
@@ -248,7 +249,8 @@ def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[di
 
 
 def make_topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
-    """Returns the row of a topic in `magnetar top` and `status`. `found`: its summary as a dictionary."""
+    """Returns the row of a topic in `magnetar top` and `status`. `found`: its summary as a dictionary. `now_ms`: ms
+    since the epoch."""
     oldest = found["oldest_ms"]
     return {
         "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],

@@ -61,13 +61,13 @@ _WAITED = "waitsForTransaction"
 
 def ask_partition_stats(session: CommandSession, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
     """Asks the owner of each partition for its statistics, and returns them; of a topic without partitions, its own.
-    `precise`: backlogs are counted exactly, message by message."""
+    `precise`: backlogs are counted exactly, message by message. Raises the errors of the admin client."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
 def get_topic_stats(session: CommandSession, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """Returns the statistics of a topic as one record; numbers are summed over its partitions. `precise`: backlogs are
-    counted exactly, message by message."""
+    counted exactly, message by message. Raises the errors of the admin client."""
     return make_topic_record(session, topic, ask_partition_stats(session, topic, precise=precise))
 
 

@@ -148,7 +148,7 @@ class SupportBundle:
 
     def write(self, path: Path, now_ms: int) -> None:
         """Writes the bundle to the file `path`, which only its owner may read. Raises FileExistsError if the file
-        exists."""
+        exists. `now_ms`: the time of its files, in ms since the epoch."""
         with open(path, "xb", opener=_private) as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
             for name, text in sorted(self.files.items()):
                 content = text.encode("utf-8", "backslashreplace")

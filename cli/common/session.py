@@ -149,7 +149,8 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 class CommandSession:
     """The server, the credentials and the output of one command. `admin` is an admin client that connects when it is
     first used; `close` ends its connection. `context`: the name of the context from which the server and the
-    credentials come; "" if there is none."""
+    credentials come; "" if there is none. Errors of its clients are not caught: `run_reporting_errors` prints them and
+    ends the command."""
 
     context = ""
 

@@ -168,8 +168,8 @@ SESSION_S = 10.0
 
 def resolve_context_option(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """Returns the value of the option --security or --metadata. Takes the first that is set: the option itself, its
-    environment variable, the context, the default. If a context is given by an option, it has priority over the
-    variable. Raises InvalidConfiguration if the context is missing or invalid."""
+    environment variable, the context, the default; None if none of them is set. If a context is given by an option, it
+    has priority over the variable. Raises InvalidConfiguration if the context is missing or invalid."""
     source = context.get_parameter_source(str(parameter.name))
     typed = context.get_parameter_source("profile") is ParameterSource.COMMANDLINE
     beaten = (ParameterSource.DEFAULT, ParameterSource.ENVIRONMENT) if typed else (ParameterSource.DEFAULT,)

@@ -236,7 +236,8 @@ def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -
 
 
 def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
-    """Reads and checks all records of an entry log. Returns those columns of the log's row that result from the check.
+    """Reads and checks all records of the entry log `number`, and counts damage. Returns those columns of the log's row
+    that result from the check.
     """
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import FileDamage

@@ -195,8 +195,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
-        `limit` of each coordinator.
+        """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most `limit` of
+        each coordinator. `group`: only those of this group; empty: those of all groups.
         """
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
@@ -256,8 +256,8 @@ class AdminClient(ClosedAfterAsyncWith):
         properties: Mapping[str, str] | None = None,
         missed: str = "skip",
     ) -> None:
-        """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, once for each
-        time.
+        """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, `key` and
+        `properties`, once for each time.
 
         Exactly one parameter says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of one
         second or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no
@@ -274,7 +274,8 @@ class AdminClient(ClosedAfterAsyncWith):
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Creates a durable subscription. `position`: the first message that the subscription delivers; None: it begins
-        after the last message. Raises AlreadyExists if the topic has a subscription of that name.
+        after the last message. `properties`: its properties; None: it has none. Raises AlreadyExists if the topic has a
+        subscription of that name.
         """
 
     async def create_tenant(
@@ -310,8 +311,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def drain_broker(self, name: str) -> None:
-        """Drains a broker: the broker gives its bundles to the other brokers of its group. It gets no new ones until
-        `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
+        """Drains a broker: the broker gives its bundles to the other brokers of its group. The broker gets no new bundles
+        until `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
         many bundles are left.
 
         Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its
@@ -400,7 +401,9 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-        """Returns the messages of one stored entry. Raises NotFound if the topic has no such entry."""
+        """Returns the messages of the stored entry `entry_id` of the ledger `ledger_id`. Raises NotFound if the topic has
+        no such entry.
+        """
 
     async def namespace_permissions(self, name: str) -> values.Permissions:
         """Returns the permissions of roles in the namespace, and the roles of its restricted subscriptions. Permissions

@@ -82,8 +82,8 @@ async def create_schedule(
     zone: str = "UTC", payload: bytes = b"", key: str = "", properties: Mapping[str, str] | None = None,
     missed: str = "skip",
 ) -> None:  # fmt: skip
-    """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, once for each
-    time.
+    """Creates a schedule: at set times the owner of the topic publishes a message with `payload`, `key` and
+    `properties`, once for each time.
 
     Exactly one parameter says when: `cron`, five fields in the time zone `zone`; `every_s`, an interval of one
     second or more; or `at_ms`, a single time in ms since the epoch. `missed` says what happens to times at which no
@@ -244,7 +244,8 @@ async def backlog_size(self: OperationCaller, topic: str, position: MessageId) -
 
 
 async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-    """Returns the messages of one stored entry. Raises NotFound if the topic has no such entry."""
+    """Returns the messages of the stored entry `entry_id` of the ledger `ledger_id`. Raises NotFound if the topic has
+    no such entry."""
     return await self._all(op.GET_MESSAGE, topic=to_full_topic_name(topic), ledger_id=ledger_id, entry_id=entry_id)
 
 
@@ -388,8 +389,8 @@ async def halves(
 
 
 async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
-    `limit` of each coordinator."""
+    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most `limit` of
+    each coordinator. `group`: only those of this group; empty: those of all groups."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -453,7 +454,8 @@ async def create_subscription(
     properties: Mapping[str, str] | None = None,
 ) -> None:
     """Creates a durable subscription. `position`: the first message that the subscription delivers; None: it begins
-    after the last message. Raises AlreadyExists if the topic has a subscription of that name."""
+    after the last message. `properties`: its properties; None: it has none. Raises AlreadyExists if the topic has a
+    subscription of that name."""
     await self._call(
         op.CREATE_SUBSCRIPTION, **make_subscription_arguments(topic, name), position=position or MessageId.latest,
         properties=dict(properties or {}),
@@ -730,8 +732,8 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
-    """Drains a broker: the broker gives its bundles to the other brokers of its group. It gets no new ones until
-    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
+    """Drains a broker: the broker gives its bundles to the other brokers of its group. The broker gets no new bundles
+    until `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
     many bundles are left.
 
     Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its

@@ -159,8 +159,8 @@ class Client(faces.ClientFacade):
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
         """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics. They are published
-        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client. Returns
-        the half message when it is stored."""
+        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client. The other
+        parameters and the errors are those of `Producer.prepare`. Returns the half message when it is stored."""
         inner = [to_asyncio_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(self._run(work))

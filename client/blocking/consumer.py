@@ -487,7 +487,8 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
 
 
 class PullConsumer(PullConsumerFacade):
-    """Pulls messages of a topic by index, without a subscription; see `Client.pull_consumer`.
+    """Pulls messages of a topic by index, without a subscription; see `Client.pull_consumer`. `partition`: the number
+    of a partition, needed if the topic has partitions.
 
         with client.pull_consumer("flights", offsets=magnetar.FileOffsetStore("/var/lib/board/offsets")) as pull:
             index = pull.load_offset()

@@ -239,8 +239,9 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         levels: int | None = None,
         weights: Sequence[int] | str | None = None,
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created if it does not exist. docs/settings.md describes the
-        parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
+        """Opens a consumer of a subscription, which is created if it does not exist, and returns the consumer when all
+        its partitions are open. docs/settings.md describes the parameters and their costs. `topic`: a name, a list of
+        names, or a compiled pattern.
 
         `isolation` applies to the whole subscription: with "read_uncommitted" it also gets the messages of transactions
         that are not committed yet, or were aborted. `redelivery_order` applies to the whole subscription, too. With
@@ -297,7 +298,8 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
     ) -> Message:
-        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns it.
+        """Sends a request to the topic, waits for the reply of a server (`serve`), and returns the reply. `properties`
+        and `partition_key` are those of the message with the request.
 
             reply = client.request("prices", b"ACME", timeout=2)
             print(reply.data())
@@ -331,9 +333,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         isolation: str = "read_committed",
         filter: str | None = None,
     ) -> Reader:
-        """Opens a reader that starts after the message `start_message_id`, or at this message with
+        """Opens and returns a reader that starts after the message `start_message_id`, or at this message with
         `start_message_id_inclusive`. `isolation` and `filter` are those of `subscribe`; the broker sends a reader all
-        messages, and the reader itself drops those that do not match the filter.
+        messages, and the reader itself drops those that do not match the filter. docs/settings.md describes the other
+        parameters.
 
         `reader_listener(reader, message)` is called in a thread of its own.
         """
@@ -347,9 +350,9 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         *,
         crypto_key_reader: KeyReader | None = None,
     ) -> TableView:
-        """Opens a table view: a dictionary of the latest value of each key of a topic, which is kept up to date. When
-        the call returns, the view contains everything that the topic had stored. Raises CryptoError if a message cannot
-        be decrypted.
+        """Opens and returns a table view: a dictionary of the latest value of each key of a topic, which is kept up to
+        date. When the call returns, the view contains everything that the topic had stored. `subscription_name`: the
+        name of its reader at the broker; None: a random one. Raises CryptoError if a message cannot be decrypted.
         """
         return self._create_table_view(pick_parameters(locals()))
 
@@ -364,10 +367,10 @@ class ClientFacade(BlockingFacade[aio.Client], ClosedAfterWith):
         crypto_key_reader: KeyReader | None = None,
         isolation: str = "read_committed",
     ) -> PullConsumer:
-        """Opens a pull consumer, which pulls messages of a topic by index, without a subscription. `offsets`: the
-        OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md); None: it stores
-        none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message that cannot be
-        decrypted.
+        """Opens and returns a pull consumer, which pulls messages of a topic by index, without a subscription.
+        `offsets`: the OffsetStore in which the pull consumer stores the indexes at which it goes on (docs/sdk.md);
+        None: it stores none. The other parameters are those of `create_reader`. A pull raises CryptoError for a message
+        that cannot be decrypted.
         """
         return self._pull_consumer(pick_parameters(locals()))
 
@@ -572,7 +575,7 @@ class ConsumerFacade(ForkReopenedFacade[AsyncConsumer]):
     ) -> None:
         """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself. If
         the message was retried too often, the copy goes to the dead-letter topic instead. `error`: the exception with
-        which the program failed; the copy, and its dead letter, describe it.
+        which the program failed; the copy, and its dead letter, describe it. `properties`: added to those of the copy.
 
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
         itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then.

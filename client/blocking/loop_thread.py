@@ -130,8 +130,8 @@ class LoopThread:
 
     def stop(self) -> None:
         """Stops the event loop and waits up to END_S seconds for its thread to end; does nothing at a second call, or
-        in a forked child process. It is called at the end of the interpreter: `atexit` runs functions that a program
-        registered later before it, and they still find the loop running."""
+        in a forked child process. `stop` is called at the end of the interpreter: `atexit` runs functions that a
+        program registered later before it, and they still find the loop running."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
             return
         self._ended = True
@@ -224,8 +224,8 @@ _thread: LoopThread | None = None
 
 
 def shared_loop_thread() -> LoopThread:
-    """Returns the loop thread of this process; the first call in a process starts it. It is made in another thread than
-    the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made."""
+    """Returns the loop thread of this process; the first call in a process starts it. The LoopThread is made in another
+    thread than the caller's: Ctrl-C interrupts only the main thread, so that no event loop is left half made."""
     if _thread is not None:
         return _thread
     made: Future[LoopThread] = Future()

@@ -356,8 +356,8 @@ class ConsumerAssignError(PulsarException):
 
 
 class CumulativeAcknowledgementNotAllowedError(PulsarException):
-    """Raised by a cumulative acknowledgement on a Shared or KeyShared subscription, which has no order of messages:
-    acknowledge single messages there."""
+    """Raised by a cumulative acknowledgement on a Shared or KeyShared subscription, which has no order of messages, or
+    of a consumer with `debounce`: acknowledge single messages there."""
 
 
 class TransactionCoordinatorNotFoundError(PulsarException):

@@ -260,7 +260,7 @@ class BreakerState(enum.Enum):
 class BreakerCore:
     """The core of a circuit breaker: decides from the outcomes of earlier calls whether calls may begin. It opens after
     `failures` failures in a row; after `pause_s` seconds at most `trials` calls may run at once as trials. `opened`:
-    how often it has opened."""
+    how often it has opened. `now`: seconds of a monotonic clock."""
 
     def __init__(self, failures: int, pause_s: float, trials: int) -> None:
         self._failures_max, self._pause_s, self._trials_max = failures, pause_s, trials

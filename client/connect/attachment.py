@@ -70,7 +70,7 @@ class AttachmentOwner(Protocol):
 
     def on_lost(self, error: MagnetarError) -> None:
         """Fact: this producer or consumer is no longer open at its broker, or an attempt to open it again failed;
-        `error` says why. It may call `reopen`."""
+        `error` says why. The owner may call `Attachment.reopen`."""
         ...
 
     def on_failure(self, error: Exception) -> None: ...

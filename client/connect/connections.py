@@ -104,8 +104,8 @@ class _NoFiles:
 
 
 def make_client_world() -> World:
-    """Makes the `World` (clock, network, …) of one client. It has no files, and its network only connects. Each client
-    needs its own, because connections belong to a world, and to one event loop."""
+    """Makes the `World` (clock, network, …) of one client. This world has no files, and its network only connects. Each
+    client needs its own, because connections belong to a world, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())
 
 
@@ -326,8 +326,8 @@ class Connections:
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
         """Sends a request to the broker that owns the topic and returns its answer, with the attempts and errors of
-        `retry`. The first attempt asks any broker, which answers itself or names the owner. If it does neither, the
-        owner is looked up."""
+        `retry`. `service` and `method`: the gRPC method. The first attempt asks any broker, which answers itself or
+        names the owner. If it does neither, the owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:

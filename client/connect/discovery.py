@@ -346,11 +346,11 @@ class SilentBrokerTracker:
         return bool(self._until) and self._until.get(self._name(endpoint), 0.0) > self._now()
 
     def on_answered(self, endpoint: Endpoint) -> None:
-        """Fact: the broker at `endpoint` answers. It does not count as silent any more."""
+        """Fact: the broker at `endpoint` answers. The broker does not count as silent any more."""
         self._until.pop(self._name(endpoint), None)
 
     def on_unanswered(self, endpoint: Endpoint) -> None:
-        """Fact: the broker at `endpoint` did not answer. It counts as silent for SILENT_KEPT_S seconds."""
+        """Fact: the broker at `endpoint` did not answer. The broker counts as silent for SILENT_KEPT_S seconds."""
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def other_brokers(self, endpoint: Endpoint) -> list[Endpoint]:

@@ -138,7 +138,8 @@ class AckCollector:
 
     def make_ack_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
         """Returns the acknowledgements of the messages `which` as one AckGroup, which the caller sends in a request of
-        its own. Ends the ack time-outs of their entries."""
+        its own. Ends the ack time-outs of their entries. `cumulative`: each of `which` acknowledges all messages up to
+        it."""
         tracker = AckTracker()
         self.add_to_tracker(tracker, which, cumulative=cumulative)
         return tracker.take_ack_group()
@@ -146,7 +147,7 @@ class AckCollector:
     def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
         """Adds acknowledgements of the messages `which` to `tracker`; the caller then sends the tracker's group in a
         request of its own. Consecutive messages of the same entry are added in one step. Ends the ack time-outs of the
-        entries."""
+        entries. `cumulative`: each of `which` acknowledges all messages up to it."""
         entry: ReceivedEntry | None = None
         bits, before = 0, tracker.pending_messages
         for each in which:

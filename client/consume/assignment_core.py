@@ -225,7 +225,7 @@ class GroupMember:
 
     def on_lost(self, partition: int) -> None:
         """Fact: the connection of a partition that the member owns was interrupted, so the broker may have let another
-        member in. It is no longer owned."""
+        member in. The member no longer owns the partition."""
         assert self.states.pop(partition) is PartitionState.OWNED, "it has it"
 
     def check(self) -> None:

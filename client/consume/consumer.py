@@ -769,10 +769,10 @@ class Consumer(ClosedAfterAsyncWith):
         self, txn: TransactionPort, which: Message | MessageId | Iterable[Message | MessageId], *,
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges messages in the transaction `txn`: the acknowledgements count when `txn` commits. Returns at
-        once; the commit waits until they are durable. If `waiters` is given, appends to it one future for each
-        partition, which gets the outcome. Raises the errors of `acknowledge_cumulative` and of a transaction that is
-        not open. Must be called in the event loop."""
+        """Acknowledges messages in the transaction `txn`: the acknowledgements count when `txn` commits. `cumulative`:
+        acknowledges also all messages before them in their partitions. Returns at once; the commit waits until they are
+        durable. If `waiters` is given, appends to it one future for each partition, which gets the outcome. Raises the
+        errors of `acknowledge_cumulative` and of a transaction that is not open. Must be called in the event loop."""
         check_transaction_argument(txn)
         if cumulative:
             self._check_cumulative()
@@ -892,7 +892,7 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:  # fmt: skip
         """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself. If
         the message was retried too often, the copy goes to the dead-letter topic instead. `error`: the exception with
-        which the program failed; the copy, and its dead letter, describe it.
+        which the program failed; the copy, and its dead letter, describe it. `properties`: added to those of the copy.
 
         Raises OperationNotSupported if the consumer was opened without `enable_retry`, or the message is a dead letter
         itself. If the copy cannot be stored, raises the error of its producer; the message is not acknowledged then."""

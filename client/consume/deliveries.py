@@ -496,7 +496,8 @@ def decode_messages(
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
     """Decodes an entry. Returns a tuple: the entry; its messages for the application, or None if the entry is a chunk;
     the decrypted payload, or None if the entry was not encrypted. Messages before `start` and those in `acked` are left
-    out. `has_room(size)` is asked before a large entry is decompressed; `size`: its bytes after that.
+    out. `redelivered`: the redelivery count. `has_room(size)` is asked before a large entry is decompressed; `size`:
+    its bytes after that.
 
     Raises CorruptEntry if the entry cannot be read, PayloadUndecryptable if it cannot be decrypted,
     DecompressionDeferred if `has_room` returned False."""

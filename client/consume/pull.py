@@ -465,7 +465,8 @@ class PartitionPuller:
 
 # ------------------------------------------------------------------------------------------------------ consumer
 class PullConsumer(ClosedAfterAsyncWith):
-    """Pulls messages of a topic by index, without a subscription, for asyncio; see `Client.pull_consumer`.
+    """Pulls messages of a topic by index, without a subscription, for asyncio; see `Client.pull_consumer`. `partition`:
+    the number of a partition, needed if the topic has partitions.
 
     Errors: AlreadyClosed after `close`; InvalidConfiguration for a wrong parameter, or a `partition` that the topic
     does not have; TopicNotFound if the topic was deleted, or created again since this object was opened; CryptoError

@@ -104,7 +104,8 @@ class ClientRangeReader:
     ) -> AsyncGenerator[list[StoredEntry], None]:
         """Yields, in order, lists of the entries that contain any of the messages with the indexes `first` … `end - 1`.
         Ends early if the topic ends before `end`. `incarnation`: the topic's incarnation to read; 0: any. Raises
-        TopicNotFound if the topic was deleted and created again since."""
+        TopicNotFound if the topic was deleted and created again since that incarnation. Other permanent errors are
+        raised at once, too; Unavailable or TimedOut when no entry has arrived for the operation time-out."""
         timeout_s = self._connections.settings.operation_timeout_s
         now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
         at, deadline = first, now() + timeout_s
@@ -355,7 +356,8 @@ class Reader(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Closes the reader at its brokers, and waits for it. Messages that wait in the client are dropped."""
+        """Closes the reader at its brokers, and waits until they have answered. Messages that wait in the client are
+        dropped."""
         self._closed = True
         await self._partitions.close()
 

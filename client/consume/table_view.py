@@ -6,8 +6,8 @@
 
 A view reads the compacted topic from its beginning, without a durable subscription. When `create_table_view` returns,
 the view contains all messages that were stored at the time of the call. A message without a value, or with an empty
-value, deletes its key (Pulsar R2; complaint 49); a message without a key is ignored. A partitioned topic is one table;
-partitions that are added later are included.
+value, deletes its key, as in Pulsar; a message without a key is ignored. A partitioned topic is one table; partitions
+that are added later are included.
 
 **Compaction meanwhile.** A message that compaction removed is never delivered, nor is a removed tombstone. The reader
 of a partition may reconnect at a position before the compaction horizon after the horizon has moved. Then the partition
@@ -285,8 +285,8 @@ class TableView(ClosedAfterAsyncWith):
         self._reader.abort()
 
     async def close(self) -> None:
-        """Closes the table view, and waits for it: the table is no longer kept up to date, and its values stay
-        readable. Coroutines of `for_each` that still run are cancelled."""
+        """Closes the table view, and waits until its reader is closed: the table is no longer kept up to date, and its
+        values stay readable. Coroutines of `for_each` that still run are cancelled."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task

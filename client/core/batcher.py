@@ -396,8 +396,8 @@ def make_entry_metadata(
     batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
     """Returns the metadata of the entry that a batch becomes. If the batch is a single message that is sent unbatched,
-    the metadata contains all fields of that message. `compression`: the number of a compression type of
-    proto/compression.py; 0: none."""
+    the metadata contains all fields of that message. `publish_time_ms`: ms since the epoch. `compression`: the number
+    of a compression type of proto/compression.py; 0: none."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
@@ -421,7 +421,8 @@ def encode_batch_entry(
     schema_version: bytes = b"",
 ) -> bytes:  # fmt: skip
     """Encodes a batch as an entry. Returns the client-part of the entry: its metadata and payload, as the client sends
-    them. Raises CryptoError if `encrypt` cannot encrypt the payload."""
+    them. The parameters are those of `make_entry_metadata`; `encrypt` None: the payload stays unencrypted. Raises
+    CryptoError if `encrypt` cannot encrypt the payload."""
     metadata = make_entry_metadata(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
         if compression or encrypt is not None:

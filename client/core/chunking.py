@@ -86,7 +86,8 @@ def encode_chunks(
 ) -> list[bytes]:
     """Encodes a message as one entry, or as several chunks if it is too large; no entry has more than `entry_bytes_max`
     bytes. Returns the client-parts of these entries, in order. Changes `metadata`. Raises MessageTooLarge if the
-    message is above the limit of chunked messages, or its metadata alone fills an entry."""
+    message is above the limit of chunked messages, or its metadata alone fills an entry. `encrypt` None: the payload
+    stays unencrypted."""
     size = len(payload)
     if metadata.compression:
         metadata.uncompressed_size = size
@@ -494,8 +495,8 @@ def encode_entries(
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several entries (chunks) only
-    if `chunks_of`, the uuid of the message, is given. If the batch cannot be encoded, returns the error and does not
-    raise it: MessageTooLarge, CryptoError or MessageNotEncodable."""
+    if `chunks_of`, the uuid of the message, is given. `wall_ms`: the publish time in ms since the epoch. If the batch
+    cannot be encoded, returns the error and does not raise it: MessageTooLarge, CryptoError or MessageNotEncodable."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
@@ -537,7 +538,7 @@ def make_indefinite_error(error: MagnetarError) -> MagnetarError:
 
 def make_single_message_batch(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
     """Returns a batch with the callback of one message that was never added to the batcher, so that the outcome of this
-    message can be reported like any other."""
+    message can be reported like any other. `payload_bytes`: the size of the payload."""
     batch = OutgoingBatch(-1)
     batch.payload_bytes = payload_bytes
     batch.txn = txn

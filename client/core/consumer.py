@@ -138,8 +138,8 @@ CHUNK_TICK_S = EXPIRE_S / 4
 
 class ConsumerCore:
     """The core of one partition's consumer: decides which acknowledgements, permits and requests are sent to the
-    broker, and when. `error`: the error with which the consumer was finished; None: it is not finished. See the head of
-    the module."""
+    broker, and when. `error`: the error with which the consumer was finished; None: it is not finished. `now`: seconds
+    of a monotonic clock. See the head of the module."""
 
     def __init__(
         self, options: AttachedConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff

@@ -144,7 +144,8 @@ class PartitionRouter:
 
     def choose_partition(self, key: str | bytes | None, size: int, now: float) -> int:
         """Returns the number of the partition for a message: that of its `key`, or, if `key` is None, the one that the
-        mode chooses. `size`: the bytes of the message. `now`: seconds of a monotonic clock."""
+        mode chooses. `size`: the bytes of the message. `now`: seconds of a monotonic clock. Counts the message, so it
+        must be called once for each."""
         if key is not None:
             return choose_partition_of_key(key, self._partitions)
         if self._mode is PartitionsRoutingMode.UseSinglePartition:

@@ -68,8 +68,9 @@ from .transaction import SendAllowance
 
 class ProducerCore:
     """The core of one partition's producer: decides which entries are published, and when, and reports the outcome of
-    each message. `error`: the error with which the producer was finished; None: it is not finished. See the head of the
-    module."""
+    each message. `error`: the error with which the producer was finished; None: it is not finished. `now`: seconds of a
+    monotonic clock; `wall_ms`: the time in ms since the epoch. Methods that return effects return those that the driver
+    must carry out, in order. See the head of the module."""
 
     def __init__(
         self, name: str, options: AttachedProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
@@ -363,7 +364,8 @@ class ProducerCore:
                     self._free(len(message.payload))
 
     def on_credit_granted(self, size_bytes: int) -> list[ProducerEffect]:
-        """Fact: the broker granted credit: the producer may send `size_bytes` more bytes."""
+        """Fact: the broker granted credit: the producer may send `size_bytes` more bytes. Returns the effects that
+        publish waiting entries."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
         self._publish(effects)

@@ -166,7 +166,7 @@ class HookChain:
     # ------------------------------------------------------------------------------ sending
     def is_interested(self) -> bool:
         """Returns whether any hook is interested in the message that is sent now: the sender must then send it within
-        `run_send_hooks`."""
+        `run_send_hooks`. An error of a hook is logged, and the hook counts as not interested."""
         for hook in self._senders:
             try:
                 if hook.is_interested():

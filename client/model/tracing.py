@@ -129,7 +129,8 @@ class Tracing(Hook):
 
     def inject(self, properties: dict[str, str] | None = None) -> dict[str, str] | None:
         """Returns the properties with the current trace context added, if that context is sampled and the properties
-        contain none; else returns the properties unchanged. For messages that are sent later, as those of an outbox."""
+        contain none; else returns the properties unchanged, None too. For messages that are sent later, as those of an
+        outbox."""
         if not isinstance(properties, dict | None) or (properties and self._find_context(properties) is not None):
             return properties
         return self._with_context(self._current().get_span_context(), properties)

@@ -243,7 +243,7 @@ class DestinationStatus(Enum):
 
 class DestinationCore:
     """The core of one destination of a relay: decides which of its rows are sent, and when. A destination is a topic
-    without partitions, or one partition."""
+    without partitions, or one partition. `now`: seconds of a monotonic clock."""
 
     def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
         self.name = name

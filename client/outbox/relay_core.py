@@ -89,7 +89,8 @@ class _Topic:
 
 
 class RelayCore:
-    """The core of the relay of one shard: decides which rows are claimed, sent, retried and parked, and when."""
+    """The core of the relay of one shard: decides which rows are claimed, sent, retried and parked, and when. Methods
+    return the effects that the driver must carry out, in order. `now`: seconds of a monotonic clock."""
 
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
@@ -224,8 +225,8 @@ class RelayCore:
         )
 
     def on_producer_open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
-        """Fact: the producer of `destination` could not be opened, for the reason `error`. It is opened again after a
-        pause."""
+        """Fact: the producer of `destination` could not be opened, for the reason `error`. The producer is opened again
+        after a pause."""
         self._put_off(self.destinations[destination], error, now)
         return []
 

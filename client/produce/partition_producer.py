@@ -460,7 +460,7 @@ class PartitionProducer:
 
     def abort(self) -> None:
         """Ends the producer at once: the callbacks of messages without an outcome get AlreadyClosed. It is unknown
-        whether those in flight are stored."""
+        whether messages in flight are stored."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:

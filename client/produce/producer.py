@@ -743,8 +743,8 @@ class Producer(ClosedAfterAsyncWith):
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Flushes and closes the producer, and waits for it. Raises Timeout if messages have no outcome within the
-        operation time-out: they may be stored. Raises AlreadyClosed if the producer is closed."""
+        """Flushes and closes the producer, and waits until it is closed. Raises Timeout if messages have no outcome
+        within the operation time-out: they may be stored. Raises AlreadyClosed if the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         self._closed = True

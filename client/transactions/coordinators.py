@@ -147,7 +147,8 @@ class TransactionEndAnswer(NamedTuple):
 
 class CoordinatorClient:
     """Sends one client's requests to transaction coordinators, and finds the brokers that run them, as the head of the
-    module describes. Runs in the client's event loop. Its methods raise the errors of proto/errors.py, untranslated."""
+    module describes. Runs in the client's event loop. Its methods raise the errors of proto/errors.py, untranslated.
+    `timeout_ms`: after how many ms the coordinator aborts a transaction that has not ended."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -512,7 +513,8 @@ class SinkStatus(NamedTuple):
 
 async def begin_sink_batch(coordinators: CoordinatorClient, batch: Batch, timeout_ms: int) -> TxnId | None:
     """Asks the sink's coordinator to begin a transaction that writes a part of the batch. Returns its id; None if the
-    sink has committed the batch already. Raises SinkFenced if another query writes to the sink."""
+    sink has committed the batch already. Raises SinkFenced if another query writes to the sink. `timeout_ms`: after how
+    many ms the coordinator aborts a transaction that has not ended. Raises the errors of `CoordinatorClient.ask`."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
     if batch.sink_id:
         request.sink.CopyFrom(_tag(batch))

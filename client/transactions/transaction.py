@@ -491,7 +491,8 @@ class Transactions:
         return found
 
     def make_open_transaction(self, found: TxnId, timeout_s: float) -> Transaction:
-        """Makes and returns a Transaction object for the transaction with the id `found`, which is open already."""
+        """Makes and returns a Transaction object for the transaction with the id `found`, which is open already.
+        `timeout_s`: its time-out in seconds."""
         transaction = Transaction(self, timeout_s, None, found)
         self._open[transaction] = None
         return transaction

@@ -234,7 +234,7 @@ class ZmqPeer:
 
     def on_link_broken(self, how: str = "it broke") -> None:
         """Called when the connection is lost or was refused, and its socket is closed. Fails all requests with
-        ConnectionLost; the next request makes a new connection."""
+        ConnectionLost; the next request makes a new connection. `how`: the reason, for the text of the error."""
         self._forget_link()
         self.on_disconnected(how)
 

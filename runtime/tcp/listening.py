@@ -713,14 +713,15 @@ class RunningTcpServer:
 
 
 async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> RunningTcpServer:
-    """Starts a listener for TCP connections, as `Network.serve_bytes` says."""
+    """Starts a listener for TCP connections, with the parameters, the result and the errors of
+    `Network.serve_bytes`."""
     serving = RunningTcpServer(service, access)
     await serving.listen(endpoint)
     return serving
 
 
 async def connect(endpoint: Endpoint, tls: TlsFiles | None = None) -> TcpStream:
-    """Makes a TCP connection, as `Network.connect_bytes` says."""
+    """Makes a TCP connection, with the parameters, the result and the errors of `Network.connect_bytes`."""
     context = make_caller_tls_context(tls) if tls is not None else None
     connecting = asyncio.get_running_loop().create_connection
     try:
