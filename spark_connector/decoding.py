@@ -125,7 +125,8 @@ class ColumnDecoder:
     def make_column_builders(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
         """Returns, by column name, functions that build the columns `names`, which have the Arrow types `types`. A
         RowBuilder calls each function once for each of its batches; the first one that it calls decodes the rows for
-        all of them. Must be called once."""
+        all of them. Must be called once. Raises InvalidSchema if the schema has a field whose default is not of its
+        type."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=select_record_fields(self._reader.record, wanted))

@@ -146,7 +146,8 @@ def parse_record_shape(info: SchemaInfo) -> RecordShape:
 
 def select_record_fields(record: RecordShape, names: Collection[str]) -> RecordShape:
     """Returns a copy of `record` that has only the fields `names`, so that only these are decoded from JSON payloads.
-    Returns a single value unchanged."""
+    Returns a single value unchanged. Raises InvalidSchema if the schema has a field whose default is not of its
+    type."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)

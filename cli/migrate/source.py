@@ -286,7 +286,8 @@ class SourceConnection:
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
         """Sends a command, and returns the answer, which must be of the kind `wanted`; drops other commands that arrive
         before it. `of`: what is asked about, for error texts. Raises TimedOut after `timeout_s` seconds (then the
-        connection is closed), ConnectionLost, or the error that the source answers."""
+        connection is closed), ConnectionLost, InvalidRequest if a frame is invalid, or the error that the source
+        answers."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):

@@ -130,7 +130,8 @@ def choose_process_address(where: Endpoint, number: int, *, forwarded: bool = Fa
 
 def lock_folder(folder: str) -> File:
     """Locks the folder for a server: for the parent process and all its children. Returns the lock file, whose closing
-    ends the lock. Raises Busy if another server still has the lock after WAIT_S seconds."""
+    ends the lock. Raises Busy if another server still has the lock after WAIT_S seconds. Raises InvalidConfiguration if
+    the folder cannot be used."""
     from ...bookie.store.identity import lock_directory
     from ...runtime.disk import SystemFiles
 
@@ -190,7 +191,8 @@ def run_process_tiers(
 ) -> int:  # fmt: skip
     """Runs the processes until the server ends, and returns the exit code of the server. The processes of a tier start
     when those of the tier before serve. `said`: makes the URL and the facts of the ready line from the facts that each
-    process reported; it is called when all serve."""
+    process reported; it is called when all serve. Raises InvalidConfiguration if the log format or the log level is
+    unknown."""
     from ...runtime import logs
     from ...runtime.parent import ParentProcess
 

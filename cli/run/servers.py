@@ -458,9 +458,9 @@ def make_readiness_check(bookies: Sequence[Bookie] = (), broker: Broker | None =
 
 async def connect_metadata(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
     """Opens a session with the metadata service, makes this process write in the format of the cluster, and returns the
-    store. Waits up to `wait_s` seconds for the service to answer, then raises Unavailable; raises Unauthorized at once
-    if ZooKeeper refuses this process, NewerFormat if the cluster has a format that this release cannot read.
-    `session_s`: after how many seconds without contact the session ends."""
+    store. Waits up to `wait_s` seconds for the service to answer, then raises Unavailable; raises any other error of
+    the service at once, such as Unauthorized if ZooKeeper refuses this process, or NewerFormat if the cluster has a
+    format that this release cannot read. `session_s`: after how many seconds without contact the session ends."""
     from ...metadata.remote import connect_address
     from ...proto.errors import Unavailable
 

@@ -297,7 +297,8 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 
 def run_processes(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
     """Runs a standalone server that consists of `count` processes, until it ends, and returns its exit code. Raises
-    Busy if the folder or a port is in use, InvalidConfiguration if the settings are invalid."""
+    Busy if the folder or a port is in use, InvalidConfiguration if the settings are invalid, UsageError if they have no
+    section [members]."""
     from ...runtime.network import Endpoint
 
     processes.check_fork_is_possible()

@@ -216,7 +216,8 @@ def make_log_row(log: EntryLogSummary) -> dict[str, object]:
 
 def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     """Yields one row for each entry log in `numbers`, and counts damage. With `verify`, reads and checks all records of
-    the logs. Leaves out logs that the running bookie has removed."""
+    the logs. Leaves out logs that the running bookie has removed. Raises InvalidRequest if a file has a newer format
+    than this Magnetar knows."""
     from ...bookie.inspect.logs import read_ledger_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import summarize_entry_log
@@ -237,7 +238,7 @@ def make_log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -
 
 def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
     """Reads and checks all records of the entry log `number`, and counts damage. Returns those columns of the log's row
-    that result from the check.
+    that result from the check. Raises InvalidRequest if a file has a newer format than this Magnetar knows.
     """
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import FileDamage

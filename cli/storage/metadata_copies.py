@@ -187,7 +187,8 @@ async def serve_metadata_copy(
     world: World, endpoint: Endpoint, copy: str, scratch: str
 ) -> AsyncIterator[MetadataServer]:
     """While the `async with` block runs, serves the metadata in the file `scratch`, a copy of the file `copy`, at
-    `endpoint`, and yields the server. Then deletes `scratch`. Raises Busy if the port is taken."""
+    `endpoint`, and yields the server. Then deletes `scratch`. Raises Busy if the port is taken. Raises DataLost or
+    InvalidConfiguration if the copy cannot be opened."""
     from ...metadata import sqlite
     from ...metadata.server import MembersOnlyService, MetadataServer
 

@@ -98,7 +98,8 @@ def decode_stored_messages(
 ) -> list[StoredMessage]:
     """Decodes stored entries that a broker sent for inspection, and returns their messages. Messages that an entry
     lists in `acked_batch_indexes` are left out. `acknowledged`: the batch indexes of the messages that a subscription
-    has acknowledged, for the field `is_acknowledged`; None: not known. Raises CorruptEntry if an entry is damaged."""
+    has acknowledged, for the field `is_acknowledged`; None: not known. Raises CorruptEntry if an entry is damaged,
+    InvalidName if `topic` is malformed."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:

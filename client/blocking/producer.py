@@ -172,8 +172,8 @@ class Producer(ProducerFacade):
     Threads: any thread may send. Callbacks are called in the client's loop thread: they must be short, and a blocking
     call there raises Interrupted. Errors: ProducerQueueIsFull at `max_pending_messages` and MemoryBufferIsFull at the
     client's `memory_limit_bytes` (with `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong
-    value, Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated,
-    AlreadyClosed."""
+    value, SendVetoed if a hook refuses the message, Timeout after `send_timeout_millis` (the outcome is unknown),
+    ProducerFenced, TopicTerminated, AlreadyClosed."""
 
     _half = Half
 

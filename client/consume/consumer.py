@@ -238,8 +238,9 @@ class PartitionConsumers:
         return found
 
     def find_partition(self, which: int | str | None) -> PartitionConsumer:
-        """Returns the PartitionConsumer of a partition: its number, its full topic name, or None if there is only
-        one. Raises InvalidConfiguration if this names none, or several."""
+        """Returns the PartitionConsumer of a partition: `which` is its number, its full topic name, or None if there is
+        only one. Raises InvalidConfiguration if `which` names no partition, or several; InvalidName if it is no name of
+        a topic."""
         if isinstance(which, str):
             found = [self._by_topic[name] for name in (TopicName.parse(which).full,) if name in self._by_topic]
         elif which is None:

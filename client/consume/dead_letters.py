@@ -407,7 +407,8 @@ class DeadLetterProducers:
     def add(self, topic: TopicName, level: int = 0) -> list[TopicName]:
         """Makes the DeadLetterProducer of a topic. `level`: the topic's level of priority. Returns the topics to
         subscribe to: `topic`, and with `enable_retry` also its retry-letter topic. A retry-letter or dead-letter topic
-        that a pattern found has no retry-letter topic."""
+        that a pattern found has no retry-letter topic. Raises InvalidName if the policy has a malformed name of a
+        topic."""
         policy, subscription = self.policy, self._subscription
         if policy is not None and self._settings.levels is not None:
             policy = make_level_policy(policy, level)

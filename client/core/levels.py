@@ -42,13 +42,13 @@ STRICT = "strict"
 
 def make_level_topic(topic: TopicName, level: int) -> TopicName:
     """Returns the topic of a level: `t-priority-0` is that of the most urgent level of `t`. Of a partition, returns the
-    topic of its partitioned topic."""
+    topic of its partitioned topic. Raises InvalidName if the longer name is not valid."""
     return TopicName.parse(f"{topic.base.full}-priority-{level}")
 
 
 def split_by_level(topics: Iterable[TopicName], levels: int | None) -> list[tuple[TopicName, int]]:
     """Returns the topics of all levels of `topics`, each with its level. If `levels` is None, returns `topics`
-    themselves, each with level 0."""
+    themselves, each with level 0. Raises the errors of `make_level_topic`."""
     if levels is None:
         return [(topic, 0) for topic in topics]
     return [(make_level_topic(topic, level), level) for topic in topics for level in range(levels)]

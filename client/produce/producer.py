@@ -339,8 +339,9 @@ class Producer(ClosedAfterAsyncWith):
 
     A producer belongs to the event loop that opened it; `enqueue` may be called from any thread. Errors:
     ProducerQueueIsFull at `max_pending_messages` and MemoryBufferIsFull at the client's `memory_limit_bytes` (with
-    `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong value, Timeout after
-    `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed."""
+    `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong value, SendVetoed if a hook refuses
+    the message, Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated,
+    AlreadyClosed."""
 
     def __init__(
         self, topic: TopicName, settings: ProducerSettings, partitions: PartitionProducers | LevelProducers,

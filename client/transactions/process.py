@@ -275,8 +275,9 @@ class ProcessLoop:
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
-        """Processes messages until none arrives for `idle_timeout_ms`, and returns the statistics. If this is cancelled
-        or fails, waits for the commits that have begun, and has the other messages delivered again."""
+        """Processes messages until none arrives for `idle_timeout_ms`, and returns the statistics. Raises the errors of
+        `process`. If the call is cancelled or fails, waits for the commits that have begun, and has the other messages
+        delivered again."""
         try:
             while True:
                 messages = await self._next_batch()
