@@ -282,9 +282,9 @@ def parse_stored_head(entry: Buffer) -> StoredEntryHead:
 
 
 def count_declared_messages(entry: Buffer) -> int:
-    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 if it declares none.
-    The broker takes this number of permits from a consumer, which returns as many (client/core/redelivery.py), so both
-    must read the same bytes."""
+    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 if it declares none,
+    or is malformed. The broker takes this number of permits from a consumer, which returns as many
+    (client/core/redelivery.py), so both must read the same bytes."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
@@ -560,7 +560,7 @@ def key_of_single_message(metadata: MessageMetadata) -> bytes | None:
 
 def get_chunk_uuid(metadata: Any) -> str:
     """Returns the uuid of the chunked message to which a chunk belongs, as text. In an old entry it may not be UTF-8,
-    because brokers once did not check it."""
+    because brokers once did not check it; then U+FFFD replaces each invalid byte."""
     return decode_text(metadata.uuid)
 
 

@@ -117,8 +117,9 @@ def to_optional_text(place: object, none: str | None = None) -> str | None:
 
 
 def waited_transaction_to_json(subscription: SubscriptionStats, topic: TopicStats) -> dict[str, Any]:
-    """Returns the open transaction for which messages of the subscription wait, and for how long the topic has known
-    it; {} if they wait for none. `topic`: the statistics of the subscription's topic or partition."""
+    """Returns the open transaction for which messages of the subscription wait, for how many ms the topic has known it,
+    and how many messages wait; {} if they wait for none. `topic`: the statistics of the subscription's topic or
+    partition."""
     from .states import Blocked  # here: the command line starts without it
 
     found = topic.transactions

@@ -129,7 +129,7 @@ class ArrivingMessagesMemory:
             self._watch()
 
     def check(self) -> None:
-        """Checks that the reserved bytes are those of the messages, and that no message waits alone."""
+        """Raises AssertionError if the reserved bytes are not those of the messages, or if a message waits alone."""
         places = [*(size for size, _ in self._coming.values()), *self._whole.values()]
         assert self.long == sum(places), "the places are counted"
         assert not self._waiting or places, "what waits waits for others"

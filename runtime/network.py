@@ -146,8 +146,9 @@ class Endpoint(NamedTuple):
 
 
 def find_caller_network(peer: str) -> str:
-    """Returns the network to which a limit per address applies. For `peer` (HOST:PORT) with an IPv4 address it is the
-    host; for an IPv6 address its /64 network, because one host can use all addresses of such a network."""
+    """Returns the network to which a limit per address applies. For `peer` (HOST:PORT) with an IPv4 address, or an IPv6
+    address that maps one, it is the IPv4 address; for another IPv6 address its /64 network, because one host can use
+    all addresses of such a network."""
     host = peer.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.IPv6Address(host)

@@ -199,7 +199,7 @@ class ProcessSchedule:
         return None if member.state is not ProcessState.DOWN or member.due is None else max(0.0, member.due - now)
 
     def check(self) -> None:
-        """Checks the invariants of the schedule."""
+        """Raises AssertionError if an invariant of the schedule is broken."""
         for member in self._by_name.values():
             assert member.due is None or member.state in (ProcessState.DOWN, ProcessState.STOPPING), (
                 "what is due has a reason"

@@ -167,7 +167,7 @@ class QueryConnection:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def find_index_by_time(self, partition: Partition, at_ms: int) -> int:
-        """Returns the index of the first message of a partition that was published at `at_ms` (ms since the epoch) or
+        """Returns the index of the first message of a partition that a broker stored at `at_ms` (ms since the epoch) or
         later; the end of the partition if there is none. The partition must be in `known_partitions`."""
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]

@@ -1,13 +1,13 @@
 """`magnetar doctor`: runs the checks of a table, and shows what is wrong and which command helps.
 
-    facts = gather(session)                    plain records: brokers, bookies, quorums, subscriptions, settings
+    facts = gather_facts(session, backup)      plain records: brokers, bookies, quorums, subscriptions, settings
     findings, states = run_checks(facts)       the checks in CHECKS, which decide only from the facts
     findings, states = check_directory(dir)    the checks in OFFLINE, of a data directory; its server need not run
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
-Alarm: a sentence, the command that shows more or helps, and whether somebody is needed; with one, the exit code is 1.
-What cannot be known (a bookie of an older version, no --backup) is said and is no finding.
-Guarding tests: tests/cli/test_doctor.py.
+Alarm: a sentence, the command that shows more or helps, and whether an operator must act; if one must, the exit code is
+1. What cannot be known (a bookie of an older version, no --backup) is said and is no finding. Guarding tests:
+tests/cli/test_doctor.py.
 """
 
 from __future__ import annotations

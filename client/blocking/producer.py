@@ -128,7 +128,8 @@ class Half(HalfFacade):
         half.commit()
 
     `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
-    group are asked for the decision (`Client.on_check`)."""
+    group are asked for the decision (`Client.on_check`). Both methods raise AlreadyClosed after the close of the
+    client."""
 
     @property
     def id(self) -> TxnId:

@@ -55,7 +55,8 @@ class AckCollector:
         self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
-        """Adds the acknowledgement of a message, with all its chunks. May be called from any thread."""
+        """Adds the acknowledgement of a message, with all its chunks, and tells the hooks. May be called from any
+        thread."""
         if self._hooks is not None:
             self._hooks.report_settled(which, ACKNOWLEDGE)
         if type(which) is Message and not which.entry.chunks:
@@ -66,7 +67,8 @@ class AckCollector:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
-        """Adds the negative acknowledgement of a message, with all its chunks. May be called from any thread."""
+        """Adds the negative acknowledgement of a message, with all its chunks, and tells the hooks. May be called from
+        any thread."""
         if self._hooks is not None:
             self._hooks.report_settled(which, NEGATIVE)
         self._nacked.extend(self.expand_to_all_chunks(which, again=True))
@@ -177,7 +179,7 @@ class AckCollector:
 
 def compute_redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
     """Returns the delay in ms that `backoff` gives for an entry that was redelivered `redelivery_count` times. Returns
-    `otherwise` if `backoff` is None, raises an exception or returns a wrong value."""
+    `otherwise` if `backoff` is None, raises an exception (which is logged) or returns a wrong value."""
     if backoff is None:
         return otherwise
     try:

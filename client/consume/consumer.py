@@ -505,7 +505,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
         """Subscribes to the topics `added`, and ends the consumers of the topics `removed`. Returns the topics of
-        `added` to which the consumer could not subscribe."""
+        `added` to which the consumer could not subscribe; the errors are logged."""
         for consumer in [each for each in self.partitions if each.topic.base in removed]:
             consumer.discard_messages()
             self._gone(consumer)

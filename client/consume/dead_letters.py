@@ -5,13 +5,13 @@ application receives it and does not acknowledge it (a negative ack, a time-out)
 does not receive the message: the consumer publishes it to the dead-letter topic, and acknowledges it when the copy is
 stored. The broker counts the redeliveries. Its count survives restarts and moves of the topic, and grows only when an
 entry is redelivered *of which the application received a message*: the redelivery of entries that only waited in the
-receiver queue is not counted (complaint 15).
+receiver queue is not counted.
 
 **Retries.** With `enable_retry` the consumer also receives from `<topic>-<subscription>-RETRY`. `reconsume_later`
 publishes a copy of the message there, to be delivered after a delay, and acknowledges the message. The copy has the
 number of such calls in its property RECONSUMETIMES, so that the number is as durable as the message. When that number
 exceeds max_redeliver_count the copy is published to the dead-letter topic instead. Without a policy the limit is 16, as
-in Pulsar; `Consumer.dead_letter_policy` returns it, and nothing else has a limit (complaint 16).
+in Pulsar; `Consumer.dead_letter_policy` returns it, and nothing else has a limit.
 
 **No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
 topic (a pattern may match it, too). The message is not moved again and cannot be reconsumed later; it is delivered

@@ -8,7 +8,7 @@ Both trackers *watch* an entry until a time. An acknowledgement of the entry end
 trackers differ in the share of entries that are acknowledged before their time:
 
     AckTimeoutTracker   for time-outs: every received message is watched, and nearly every one is acknowledged
-    NackTracker         for negative acks (Pulsar A6, complaint 17): nearly every entry reaches its time
+    NackTracker         for negative acks (Pulsar A6): nearly every entry reaches its time
 
 `AckTimeoutTracker` keeps times in buckets of a tick. So a watch costs two dictionary entries and no timer, and ends at
 most one tick late. The tracker is as large as the number of unacknowledged entries.

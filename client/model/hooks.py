@@ -242,7 +242,8 @@ class HookChain:
         return PartitionHooks(self, consumer, times_out)
 
     def before_deliver(self, message: Message) -> None:
-        """Calls the hooks for a message that the program gets now."""
+        """Calls the hooks for a message that the program gets now. An error of a hook is logged. Does nothing if the
+        consumer of the message is closed."""
         if message.entry.consumer not in self._consumers:
             return  # it is closed: nothing would settle the message
         for hook in self._receivers:

@@ -301,7 +301,8 @@ class Relay:
 
     def run(self) -> None:
         """Runs the relay in the calling thread until `stop` is called in another thread. Raises the error that ended
-        the relay, which is also in `error`."""
+        the relay, which is also in `error`. While the database does not answer, and after an unforeseen error, which is
+        logged, the relay begins again after a pause."""
         self._outbox.relays.add(self)
         failed = 0
         try:

@@ -446,7 +446,8 @@ class PartitionProducer:
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
         """Waits until all messages that were added before have outcomes; does not wait for messages that are added
-        later. Returns at once if the producer has ended. Does not raise for messages that fail."""
+        later. Returns at once if the producer has ended. Does not raise for messages that fail. An unforeseen error is
+        logged and ends the producer."""
         if self.core.error is not None:
             return
         reached: asyncio.Future[None] = self._loop.create_future()

@@ -90,8 +90,8 @@ class Half:
         await half.commit()
 
     `commit` publishes the half message, once; `rollback` drops it. If the program does neither, the programs of the
-    group are asked for the decision (`Client.on_check`). `state`: the last state that this program knows: PREPARED,
-    COMMITTED or ABORTED."""
+    group are asked for the decision (`Client.on_check`). Both methods raise AlreadyClosed after the close of the
+    client. `state`: the last state that this program knows: PREPARED, COMMITTED or ABORTED."""
 
     def __init__(self, halves: HalfMessageEnder, id_: TxnId, group: str, check_key: str) -> None:
         self.id = id_

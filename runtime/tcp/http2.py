@@ -1025,8 +1025,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_lost(error)
 
     def check(self) -> None:
-        """Checks the flow-control windows. Each window must be the sum of the bytes that the other end may still send,
-        the bytes that arrived and were not credited, and the rest of the current frame."""
+        """Raises AssertionError if a flow-control window is wrong. Each window must be the sum of the bytes that the
+        other end may still send, the bytes that arrived and were not credited, and the rest of the current frame."""
         if self.is_lost:
             return
         coming, of = self._data_left, self._data_stream
