@@ -141,8 +141,9 @@ class BrokerDiscovery:
 
     async def endpoints(self) -> Sequence[Endpoint]:
         """Returns the gRPC endpoints of the brokers, at least one; asks the addresses of the URL only if they are not
-        cached. Raises Unavailable if no server answers, WrongProtocol if a server answers in another protocol,
-        Unauthenticated if the credentials are refused."""
+        cached. If no server speaks Pulsar's protocol at a `pulsar://` URL, returns the endpoints of the URL itself.
+        Raises Unavailable if no server answers, WrongProtocol if a server answers in another protocol, Unauthenticated
+        if the credentials are refused."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None

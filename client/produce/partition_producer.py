@@ -465,8 +465,8 @@ class PartitionProducer:
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
-        """Fact: an unforeseen exception, `error`, was raised in the producer. Ends the producer: it is the outcome of
-        every message that has none, and of every call that waits."""
+        """Fact: an unforeseen exception, `error`, was raised in the producer. Ends the producer: the exception is the
+        outcome of every message that has none, and of every call that waits."""
         self._finish(translate_error(error))
 
     def _finish(self, error: PulsarException) -> None:
