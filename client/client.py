@@ -539,7 +539,7 @@ class Client(ClosedAfterAsyncWith):
         """Sends a request to the topic, waits for the reply of a server (`serve`), and returns the reply. `properties`
         and `partition_key` are those of the message with the request.
 
-            reply = await client.request("prices", b"ACME", timeout=2)
+            reply = await client.request("prices", b"ACME", timeout=2)  # in the blocking client without `await`
             print(reply.data())
 
         Raises Timeout if there is no reply within `timeout` seconds: the request may have been handled. Raises

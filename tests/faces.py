@@ -177,7 +177,7 @@ def _member(name: str, member: Any, how: str) -> str:
     parameters = parameters_of(name, member)
     returned = _type(inspect.signature(getattr(member, "fget", member)).return_annotation)
     head = ("    @property\n" if isinstance(member, property) else "") + head_of("def", name, parameters, returned)
-    told = f"{inspect.getdoc(member)}{CHANGES.get(name, Change()).also}".replace("= await client.", "= client.")
+    told = f"{inspect.getdoc(member)}{CHANGES.get(name, Change()).also}"
     doc = "" if name == "__init__" else f"{doc_of(told, ' ' * 8)}\n"
     call = _call(name, parameters[1:], how, isinstance(member, property))
     call = f"self._half({call})" if returned == "Half" else call
