@@ -1,4 +1,4 @@
-"""`magnetar produce`: messages from the command line, a file or a pipe to a topic.
+"""`magnetar produce`: sends messages from the command line, a file or a pipe to a topic.
 
 Also in this file, below its heading: `magnetar consume` (consume).
 """

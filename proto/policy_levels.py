@@ -1,4 +1,5 @@
-"""What is set at one level, a namespace or a topic: each field of `AppliedPolicies`, or None, which is inherited.
+"""The policies that are set at one level, a namespace or a topic: the fields of `AppliedPolicies`; None: the level
+inherits the policy.
 
 Type checkers and editors see policy_levels.pyi, which `python -m tests.stubs` writes.
 """

@@ -413,8 +413,8 @@ class RevocationList:
 
 
 def read_revocations(path: str) -> frozenset[str]:
-    """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration if the file cannot
-    be read, is too large, or has a line that is neither."""
+    """Returns the token ids and the roles in the file of revoked tokens, one a line; empty lines, and lines that begin
+    with #, are skipped. Raises InvalidConfiguration if the file cannot be read, is too large, or has another line."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

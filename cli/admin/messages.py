@@ -1,4 +1,5 @@
-"""`magnetar topics find|trace|letters|redrive`: messages of a topic, looked for, explained, counted, and sent back.
+"""`magnetar topics find|trace|letters|redrive`: the commands that search messages of a topic, explain what became of
+one, count dead letters, and send them back.
 
 On a partitioned topic each verb is applied to every partition, at its owner.
 """

@@ -1,4 +1,5 @@
-"""`magnetar tenants …` and `magnetar namespaces …`: who administers what, and the policies that topics follow.
+"""`magnetar tenants …` and `magnetar namespaces …`: the commands for tenants and namespaces: their administrators, and
+the policies of their topics.
 
 Also in this file, below its heading: `magnetar namespaces|topics grant-permission …` (permissions).
 """

@@ -1,4 +1,5 @@
-"""`magnetar transactions …` and `… halves …`: what is open, who began it and what waits for it, and how it is ended."""
+"""`magnetar transactions …` and `… halves …`: the commands that show open transactions and half messages, who began
+them and what waits for them, and that end them."""
 
 from __future__ import annotations
 

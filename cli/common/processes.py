@@ -1,4 +1,5 @@
-"""Real `magnetar …` processes on this machine: started, waited for, killed by pid, all ended at the end.
+"""Starts real `magnetar …` processes on this machine, waits for them, kills them by pid, and ends all of them in
+`close`.
 
 For the demo and the tests. Everything listens on loopback, at ports that no connection takes while a process is away.
 A process dies with the thread that started it (so start from the main one), and `close` ends those that still run.

@@ -1,4 +1,4 @@
-"""Times, sizes and places in a topic, as people type them: `10m`, `3d`, `10G`, `97:9`, `earliest`."""
+"""Parses times, sizes and places in a topic, as people type them: `10m`, `3d`, `10G`, `97:9`, `earliest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`magnetar metadata backup|restore`: a copy of the tree while it is written to, and back in its place."""
+"""`magnetar metadata backup|restore`: the commands that copy the metadata while its service runs, and that put such a
+copy in the place of its file."""
 
 from __future__ import annotations
 

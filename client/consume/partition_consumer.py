@@ -170,9 +170,9 @@ class PartitionConsumer:
         return self._failures.get(message.entry.position)
 
     def drop_if_expired(self, message: Message) -> bool:
-        """Returns whether the message has expired since it was delivered; if so, acknowledges it. The time is that of
-        the broker's clock at the delivery, and what has passed here since. A tombstone of the compacted form does not
-        expire: its key is deleted for ever."""
+        """Returns whether the message has expired since it was delivered; if so, acknowledges and counts the message.
+        The time is that of the broker's clock at the delivery, and what has passed here since. With `is_read_compacted`
+        a tombstone does not expire: its key is deleted for ever."""
         offset_ms = message.entry.broker_clock_ms
         at_ms = parse_expires_at(message.properties().get(EXPIRES_AT)) if offset_ms is not None else 0
         if not at_ms or offset_ms is None or at_ms > offset_ms + 1000 * self._now():

@@ -275,7 +275,8 @@ class Reader(ClosedAfterAsyncWith):
 
     def on_taken(self, message: Message) -> Message:
         """Records that the application receives `message`, and returns the message. After a reconnect the reader
-        continues after this message. The broker need no longer keep the message for this reader."""
+        continues after this message. Acknowledges the message in the background, so that the broker need no longer keep
+        it for this reader."""
         consumer: Any = message.entry.consumer
         consumer.core.last_taken = message.message_id()
         if message.permits:
