@@ -220,7 +220,8 @@ def _of(default: Any, parameter: str, *, chains: bool = True, reads: bool = True
 
 
 class ProducerConfiguration(_WithProperties):
-    """A configuration whose options are the parameters of `Client.create_producer`, as in Pulsar's C++ client."""
+    """A configuration whose options are the parameters of `Client.create_producer`, as in Pulsar's C++ client. A method
+    raises InvalidConfiguration for a wrong value."""
 
     _options = _rows(
         options.PRODUCER,
@@ -248,7 +249,8 @@ class ProducerConfiguration(_WithProperties):
 
 
 class ConsumerConfiguration(_WithProperties):
-    """A configuration whose options are the parameters of `Client.subscribe`, as in Pulsar's C++ client."""
+    """A configuration whose options are the parameters of `Client.subscribe`, as in Pulsar's C++ client. A method
+    raises InvalidConfiguration for a wrong value."""
 
     _options = _rows(
         options.CONSUMER,
@@ -285,7 +287,8 @@ class ConsumerConfiguration(_WithProperties):
 
 
 class ReaderConfiguration(Configuration):
-    """A configuration whose options are the parameters of `Client.create_reader`, as in Pulsar's C++ client."""
+    """A configuration whose options are the parameters of `Client.create_reader`, as in Pulsar's C++ client. A method
+    raises InvalidConfiguration for a wrong value."""
 
     _options = _rows(
         options.READER,
@@ -302,7 +305,8 @@ class ReaderConfiguration(Configuration):
 
 
 class ClientConfiguration(Configuration):
-    """A configuration whose options are the parameters of `Client`, as in Pulsar's C++ client."""
+    """A configuration whose options are the parameters of `Client`, as in Pulsar's C++ client. A method raises
+    InvalidConfiguration for a wrong value."""
 
     _options: ClassVar[dict[str, Option]] = {
         "authentication": Option(make_instance_check(Authentication, optional=False), None, "authentication",

@@ -261,9 +261,9 @@ class App:
         return total
 
     def start(self, service_url: str, *, idle_timeout_ms: int | None = None, **options: Any) -> ProcessStatistics:
-        """Runs the app as `run` does, in an event loop of its own, for a program without asyncio; Ctrl-C ends it.
-        `options`: parameters of `Client`; `authentication` and `tls_trust_certs_file_path` are also used for the admin
-        client. Returns the counters of all steps together."""
+        """Runs the app as `run` does, with its errors, in an event loop of its own, for a program without asyncio;
+        Ctrl-C ends the app. `options`: parameters of `Client`; `authentication` and `tls_trust_certs_file_path` are
+        also used for the admin client. Returns the counters of all steps together."""
 
         async def run() -> ProcessStatistics:
             login = {name: options[name] for name in ("authentication", "tls_trust_certs_file_path") if name in options}

@@ -181,7 +181,8 @@ class AsyncRateLimiter(SharedRateLimiter):
 
     async def wait(self, count: float = 1, timeout: float | None = None) -> None:
         """Waits until there are `count` permits, and takes them. Calls in one event loop are served in order. Raises
-        Timeout if there are too few within `timeout` seconds. Takes none then, and none if the caller is cancelled."""
+        Timeout if there are too few within `timeout` seconds (None: waits without a limit). Takes none then, and none
+        if the caller is cancelled."""
         check_parameter("timeout", SECONDS, timeout)
         if self._turn is None:
             self._turn = asyncio.Lock()
