@@ -8,9 +8,9 @@
     reader.acknowledge(position)                 so that the source counts only the entries after `position` as backlog
 
 Entries come as they are stored: pulsar-client would take them apart, decrypt and decompress them, and does not tell
-when a message is due, whether its key is bytes, or its sequence id. Memory: one entry, since a connection is not read
-while an entry waits for the destination. Nothing is made at the source. A request ends within `timeout_s`.
-Guard: tests/cli/migrate/test_source.py.
+when a message is due, whether its key is bytes, or its sequence id. At most one entry is in memory, because a
+connection is not read while an entry waits for the destination. The migration creates nothing durable at the source. A
+request ends within `timeout_s`. Guard: tests/cli/migrate/test_source.py.
 
 Also in this file, each below its heading: the origin of a copied entry (origin); the topics that are copied (plan).
 """

@@ -232,7 +232,8 @@ class RelayCore:
 
     def on_group_outcome(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
         """Fact: the group of rows in flight to `destination` has the outcome `outcome`. `error`: why the group was not
-        stored; empty if it was."""
+        stored; empty if it was. A group that was put off, or whose outcome is unknown, is sent again after a pause,
+        when the destination was opened again."""
         at = self.destinations[destination]
         match outcome:
             case RowsOutcome.STORED:
