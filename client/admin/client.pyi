@@ -195,8 +195,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most `limit` of
-        each coordinator. `group`: only those of this group; empty: those of all groups.
+        """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
+        `limit` of each coordinator. `group`: only those of this group; empty: those of all groups.
         """
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
@@ -311,9 +311,9 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def drain_broker(self, name: str) -> None:
-        """Drains a broker: the broker gives its bundles to the other brokers of its group. The broker gets no new bundles
-        until `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
-        many bundles are left.
+        """Drains a broker: the broker gives its bundles to the other brokers of its group. The broker gets no new
+        bundles until `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()`
+        returns how many bundles are left.
 
         Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its
         bundles, is of a release that cannot drain.
@@ -401,8 +401,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-        """Returns the messages of the stored entry `entry_id` of the ledger `ledger_id`. Raises NotFound if the topic has
-        no such entry.
+        """Returns the messages of the stored entry `entry_id` of the ledger `ledger_id`. Raises NotFound if the topic
+        has no such entry.
         """
 
     async def namespace_permissions(self, name: str) -> values.Permissions:

@@ -244,8 +244,8 @@ async def backlog_size(self: OperationCaller, topic: str, position: MessageId) -
 
 
 async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-    """Returns the messages of the stored entry `entry_id` of the ledger `ledger_id`. Raises NotFound if the topic has
-    no such entry."""
+    """Returns the messages of the stored entry `entry_id` of the ledger `ledger_id`. Raises NotFound if the topic
+    has no such entry."""
     return await self._all(op.GET_MESSAGE, topic=to_full_topic_name(topic), ledger_id=ledger_id, entry_id=entry_id)
 
 
@@ -389,8 +389,8 @@ async def halves(
 
 
 async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most `limit` of
-    each coordinator. `group`: only those of this group; empty: those of all groups."""
+    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
+    `limit` of each coordinator. `group`: only those of this group; empty: those of all groups."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -732,9 +732,9 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
-    """Drains a broker: the broker gives its bundles to the other brokers of its group. The broker gets no new bundles
-    until `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` returns how
-    many bundles are left.
+    """Drains a broker: the broker gives its bundles to the other brokers of its group. The broker gets no new
+    bundles until `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()`
+    returns how many bundles are left.
 
     Raises NotFound if there is no such broker. Raises NotAllowed if this broker, or each broker that could get its
     bundles, is of a release that cannot drain."""
