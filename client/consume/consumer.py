@@ -31,7 +31,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import MagnetarError, TopicNotFound
+from ...proto.errors import InvalidName, MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
 from ...proto.states import Failure
 from ...runtime.tasks import Tasks
@@ -64,6 +64,7 @@ from ..common.errors import (
     PulsarException,
     Timeout,
     run_translating_errors,
+    translate_error,
 )
 from ..common.rate_limits import CircuitBreaker, SharedRateLimiter
 from ..connect.connections import Connections
@@ -239,10 +240,14 @@ class PartitionConsumers:
 
     def find_partition(self, which: int | str | None) -> PartitionConsumer:
         """Returns the PartitionConsumer of a partition: `which` is its number, its full topic name, or None if there is
-        only one. Raises InvalidConfiguration if `which` names no partition, or several; InvalidName if it is no name of
-        a topic."""
+        only one. Raises InvalidConfiguration if `which` names no partition, or several; InvalidTopicName if it is no
+        name of a topic."""
         if isinstance(which, str):
-            found = [self._by_topic[name] for name in (TopicName.parse(which).full,) if name in self._by_topic]
+            try:
+                name = TopicName.parse(which).full
+            except InvalidName as error:
+                raise translate_error(error) from error
+            found = [self._by_topic[name]] if name in self._by_topic else []
         elif which is None:
             found = self.all
         else:

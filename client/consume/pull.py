@@ -519,7 +519,7 @@ class PullConsumer(ClosedAfterAsyncWith):
     async def list_partitions(self) -> list[int]:
         """Asks a broker, and returns the numbers of the topic's partitions; an empty list if the topic is not
         partitioned."""
-        return list(range(await self._connections.fetch_partition_count(self._topic)))
+        return list(range(await run_translating_errors(self._connections.fetch_partition_count(self._topic))))
 
     async def pull(
         self, from_index: int, max_messages: int = 100, max_bytes: int = 1 << 20, timeout: float = 0,

@@ -11,6 +11,7 @@ from magnetar.client.common.errors import (
     ConsumerBusy,
     CumulativeAcknowledgementNotAllowedError,
     InvalidConfiguration,
+    InvalidTopicName,
     NoMessageAvailable,
     NotAllowedError,
     OperationNotSupported,
@@ -154,6 +155,9 @@ async def test_partitions_are_named_by_number_or_by_topic(tmp_path: Path) -> Non
         first, second = (f"persistent://public/default/p-partition-{n}" for n in range(2))
         with pytest.raises(InvalidConfiguration, match="is no partition, or several"):
             await consumer.commit(1)
+        for request in (consumer.commit(1, partition="a/b"), consumer.seek_index(1, partition="a/b")):
+            with pytest.raises(InvalidTopicName):
+                await request
         await consumer.commit(2, partition=0)
         await consumer.commit(4, b"n", partition=second)
         found = await consumer.progress()

@@ -15,6 +15,7 @@ from magnetar.client.common.errors import (
     CryptoError,
     InvalidConfiguration,
     OperationNotSupported,
+    PulsarException,
     TopicNotFound,
 )
 from magnetar.client.model.schemas import StringSchema
@@ -55,6 +56,15 @@ async def test_every_range_comes_once_and_in_order_also_inside_batches(tmp_path:
             assert found.messages[0].properties() == {"entry": "1"}
             empty = await pull.pull(12)
             assert (empty.status, empty.messages, empty.next_index, empty.end_index) == (NO_NEW, (), 12, 12)
+
+
+async def test_a_broker_that_is_away_is_an_error_of_the_sdk(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, aio.Client(url_of(running), operation_timeout_seconds=1) as client:
+        await fill(client)
+        async with await client.pull_consumer("t") as pull:
+            await running.brokers[0].close()
+            with pytest.raises(PulsarException):
+                await pull.list_partitions()
 
 
 async def test_limits_of_bytes_and_time_hold_and_one_message_always_comes(tmp_path: Path) -> None:
