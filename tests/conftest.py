@@ -58,14 +58,16 @@ COMMANDS = "tests/docs/test_commands.py::"
 LONGEST = (
     f"{COMMANDS}test_the_spark_programs_of_a_document_run",
     f"{COMMANDS}test_the_commands_in_the_sentences_of_a_document_are_real[docs/performance.md]",
-    "tests/spark/test_spark.py", f"{COMMANDS}test_the_blocks_of_a_document_run", "tests/cli/test_demo.py",
-    "tests/spark/", "tests/chaos/", "tests/docs/test_examples.py", COMMANDS, "tests/client/outbox/", "tests/pairs/",
-    "tests/upgrade/", "tests/security/test_secured_cluster.py",
+    "tests/spark/test_spark.py", "tests/spark/test_exactly_once.py", f"{COMMANDS}test_the_blocks_of_a_document_run",
+    "tests/cli/test_demo.py", "tests/chaos/", "tests/spark/", "tests/docs/test_examples.py", COMMANDS,
+    "tests/client/outbox/", "tests/pairs/", "tests/upgrade/", "tests/security/test_secured_cluster.py",
 )  # fmt: skip
 """Where tests of a minute are: they begin in this order, and no worker is alone with one in the end. (xdist by itself
 begins with the groups of most tests, and with the longest tests last, as most of these are alone: so
 `--no-loadscope-reorder`.)"""
 SPARK = "tests/spark"
+SECOND_SESSION = "tests/spark/test_spark.py"
+"""Half of what needs a session has another one, in another worker: in one they took as long as everything else in five."""
 HOUSE = "tests/docs/", "tests/test_"
 """Tests that read all modules: neighbours, so that one worker reads them."""
 
@@ -93,7 +95,7 @@ def _shared(item: pytest.Item) -> str:
     if fixtures is None:
         return ""
     if "spark" in fixtures.names_closure:
-        return SPARK  # a session of a process is the same wherever a test asks for it
+        return SECOND_SESSION if item.nodeid.startswith(SECOND_SESSION) else SPARK  # a worker has one, whoever asks
     used = [each[-1] for name, each in fixtures.name2fixturedefs.items() if name in fixtures.names_closure]
     places = [each.baseid for each in used if each.scope != "function" and each.baseid.startswith("tests/")]
     places = [each for each in places if each != SPARK]  # the server beside the session begins within a second
