@@ -377,7 +377,7 @@ def _offset(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
     return pc.add(_spread(builder, pa.array(ahead, type_)), _counting(builder.rows))
 
 
-_COUNTING = pa.array([], pa.int64())
+_COUNTING = pa.nulls(0, pa.int64())  # `pa.array` would import pandas
 
 
 def _counting(count: int) -> pa.Array:
@@ -401,7 +401,7 @@ def _message_id(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
     return pc.binary_join_element_wise(_spread(builder, pa.array(shared, type_)), pa.concat_arrays(ends), b"")
 
 
-_NUMBERS = pa.array([], pa.binary())
+_NUMBERS = pa.nulls(0, pa.binary())
 
 
 def _batch_numbers(count: int, type_: pa.DataType) -> pa.Array:

@@ -1,5 +1,7 @@
 """Entries become Arrow batches of exactly Spark's types, each message once."""
 
+import subprocess
+import sys
 from base64 import b64encode
 from struct import pack
 
@@ -227,3 +229,10 @@ def test_a_key_and_a_property_that_are_no_text_are_rows_like_others(kafka: str) 
         assert batch["headers"].to_pylist()[0] == [{"key": "p", "value": "caf\ufffd".encode()}]
     else:
         assert batch["properties"].to_pylist()[0] == [("p", "caf\ufffd")]
+
+
+def test_a_process_of_spark_that_plans_or_commits_loads_no_pandas() -> None:
+    """pyarrow imports it for the first array that it makes of Python values: half of the start of such a process."""
+    loads = "import magnetar.spark_connector.sink, magnetar.spark_connector.source, sys; print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
