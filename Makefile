@@ -15,7 +15,9 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
-	MAGNETAR_COMPILE=0 PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,outbox,security,patterns,demo,bench,docs,dev]'
+	MAGNETAR_COMPILE=0 PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-compile --editable '.[spark,zookeeper,avro,outbox,security,patterns,demo,bench,docs,dev]'
+	@# pip compiles on one core, with the tests of the packages. A file for another Python does not compile, and need not.
+	-@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib/python*/site-packages
 	$(link-pyspark-package)
 	$(compile)
 	@touch $@

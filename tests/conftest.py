@@ -67,7 +67,7 @@ begins with the groups of most tests, and with the longest tests last, as most o
 `--no-loadscope-reorder`.)"""
 SPARK = "tests/spark"
 SECOND_SESSION = "tests/spark/test_spark.py"
-"""Half of what needs a session has another one, in another worker: in one they took as long as everything else in five."""
+"""It has a session of its own, in another worker: what needs one took as long in one worker as all else in five."""
 HOUSE = "tests/docs/", "tests/test_"
 """Tests that read all modules: neighbours, so that one worker reads them."""
 
