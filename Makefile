@@ -40,8 +40,10 @@ demo: $(STAMP)
 
 # Two halves, one after the other: beside each other they starve the workers of Spark, which then do not connect in time.
 # Tests wait for the disk, for processes and for the clock nearly as long as for a core: four workers kept two cores busy
-# for four fifths of the time, and the fifth and sixth cost 6 s each to read the files. pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
-# begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler.
+# for four fifths of the time, and each worker more takes 6 s of them to read the files.
+# pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
+# begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler, and after
+# `servers`, whose packages the files look for. Those are downloaded while the compiler and mypy each have a core.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
 	@$(MAKE) --no-print-directory test-cores
@@ -64,7 +66,7 @@ test-processes: servers
 	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --no-loadscope-reorder --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
-collected: $(STAMP)
+collected: servers
 	@$(TESTED) --collect-only -qq >$(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(CURDIR)/$(VENV)/compiled runs on it. The path is
