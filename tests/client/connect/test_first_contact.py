@@ -65,10 +65,18 @@ def _black_hole() -> Iterator[int]:
             each.close()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+@pytest.fixture
+def refusing_port() -> Iterator[Callable[[], int]]:
+    """Makes ports that refuse: each is taken and does not listen, so that no other test gets it meanwhile."""
+    with contextlib.ExitStack() as taken:
+
+        def make() -> int:
+            each = taken.enter_context(socket.socket())
+            each.bind(("127.0.0.1", 0))
+            port: int = each.getsockname()[1]
+            return port
+
+        yield make
 
 
 def _refusal(url: str, within_s: float, *, connection_timeout_ms: int = 10000) -> magnetar.ConnectError:
@@ -90,8 +98,10 @@ def _refusal(url: str, within_s: float, *, connection_timeout_ms: int = 10000) -
     return errors[0]
 
 
-def test_where_nobody_listens_it_is_said_within_two_seconds_with_the_command_that_starts_a_server() -> None:
-    port = _free_port()
+def test_where_nobody_listens_it_is_said_within_two_seconds_with_the_command_that_starts_a_server(
+    refusing_port: Callable[[], int],
+) -> None:
+    port = refusing_port()
     error = _refusal(f"magnetar://127.0.0.1:{port}", SOON_S)
     assert f"127.0.0.1:{port}" in str(error)
     assert "Connection refused" in str(error)
@@ -104,8 +114,8 @@ def test_the_port_of_pulsars_clients_is_told_apart() -> None:
     assert told.message == "cannot connect. 6650 is the port of Pulsar's clients; this one connects to 7650"
 
 
-def test_every_address_is_tried_before_it_is_said() -> None:
-    error = _refusal(f"magnetar://127.0.0.1:{_free_port()},127.0.0.1:{_free_port()}", SOON_S)
+def test_every_address_is_tried_before_it_is_said(refusing_port: Callable[[], int]) -> None:
+    error = _refusal(f"magnetar://127.0.0.1:{refusing_port()},127.0.0.1:{refusing_port()}", SOON_S)
     assert "Connection refused" in str(error)
 
 
@@ -159,10 +169,10 @@ async def test_a_client_that_had_a_connection_waits_for_its_broker_as_long_as_an
     await serving.close()
 
 
-async def test_one_broker_of_several_is_enough() -> None:
+async def test_one_broker_of_several_is_enough(refusing_port: Callable[[], int]) -> None:
     serving = await make_system_world(1).network.serve(Endpoint("127.0.0.1", 0), [("Broker", FakeBroker())])
     for _ in range(5):  # the first that is asked is chosen by chance
-        url = f"magnetar://127.0.0.1:{_free_port()},{serving.endpoint},127.0.0.1:{_free_port()}"
+        url = f"magnetar://127.0.0.1:{refusing_port()},{serving.endpoint},127.0.0.1:{refusing_port()}"
         async with AsyncClient(url) as client:
             with stopwatch() as seconds:
                 await (await client.create_producer("t")).send(b"x")
