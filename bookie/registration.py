@@ -106,7 +106,8 @@ class BookieRegistration:
 
     async def check_no_other_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as the bookie with this uuid now. Asks it at the registered endpoint
-        and waits at most ALIVE_S seconds. Must be called before this process changes anything in the data directory."""
+        and waits at most ALIVE_S seconds. Must be called before this process changes anything in the data directory.
+        Raises the errors of the metadata."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return

@@ -108,7 +108,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
     """Returns the operations that record the deletion of these ledgers, like `record_deletions`. The caller must commit
     them, alone or with other operations. The commit raises BadVersion if another process has changed the same records
-    since this call."""
+    since this call. Raises the errors of the metadata."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)

@@ -458,7 +458,8 @@ class ZookeeperStore(SessionStore):
 
     async def children(self, path: str) -> list[str]:
         """Returns the names of the direct children that exist, sorted. The children with a value are listed at one
-        moment; the others are checked a moment later."""
+        moment; the others are checked a moment later. Raises InvalidName for an invalid path, and the other errors of
+        `MetadataStore.children`."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)

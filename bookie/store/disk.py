@@ -181,8 +181,8 @@ def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
 
 
 def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces the content of a file like `replace_file`, with the same errors, but writes and syncs the data slice by
-    slice. Returns the size of the file in bytes."""
+    """Replaces the content of a file like `replace_file`, with the same errors (NoSpace, NoFileDescriptor), but writes
+    and syncs the data slice by slice. Returns the size of the file in bytes."""
     temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)

@@ -364,7 +364,7 @@ async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: DeleteNode) -> bool:
     """Deletes a bookie's cookie record and carries out the deletions `more`, all of them or none. Returns True if that
-    succeeded; returns False, and deletes nothing, if the bookie is registered."""
+    succeeded; returns False, and deletes nothing, if the bookie is registered. Raises the errors of the metadata."""
     try:
         await metadata.commit(
             [CheckNodeVersion(paths.bookie(bookie), ABSENT), DeleteNode(paths.cookie(bookie), ANY), *more]

@@ -646,7 +646,7 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates the file of the ledger index without records and returns it."""
+    """Creates the file of the ledger index without records and returns it. Raises NoSpace."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
@@ -654,7 +654,8 @@ def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerInde
 
 def find_newest_ledger_index(files: Files, directory: str) -> tuple[int, int]:
     """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size;
-    (0, end of a file without records) if there is no such file. A start that found no mark calls this."""
+    (0, end of a file without records) if there is no such file. A start that found no mark calls this. Raises OSError
+    if the directory or the file cannot be read."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES

@@ -660,7 +660,8 @@ class StoreReads:
         self, number: int, extent: Extent
     ) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns (location of the extent in log `number`, the extent's table as it is on the disk, or None if the
-        table is damaged). Returns None if the index does not have this extent."""
+        table is damaged). Returns None if the index does not have this extent. Raises OSError if no file descriptor is
+        free."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next_extent_to_search()) is not None:
             if place.log == number and place.extent == extent:

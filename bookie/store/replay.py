@@ -104,7 +104,8 @@ def journal_file_name(number: int) -> str:
 
 
 def list_journal_file_numbers(files: Files, directory: str) -> list[int]:
-    """Returns the numbers of all journal files in the directory, in ascending order."""
+    """Returns the numbers of all journal files in the directory, in ascending order. Raises OSError if the directory
+    cannot be listed."""
     return _numbers(files.list_directory(directory))
 
 

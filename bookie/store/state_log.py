@@ -268,7 +268,8 @@ class DataLossLog:
         self.open = False
 
     def delete_log(self) -> None:
-        """Called when limbo has ended, or was never entered: deletes the file and all reasons."""
+        """Called when limbo has ended, or was never entered: deletes the file and all reasons. Raises NoFileDescriptor
+        if the directory cannot be synced; then the file may come back after a crash."""
         self.reasons = []
         self.open = False
         self._durable = (0, False)

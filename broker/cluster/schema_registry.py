@@ -82,7 +82,8 @@ class SchemaPolicies(NamedTuple):
 
 
 class SchemaRegistry:
-    """Stores the schemas of topics in the metadata, and checks new schemas against them."""
+    """Stores the schemas of topics in the metadata, and checks new schemas against them. Every asynchronous method also
+    raises the errors of the metadata."""
 
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world
@@ -148,7 +149,8 @@ class SchemaRegistry:
     ) -> None:
         """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
         no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
-        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid."""
+        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid; and the
+        errors of `register_schema` if it is registered."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -273,7 +275,7 @@ class SchemaRegistry:
 
     async def delete_namespace_schemas(self, name: NamespaceName) -> None:
         """Deletes the schemas that remain after a namespace was deleted: schemas of topics that never existed, and of
-        non-persistent topics."""
+        non-persistent topics. Raises OutcomeUnknown if others keep changing them."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.decode_segment(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))

@@ -243,7 +243,7 @@ def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
     """Requeues the messages that a request names, so that the subscription delivers them again. Also stores why the
     client failed to process them, for at most FAILURES_MAX messages. A generator: other tasks may run between its
-    steps."""
+    steps. A step raises InvalidRequest if a set of entries cannot be parsed."""
     session.remember_failures({
         Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)
         for each in asked.failures[:FAILURES_MAX]

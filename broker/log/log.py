@@ -33,7 +33,9 @@ from .reader import PositionAndIndex
 
 class LogEntryReader(Protocol):
     """Reads the entries of a log. Each kind of log has its own reader, which reads from caches, bookies, a compacted
-    ledger, or memory."""
+    ledger, or memory. A method that reads an entry raises InvalidRequest if there is no entry at the position, DataLost
+    if the entry is lost, and Unavailable if bookies do not answer. Docstrings call these *the errors of reading the
+    log*."""
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns consecutive confirmed entries of one ledger that are in memory, beginning at `position`: at most

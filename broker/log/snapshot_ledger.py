@@ -95,7 +95,8 @@ class TopicStateLedgers:
 
     async def create_closed_ledger(self, entries: Sequence[bytes]) -> int:
         """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger and
-        raises the error; if the caller is cancelled, the ledger may be left, and no record names it."""
+        raises the error (those of `create_ledger`, LedgerFenced or OutcomeUnknown); if the caller is cancelled, the
+        ledger may be left, and no record names it."""
         writer = await self.create_ledger()
         try:
             await append_and_wait(writer, entries)
@@ -107,12 +108,14 @@ class TopicStateLedgers:
         return writer.ledger_id
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist."""
+        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist, and the errors of the
+        metadata."""
         return await self._ledgers.open(ledger_id)
 
     async def recover_ledger(self, ledger_id: int) -> LedgerReader:
         """Fences the writer of the ledger, closes the ledger at its last stored entry, and returns its reader. Raises
-        LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
+        LedgerNotFound if it does not exist; Unavailable if bookies do not answer; OutcomeUnknown if the result cannot
+        be stored; and the errors of the metadata."""
         return await self._ledgers.recover(ledger_id)
 
     async def abandon_ledger(self, writer: LedgerWriter, *, unnamed: bool) -> None:
@@ -187,7 +190,7 @@ class SnapshotLedger(Generic[P]):
 
     async def read_snapshot_piece(self, reader: LedgerReader, entry_id: int) -> P:
         """Reads the entry `entry_id` of the ledger, decodes it, and returns it. Raises DataLost if the entry is lost,
-        and the error of the decoder if it is damaged."""
+        Unavailable if bookies do not answer, and the error of the decoder if it is damaged."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 

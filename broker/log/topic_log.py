@@ -150,7 +150,8 @@ class TopicLog:
         await self._managed_ledger.read_ledger_list()
 
     async def recover_ledgers(self) -> None:
-        """Step of a take-over: fences and recovers each ledger that is not known to be closed."""
+        """Step of a take-over: fences and recovers each ledger that is not known to be closed. Raises the errors of
+        `ManagedLedger.recover_ledgers`."""
         self._closed = await self._managed_ledger.recover_ledgers()
 
     async def claim_ledger_list(self) -> None:

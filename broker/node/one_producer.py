@@ -110,7 +110,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
     """Returns the entry `client_part_` (a client-part) with the schema version `version`; without a schema version if
-    `version` is empty."""
+    `version` is empty. Raises CorruptEntry if the entry cannot be parsed."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

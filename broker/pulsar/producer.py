@@ -353,8 +353,8 @@ def make_coordinator_refused_frame(asked: pulsar.CommandTcClientConnectRequest, 
 
 
 async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
-    """Begins a transaction that belongs to the caller's role, and returns the frame that contains its id. Raises the
-    errors of the coordinator."""
+    """Begins a transaction that belongs to the caller's role, and returns the frame that contains its id. Raises
+    NotOwner if another broker runs the coordinator, and the errors of `RunningCoordinator.begin_transactions`."""
     coordinator = await _here(connection, asked.tc_id)
     begun = await coordinator.begin_transactions(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
@@ -390,7 +390,8 @@ async def add_subscriptions_to_transaction(
 
 async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
     """Commits or aborts a transaction, as the client asks, and returns the frame of the answer. Raises TransactionEnded
-    if the client aborts a transaction that is committed."""
+    if the client aborts a transaction that is committed; NotOwner if another broker runs the coordinator;
+    InvalidRequest if the id is invalid; and the errors of `RunningCoordinator.end_transaction`."""
     txn = transaction_id_of(asked)
     verb = TransactionEndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else TransactionEndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)

@@ -129,14 +129,15 @@ def may_get_bundles(broker: BrokerRecord) -> bool:
 
 class Administration:
     """The administrative operations on brokers, namespaces, policies and topics. The services of all protocols call
-    them, after they have checked the caller's permission."""
+    them, after they have checked the caller's permission. A method that needs the ownership session raises Unavailable
+    if this broker has none. Every asynchronous method raises the errors of the metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def load_topic(self, name: TopicName) -> Topic:
         """Loads an existing topic at this broker, if it is not loaded yet, and returns it. Raises TopicNotFound if it
-        does not exist; NotOwner if another broker owns it."""
+        does not exist; NotOwner if another broker owns it; and the other errors of `TopicManager.load_topic`."""
         await self._broker.catalog.count_existing_partitions(name)
         return await self._broker.load_topic(name)
 
@@ -220,7 +221,8 @@ class Administration:
         """Unloads the topics of one bundle of a namespace, or of all of its bundles if `bundle` is empty. `here`: only
         at this broker; else at every broker. `destination`: the name or address of the broker that gets the bundles;
         those that it owns already stay there. Returns how many topics were unloaded, and how many bundles were given
-        up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles.
+        up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles; InvalidRequest if
+        the namespace has no such bundle.
 
         Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
         its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
@@ -258,7 +260,8 @@ class Administration:
     ) -> list[Unloaded]:
         """Makes the broker `owner`, at the address `endpoint`, give up these bundles, one after the other.
         `destination`: the name or address of the broker that gets them; empty: any. Returns what was unloaded with each
-        bundle."""
+        bundle. Raises the errors of `unload_namespace` and `call_operation_at_broker`; then the bundles after the
+        failed one are not given up."""
         if owner == self._broker.name:
             return [await self.unload_namespace(name, each, here=True, destination=destination) for each in bundles]
         asked: dict[str, Any] = {"namespace": str(name), "here": True, "destination": destination}
@@ -354,7 +357,7 @@ class Administration:
     ) -> None:  # fmt: skip
         """Changes the properties of a namespace or a topic. Removes the properties with the names `removed` (all of
         them if `clear`), and then sets the properties `given`. Raises InvalidRequest if there are then too many
-        properties, or they are too long."""
+        properties, or they are too long; NotFound if the namespace or topic does not exist."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -368,14 +371,16 @@ class Administration:
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
         brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
-        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds."""
+        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds. Raises TenantNotFound or
+        NamespaceNotFound if the namespace does not exist."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def list_owned_topics(self, name: NamespaceName, after: str) -> list[str]:
         """Returns the sorted full names of the namespace's topics that this broker owns: partitions, and topics without
         partitions. Begins after the name `after`. Looks up the owner of each bundle that has topics; this broker may
-        thereby become the owner of a bundle without one. Returns an empty list if the namespace does not exist."""
+        thereby become the owner of a bundle without one. Returns an empty list if the namespace does not exist. Raises
+        the errors of `TopicManager.find_owner`."""
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
@@ -502,7 +507,8 @@ class Administration:
         """Marks the lost entries of a topic as skipped, so that readers and subscriptions continue after them. Works
         even if the topic cannot be loaded. `ledger_id`: only the lost entries of this ledger; -1: of all. `force`: also
         skips entries that a bookie may have which does not answer. Returns the skipped ranges, and how many messages
-        each subscription misses."""
+        each subscription misses. Raises NotOwner if another broker owns the topic; TopicNotFound if it does not exist;
+        InvalidRequest if it is not persistent; and the errors of `TopicManager.skip_lost`."""
         await self._check_here(name)
         if not name.persistent:
             raise InvalidRequest(f"topic {name} stores nothing that could be lost")
@@ -532,7 +538,7 @@ class Administration:
 
     async def start_compaction(self, name: TopicName) -> None:
         """Starts a compaction of the topic, and returns without waiting for its end. Raises Busy if a compaction of the
-        topic is running."""
+        topic is running, and the errors of `load_topic`."""
         topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

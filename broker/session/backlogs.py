@@ -68,7 +68,8 @@ def compute_start_mark(
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
     """Returns where a reader starts that gets only the last message of the topic, because it is opened at `latest`,
-    inclusive. The last message is the last one of a batch, or all chunks of a chunked message.
+    inclusive. The last message is the last one of a batch, or all chunks of a chunked message. Raises the errors of
+    reading the log.
 
     The result is (the mark, the number of messages of the next entry that count as acknowledged, the positions of later
     entries that count as acknowledged)."""
@@ -99,7 +100,7 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
     """Returns the same as `compute_start_mark`, adapted to the entry that is stored: reads the entry if some of its
     messages count as acknowledged. If these are all of its messages, the mark is this entry itself. If compaction has
-    removed the entry, none of its messages counts as acknowledged."""
+    removed the entry, none of its messages counts as acknowledged. Raises the errors of reading the log."""
     shape = log.shape
     mark, done = compute_start_mark(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
@@ -122,7 +123,7 @@ async def find_first_unacked_index(subscription: Subscription) -> int:
 
 async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
     """Returns the mark of a cursor that begins with the first message that arrived at or after `time_ms` (ms since the
-    epoch), or before its first chunk."""
+    epoch), or before its first chunk. Raises the errors of reading the log."""
     place = await log.reader.find_position_by_time(time_ms)
     return await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
 
@@ -130,7 +131,8 @@ async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
 async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
     """Returns the entry that a cumulative acknowledgement must name to cover every message with an index below `index`;
     None if the log has no such message. `whole`: if a chunked message begins before the index and does not end there,
-    nothing from its first chunk on is covered, so that it is delivered whole when it is delivered again."""
+    nothing from its first chunk on is covered, so that it is delivered whole when it is delivered again. Raises the
+    errors of reading the log."""
     shape = log.shape
     if index <= shape.first_index:
         return None
@@ -187,7 +189,8 @@ def _why_delivered(subscription: Subscription, position: Position, bits: int) ->
 
 class SubscriptionAdministration:
     """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker.
-    Methods that take the name of a subscription raise SubscriptionNotFound if the topic does not have it."""
+    Methods that take the name of a subscription raise SubscriptionNotFound if the topic does not have it. Methods that
+    read entries raise the errors of reading the log."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -252,7 +255,8 @@ class SubscriptionAdministration:
     # ------------------------------------------------------------------ subscriptions
     async def create_subscription(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. It is
-        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name."""
+        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name, and the
+        other errors of `SubscriptionRegistry.subscribe`."""
         mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -262,7 +266,8 @@ class SubscriptionAdministration:
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """Replaces all properties of a subscription. Raises NotAllowed if the topic is not persistent."""
+        """Replaces all properties of a subscription. Raises NotAllowed if the topic is not persistent, and the errors
+        of `SubscriptionRegistry.set_properties`."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -411,8 +416,8 @@ class EntryRangeReader:
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries that contain the messages of the range, in order, and moves `next_index` forward. Ends at
         the end of the range or of the topic, or after the range's `bytes_max`; never waits for new messages. Raises
-        Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it has yielded
-        some entries."""
+        Unauthorized, TopicNotFound, NotAllowed, NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it
+        has yielded some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

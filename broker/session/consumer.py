@@ -137,7 +137,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     @property
     def filter_text(self) -> str:
         """The text of the filter that the consumer asks for; empty if it asks for none, and takes that of the
-        subscription."""
+        subscription. Raises InvalidRequest if the properties contain an invalid filter."""
         wanted = find_filter(self.subscription_properties) if self.subscription_properties else None
         return wanted.text if wanted is not None else ""
 
@@ -226,10 +226,10 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Opens a consumer, and returns its session. Raises Unauthorized, TopicNotFound, IncompatibleSchema,
-        SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may not be opened; or
-        an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing of the consumer.
-        The port is not called before this method returns."""
+        """Opens a consumer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicNotFound,
+        IncompatibleSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may
+        not be opened; or an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing
+        of the consumer. The port is not called before this method returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.load_topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -391,7 +391,7 @@ class ConsumerSession:
         """Requeues outstanding entries of this consumer, so that the subscription delivers them again. Works in steps:
         the caller iterates, and may let other tasks run in between. Without `entries` and `sets`, requeues all entries
         that are outstanding at this consumer. `counted`: adds 1 to the redelivery counts, because the application has
-        seen the messages."""
+        seen the messages. A step raises InvalidRequest if a set cannot be parsed; then nothing is requeued."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -508,14 +508,16 @@ class ConsumerSession:
     async def seek_message(self, message_id: MessageId) -> None:
         """Moves the subscription so that the message `message_id` is delivered next. The new position is durable when
         this method returns. Before that, nothing from the new position on is delivered. The other consumers of the
-        subscription are disconnected."""
+        subscription are disconnected. Raises the errors of reading the log, and those of
+        `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
             mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
         """Moves the subscription so that the first message that arrived at or after `publish_time_ms` (ms since the
-        epoch) is delivered next. Otherwise does the same as `seek_message`."""
+        epoch) is delivered next. Otherwise does the same as `seek_message`. Raises the errors of reading the log, and
+        those of `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_time(publish_time_ms)
@@ -524,7 +526,8 @@ class ConsumerSession:
 
     async def seek_index(self, index: int) -> None:
         """Moves the subscription so that the message with this index, or the first existing message after it, is
-        delivered next. Otherwise does the same as `seek_message`."""
+        delivered next. Otherwise does the same as `seek_message`. Raises the errors of reading the log, and those of
+        `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)

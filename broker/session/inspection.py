@@ -284,7 +284,7 @@ async def describe_metadata(metadata: MetadataStore, path: str, after: str, limi
     """Returns a description of the metadata node at `path` ("" or "/": the root), with the names of at most `limit` (0:
     CHILDREN) of its children that sort after `after`. Secrets in the record are blanked; a record that does not decode
     is described by its damage. Raises InvalidRequest if `path` does not begin with /, or `limit` is not 0 to
-    CHILDREN_MAX."""
+    CHILDREN_MAX. Raises the errors of the metadata."""
     limit = _limited(limit, CHILDREN, CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -314,7 +314,8 @@ def _blanked(value: object) -> object:
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
     """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers
     without an error. Returns this answer. Waits at most BOOKIE_S seconds for each. The request has the rights of this
-    broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers."""
+    broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers, and the errors
+    of the metadata."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:

@@ -163,8 +163,8 @@ def find_zone(name: str) -> tzinfo:
 
 
 def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
-    """Returns the first time after `after_ms` at which the schedule fires (ms since the epoch); None if there is
-    none."""
+    """Returns the first time after `after_ms` at which the schedule fires (ms since the epoch); None if there is none.
+    Raises InvalidRequest if the cron expression is invalid, or this broker does not have the time zone."""
     if schedule.cron:
         return next_cron_ms(parse_cron(schedule.cron), find_zone(schedule.zone), after_ms)
     if schedule.every_ms:
@@ -291,7 +291,7 @@ class DueFires(NamedTuple):
 def decide_fires(schedule: Schedule, last_ms: int, now_ms: int) -> DueFires:
     """Returns what is due at `now_ms`. `last_ms`: the time up to which everything was decided before (exclusive). The
     work is bounded: of a schedule that was not checked for long, only about the latest MISSED_MAX fires are found, and
-    all earlier ones are dropped."""
+    all earlier ones are dropped. Raises the errors of `next_fire_ms`."""
     found = _find_latest_fires(schedule, last_ms, now_ms)
     late = [each for each in found if now_ms - each > LATE_MS]
     due = found[len(late) :]

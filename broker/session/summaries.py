@@ -418,7 +418,8 @@ class ClusterSummaries:
 
     async def list_bundles(self, name: NamespaceName | None, *, here: bool) -> BundlePage:
         """Returns the bundles of a namespace that brokers own, with their topics and rates, sorted by name. None: the
-        bundles of all namespaces. `here`: those of this broker only."""
+        bundles of all namespaces. `here`: those of this broker only. Raises Unavailable if this broker has no ownership
+        session."""
         mine = await self._list_own_bundles(name)
         if here:
             return BundlePage(mine, ())

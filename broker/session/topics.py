@@ -75,7 +75,8 @@ def find_listener_endpoint(broker: BrokerRecord, listener: str) -> str:
 
 class TopicQueries:
     """Answers requests of clients about topics: who owns a topic, its partitions, its message indexes (offsets), and
-    which topics exist."""
+    which topics exist. Methods raise Unavailable if this broker has no ownership session, and the errors of the
+    metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -91,7 +92,8 @@ class TopicQueries:
         """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known.
         `create`: creates the topic if it is missing and may be created, with the namespace's default number of
         partitions. `by_use`: if that number is 0, does not create the topic now, because its first use creates it.
-        Raises TopicNotFound if the topic is missing and not created."""
+        Raises TopicNotFound if the topic is missing and not created; TenantNotFound or NamespaceNotFound if its
+        namespace is missing; NotAllowed if the namespace has its maximum of topics."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return PartitionsAndOwner(0)  # a partition is used like a topic without partitions
@@ -115,7 +117,8 @@ class TopicQueries:
         `aborted_in`: a range of indexes (first, end). The result says how many messages in this range belong to aborted
         transactions, so that a reader can distinguish these from lost ones. `incarnation`: the one that the caller
         means; 0: any. Raises InvalidRequest if there are more than TIMES_MAX times; NotAllowed if the topic has
-        partitions; TopicNotFound if it does not exist, or has another incarnation.
+        partitions; TopicNotFound if it does not exist, or has another incarnation; Unavailable or NotOwner if this
+        broker may not answer for the topic now; and the errors of reading the log.
         """
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
@@ -153,8 +156,8 @@ class TopicQueries:
     ) -> None:
         """Acknowledges, for a subscription, every message with an index below `index`; never moves the cursor
         backwards. The acknowledgement is durable when this method returns. `incarnation`: the one that the caller
-        means; 0: any. Raises TopicNotFound if the topic has another one, SubscriptionNotFound, or the errors of
-        `get_offsets`."""
+        means; 0: any. Raises TopicNotFound if the topic has another one, SubscriptionNotFound, TransactionConflict if a
+        message is acknowledged in an open transaction, or the errors of `get_offsets`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription = topic.find_subscription(subscription_name)
@@ -208,7 +211,8 @@ class SchemaVerdict(NamedTuple):
 
 
 class SchemaQueries:
-    """Answers requests about the schemas of topics."""
+    """Answers requests about the schemas of topics. Methods raise Unavailable if this broker has no ownership session,
+    and the errors of the metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -225,14 +229,14 @@ class SchemaQueries:
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
         """Returns the schema versions of the topic that are not deleted, in order. Raises SchemaNotFound if there are
-        none."""
+        none, NotAllowed if together they are too large for one answer."""
         return await self._broker.schemas.list_versions(topic)
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
         """Registers a schema for a topic, and returns its version. The namespace must exist; the topic need not exist.
         `user`: the role that is stored with the schema. `by_hand`: True if an operator registers the schema, which is
         allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or NotAllowed if the
-        schema may not be registered."""
+        schema may not be registered; OutcomeUnknown if it may be registered."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register_schema(topic, info, rules, user=user, by_hand=by_hand)
 
@@ -243,13 +247,14 @@ class SchemaQueries:
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns why the schema could not be registered for the topic, or that it could, and the compatibility rule
-        that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid."""
+        that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid, NotAllowed if there are too
+        many bytes to compare."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Deletes all schema versions of the topic. Returns the number of the newest one; None if the topic had no
-        schema."""
+        schema. Raises OutcomeUnknown if others keep changing the schemas."""
         return await self._broker.schemas.delete_schemas(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaPolicies:

@@ -453,7 +453,8 @@ class DurableCursor:
     async def close(self) -> None:
         """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner of the
         topic need not recover it. Acknowledgements that cannot be stored within `close_timeout_s` seconds are lost; the
-        next owner delivers their messages again."""
+        next owner delivers their messages again. Raises TopicFenced if another broker has claimed the subscription, or
+        the error of a write that failed for good."""
         if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
@@ -495,7 +496,7 @@ class DurableCursor:
     async def delete(self) -> None:
         """Deletes the subscription: its record first, then its ledgers. May be repeated if the outcome is unknown.
         Raises TopicFenced if another owner has claimed the subscription, or if the record belongs to a new subscription
-        of the same name."""
+        of the same name; BadVersion if the record changes at the same moment; and the errors of the metadata."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

@@ -136,7 +136,8 @@ async def find_whole_message(
 
 async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
-    Searches only the messages of the entry at the mark, and of the entries after it that one read returns."""
+    Searches only the messages of the entry at the mark, and of the entries after it that one read returns. A message
+    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
@@ -161,13 +162,14 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
     """Returns the positions of the chunks after `mark` of those messages whose first chunks are at or before `mark`.
-    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
+    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises
+    Unavailable if bookies do not answer."""
     return [place for run in await find_messages_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
-    seeks to `mark` receives all chunks of the message."""
+    seeks to `mark` receives all chunks of the message. Raises Unavailable if bookies do not answer."""
     return min(
         [mark, *(log.shape.position_before(run.places[0]) for run in await find_messages_across_mark(log, mark))]
     )

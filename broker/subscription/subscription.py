@@ -566,8 +566,9 @@ class Subscription:
             tell(None)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that was acknowledged in this subscription before the call is durable. Raises an error
-        if that is not known. Returns at once if the subscription is not durable."""
+        """Waits until everything that was acknowledged in this subscription before the call is durable. Raises
+        TopicFenced, or the error of a write that failed for good, if that is not known. Returns at once if the
+        subscription is not durable."""
         if self.store is not None:
             await self.store.make_durable_future()
 
@@ -579,7 +580,8 @@ class Subscription:
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
         """Moves the subscription: it continues after `mark`, and after the first `acked_messages` messages of the next
-        entry. The new position is durable when this method returns.
+        entry. The new position is durable when this method returns. Raises the errors of `wait_durable`; then it is
+        unknown which position is stored.
 
         The caller must hold `seek_lock`. Disconnects all consumers except `keep`: their outstanding entries are not
         valid any more.
@@ -618,7 +620,8 @@ class Subscription:
 
     async def close(self) -> None:
         """Stops the delivery as `stop` does, and stores the delayed entries and the cursor. Takes at most some times
-        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic."""
+        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic. Raises
+        the errors of `DurableCursor.close`."""
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()

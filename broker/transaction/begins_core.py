@@ -307,7 +307,9 @@ class SinkBatchDecider:
         """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
         batch of this sink. Answers the intent with True if the sink had committed the batch before; else with False,
         when the commit is durable. Raises TransactionEnded if some of the transactions are committed already; the
-        errors of `has_committed_batch`; else the reason why a transaction cannot be committed."""
+        errors of `has_committed_batch`; InvalidRequest if a name is too long or the batch too large;
+        IntentQueuedUntilDurable if the decision waits for a record; else the reason why a transaction cannot be
+        committed."""
         sink = None
         if intent.sink_id:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
@@ -398,7 +400,7 @@ class TransactionBeginDecider:
         sink is committed already. If the intent gives a name but no holder, the client becomes the new holder of the
         name; this is stored durably before the answer. Raises BackPressure if there are too many open transactions or
         names; InvalidRequest if an argument is invalid; SinkFenced or TransactionFenced if another query or holder took
-        over."""
+        over; IntentQueuedUntilDurable if the answer waits for a record that is being written."""
         limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(

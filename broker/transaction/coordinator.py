@@ -556,7 +556,7 @@ class RunningCoordinator:
 
     async def is_owner(self) -> bool:
         """Returns True if the metadata says that this broker still runs the coordinator: no other broker has taken it
-        over."""
+        over. Raises the errors of the metadata."""
         return await self.log.is_owner()
 
     def _start_ending(self, work: Any) -> None:

@@ -235,7 +235,7 @@ class TransactionCoordinatorCore:
     ) -> None:
         """Decides to commit the open transaction `txn`, and with it the half message. `listed`: its topics, each with
         the number of its entries. Raises TransactionAborted if the transaction is not open any more, or lacks one of
-        the topics."""
+        the topics; InvalidRequest as `TransactionEndDecider.match_reported_participants` does."""
         live = self.table.live.get(txn)
         if live is None or live.phase is not TransactionPhase.OPEN:
             raise self.table.make_abort_error(txn)

@@ -181,7 +181,8 @@ class EntryLogWriter:
         return file
 
     def append_slices(self, slices: Sequence[Sequence[Buffer]]) -> None:
-        """Writes each of `slices` like `append`, one after the other."""
+        """Writes each of `slices` like `append`, one after the other. Raises NoSpace; then some of them may be
+        written."""
         for buffers in slices:
             self.append(buffers)
 
