@@ -214,7 +214,8 @@ class BookieRegistration:
 
     async def close(self) -> None:
         """Deletes the bookie's registration node if the metadata can be reached, and closes the session that
-        `new_session` opened. If the metadata cannot be reached, the node stays until the session expires."""
+        `new_session` opened. If the metadata cannot be reached, the node stays until the session expires; that is only
+        logged."""
         try:
             if self._own_session:
                 await self.metadata.close()
@@ -305,7 +306,7 @@ class JournalPositionRecorder:
 
     async def run(self) -> None:
         """Stores the journal position every NOTE_S seconds, and at once when answers wait for it, until the task is
-        cancelled."""
+        cancelled. Only logs errors of the metadata."""
         while True:
             try:
                 async with asyncio.timeout(NOTE_S):

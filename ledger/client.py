@@ -226,7 +226,8 @@ class LedgerClient:
         quorum is never reduced, so a confirmed entry always has as many synced copies. `properties`: texts that are
         stored in the ledger's record, such as the name of its topic.
 
-        Raises InvalidConfiguration, NotEnoughBookies, or the errors of the metadata."""
+        Raises InvalidConfiguration if the sizes contradict each other, NotEnoughBookies if too few bookies are
+        writable, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,

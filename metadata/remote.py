@@ -306,8 +306,8 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the service if it can be reached; otherwise the session expires there. Also closes the
-        connection. May be called again."""
+        """Ends the session at the service if it can be reached within CLOSE_TIMEOUT_S seconds; otherwise the session
+        expires there. Also closes the connection. May be called again."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return

@@ -165,7 +165,7 @@ def make_directories(files: Files, path: str) -> None:
 
 def list_removable_files(files: Files, path: str) -> list[str]:
     """Returns the names of the files in a directory, for a caller that removes some of them. If no file descriptor is
-    free, returns an empty list: the caller can remove the files later."""
+    free, returns an empty list: the caller can remove the files later. Raises any other OSError."""
     try:
         return files.list_directory(path)
     except OSError as error:

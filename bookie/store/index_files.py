@@ -684,7 +684,7 @@ class LedgerKeys:
 
     def require_keys_from_metadata(self) -> None:
         """From now on a ledger that is unknown here may begin only if its key was read from the metadata
-        (`record_key_of_metadata`)."""
+        (`record_key_of_metadata`); at most INTRODUCED_MAX such keys are kept."""
         self._introduced = LruCache(INTRODUCED_MAX)
 
     def record_key_of_metadata(self, ledger: int, key: bytes) -> None:

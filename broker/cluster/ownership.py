@@ -335,8 +335,8 @@ class Ownership:
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
     async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
-        """Returns the owner of the object whose owner record is at `path`, in the same way as `find_owner`. `what`: the
-        name of the object in texts of errors."""
+        """Returns the owner of the object whose owner record is at `path`, in the same way, and with the same errors,
+        as `find_owner`. `what`: the name of the object in texts of errors."""
         if self.is_owned(path):
             return self.me
         owner = await self._find_owner(path, what)
@@ -565,8 +565,8 @@ class LastReadServerLists:
 
     async def read_lists(self, store: MetadataStore | None) -> RegisteredServers:
         """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
-        answer in time, unless it has been silent for long; then returns the lists that were read last. `store`: the
-        metadata; None while there is no session."""
+        answer within METADATA_S seconds, unless it has been silent for METADATA_AWAY_S seconds; then returns the lists
+        that were read last, and logs the error. `store`: the metadata; None while there is no session."""
         for _ in range(2):
             try:
                 if store is not None:

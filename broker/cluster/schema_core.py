@@ -85,8 +85,8 @@ class AvroField:
 
 
 def parse_json(text: bytes) -> Any:
-    """Returns the value that a JSON text of a schema definition contains. Raises InvalidSchema if the text is too long
-    or is not JSON."""
+    """Returns the value that a JSON text of a schema definition contains. Raises InvalidSchema if the text has more
+    than DEFINITION_BYTES_MAX bytes or is not JSON."""
     if len(text) > DEFINITION_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
     try:

@@ -254,7 +254,8 @@ def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Itera
 
 async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
     """Moves the subscription to the message id, publish time (ms since the epoch) or message index that the request
-    names. Returns when the new position is durable."""
+    names. Returns when the new position is durable. Raises the errors of the `ConsumerSession.seek_…` method that it
+    calls."""
     if asked.HasField("message_id"):
         await session.seek_message(MessageId.from_wire(asked.message_id))
     elif asked.HasField("publish_time_ms"):

@@ -247,7 +247,7 @@ class ManagedLedger:
 
     @property
     def has_room(self) -> bool:
-        """Returns True if another ledger may be added to the list."""
+        """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_MAX."""
         return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over

@@ -321,7 +321,8 @@ class TopicLog:
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, removes the ledgers whose ids it returns from the list, and then deletes them.
         Returns the ids of the removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it
-        is certain that the list was changed."""
+        is certain that the list was changed. If another broker owns the topic, abandons the log and returns []. Raises
+        the other errors of `ManagedLedger.remove_ledgers`."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail_span.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):

@@ -271,8 +271,8 @@ class TopicTransactionSettler:
         self, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
         """Applies the outcomes of transactions to a topic that this broker owns. Returns, for each transaction, None if
-        the topic has stored the outcome, else the error. Raises NotOwner if another broker owns the topic; NotAllowed
-        if the topic does not support transactions."""
+        the topic has stored the outcome, else the error (TimedOut after SETTLE_S seconds). Raises NotOwner if another
+        broker owns the topic; NotAllowed if the topic does not support transactions."""
         loaded = await self._load(topic)
         if not isinstance(loaded, TransactionSettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

@@ -405,8 +405,8 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers. Does
-        nothing more if there is no ownership session."""
+        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers. Only
+        logs an error of the metadata. Does nothing more if there is no ownership session."""
         self.survey.close()
         if self._session is None:
             return
@@ -433,10 +433,10 @@ class TopicManager:
 
     # ------------------------------------------------------------------ drain
     async def drain_broker(self, *, ordered: bool = False) -> int:
-        """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time;
-        waits until all moves have ended. Returns the number of bundles and coordinators that this broker still owns. If
-        the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`: the drain
-        was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
+        """Registers this broker as draining, and moves its bundles to the other brokers of its group, MOVED_AT_ONCE at
+        a time; waits until all moves have ended. Returns the number of bundles and coordinators that this broker still
+        owns. If the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`:
+        the drain was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
         Unavailable without a metadata session; only logs errors of single moves."""
         session = self._open()
         if not session.settled:

@@ -415,9 +415,9 @@ class EntryRangeReader:
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries that contain the messages of the range, in order, and moves `next_index` forward. Ends at
-        the end of the range or of the topic, or after the range's `bytes_max`; never waits for new messages. Raises
-        Unauthorized, TopicNotFound, NotAllowed, NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it
-        has yielded some entries."""
+        the end of the range or of the topic, or after the range's `bytes_max` (0: READ_BYTES_MAX); never waits for new
+        messages. Raises Unauthorized, TopicNotFound, NotAllowed, NotOwner, InvalidRequest, Unavailable or DataLost,
+        possibly after it has yielded some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

@@ -501,8 +501,8 @@ class ConsumerSession:
         self.subscription.call_when_durable(tell)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that this consumer acknowledged before the call is durable. Raises an error if that is
-        not known."""
+        """Waits until everything that this consumer acknowledged before the call is durable. Raises the errors of
+        `Subscription.wait_durable`."""
         await self.subscription.wait_durable()
 
     async def seek_message(self, message_id: MessageId) -> None:
@@ -607,7 +607,8 @@ class ConsumerSession:
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
         """Closes the consumer in order: its outstanding messages are delivered to other consumers, and everything that
-        it acknowledged is durable when this method returns."""
+        it acknowledged is durable when this method returns. Raises the errors of `Subscription.wait_durable`; the
+        consumer is closed nevertheless."""
         self._over = True
         self.subscription.leave(self._consumer)
         await run_and_clean_up(self.wait_durable(), self.leave)

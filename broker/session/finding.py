@@ -230,8 +230,8 @@ def _running(broker: TopicManager, topic: str) -> Iterator[None]:
 
 async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallContext) -> FoundMessages:
     """Searches a topic that this broker owns, and returns the found messages, the newest entry first, and how far the
-    search got. Raises InvalidRequest, NotAllowed, NotOwner, TopicNotFound, Unauthorized, Unavailable or DataLost;
-    BackPressure if FINDS_MAX searches are running, or one in this topic."""
+    search got. Raises InvalidRequest (such as for a limit above FOUND_MAX), NotAllowed, NotOwner, TopicNotFound,
+    Unauthorized, Unavailable or DataLost; BackPressure if FINDS_MAX searches are running, or one in this topic."""
     if wanted.limit > FOUND_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
         raise InvalidRequest(f"a search finds at most {FOUND_MAX} messages, between two times, before an index")
     topic = await broker.load_topic(TopicName.parse(wanted.topic), create=False)

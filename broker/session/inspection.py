@@ -244,8 +244,8 @@ async def _published_ms(log: ReadableLog, position: Position) -> int:
 # ---------------------------------------------------------------------------------------------------- ledgers
 async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, limit: int) -> list[LedgerCopies]:
     """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers (0:
-    LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to
-    LEDGERS_MAX."""
+    LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to LEDGERS_MAX.
+    Raises the errors of the metadata."""
     limit = _limited(limit, LEDGERS, LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 

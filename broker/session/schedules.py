@@ -371,7 +371,7 @@ class ScheduleRunner:
     # ------------------------------------------------------------------ which schedules there are
     async def follow(self) -> None:
         """Keeps the list of schedules current, by a watch of the metadata, until it is cancelled. While the metadata
-        cannot be read, the list stays as it is."""
+        cannot be read, the list stays as it is; the error is logged, and the next attempt follows after a second."""
         while True:
             try:
                 if self._broker.has_session:

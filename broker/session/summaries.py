@@ -397,7 +397,8 @@ class ClusterSummaries:
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
         """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. Raises
-        InvalidRequest if the query is invalid."""
+        InvalidRequest if the query's `limit` is not 0 to LIMIT_MAX (0: LIMIT), its `sort` is unknown, or its `after`
+        does not fit."""
         query = query._replace(limit=query.limit or LIMIT)
         if not 1 <= query.limit <= LIMIT_MAX:
             raise InvalidRequest(f"limit must be 1 to {LIMIT_MAX}, not {query.limit}")

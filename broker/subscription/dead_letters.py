@@ -111,8 +111,8 @@ async def find_whole_message(
 ) -> MessageChunkRun | None:
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
     complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
-    entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive,
-    and the errors of reading."""
+    entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive
+    (the last one came less than INCOMPLETE_MS ago), and the errors of reading."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -339,9 +339,9 @@ class HeldBackEntries:
         self.failures = dict(islice(kept.items(), max(0, len(kept) - FAILURES_MAX), None))
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
-        """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry. Then
-        holds each entry back, until the end of its back-off or until it is moved to the dead-letter topic. `at_once`:
-        the entries have no back-off, so that only dead letters are held back."""
+        """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry; a task
+        stores the counts. Then holds each entry back, until the end of its back-off or until it is moved to the
+        dead-letter topic. `at_once`: the entries have no back-off, so that only dead letters are held back."""
         policy, now_ms = self._policy(), self._now_ms()
         counted = [position for position in positions if not self._cursor.is_acked_or_pending(position)]
         for position in counted:

@@ -294,8 +294,8 @@ class DelayedDelivery:
         self._drop(core.take_unused_ledgers())
 
     def set_release_timer(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer that wakes the delivery when the next entry is due, unless another event wakes it earlier.
-        Called after each run of the pump."""
+        """Sets the timer that wakes the delivery when the next entry is due, after at most MAX_SLEEP_S seconds, unless
+        another event wakes it earlier. Called after each run of the pump."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:

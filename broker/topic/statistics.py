@@ -117,7 +117,8 @@ def find_blocked_reason(topic: Topic, subscription: Subscription, backlog: int |
 
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
     """Returns the number of messages that the subscription has not acknowledged. The number is exact, except that a
-    batch after the mark that is acknowledged as a whole counts as one acknowledged message."""
+    batch after the mark that is acknowledged as a whole counts as one acknowledged message. Raises the errors of
+    reading the log."""
     return _size(log, subscription, await log.reader.find_message_index_after(subscription.cursor.mark))
 
 

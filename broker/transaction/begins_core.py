@@ -442,7 +442,7 @@ class TransactionBeginDecider:
 
     def on_name_holder_changed(self, record: NameHolderChanged, intent: BeginTransactions, now: float) -> None:
         """Called when the new holder of a name is stored durably. Aborts the transactions of earlier holders, and
-        answers the intent with new transaction ids."""
+        answers the intent with new transaction ids, or with the error if none can be leased."""
         for txn in list(self._table.by_name.get((record.owner, record.name), ())):
             # what an earlier begin was given in the meantime, or was in doubt
             self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)

@@ -303,7 +303,8 @@ class RunningCoordinator:
         the state of the transaction. `participants`: the entries in each topic, as the client counted them; () if it
         did not. `prepared_s`: for how long a prepared transaction may stay so, 0 for the longest time; `visible`: also
         waits until all participants have stored the outcome. Raises TransactionAborted, TransactionFenced or
-        TransactionForgotten if it cannot commit."""
+        TransactionForgotten if it cannot be ended so; InvalidRequest if the id was never given to a client, another
+        role began it, or its participants are too many."""
         return await self._state(
             lambda to: EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         )
@@ -318,7 +319,9 @@ class RunningCoordinator:
     ) -> bool:
         """Commits the transactions `txns`, all of them or none, durably; with `tag`, as a batch of a sink. Returns True
         if the sink has committed this batch before; then this call commits nothing. `adopt`: this query may take the
-        sink over from another one; else raises SinkFenced if another query writes it."""
+        sink over from another one; else raises SinkFenced if another query writes it. Raises TransactionEnded if only
+        some of them are committed already; TransactionAborted or TransactionForgotten if one cannot commit;
+        InvalidRequest if an id, a name or the batch is invalid; BackPressure if there are too many sinks."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitSinkBatch(to, owner, least, *sink, adopt))
@@ -327,12 +330,13 @@ class RunningCoordinator:
 
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
         """Returns the state of a transaction. `owner`: the role that asks; None: an operator asks. Raises
-        InvalidRequest if another role began the transaction."""
+        InvalidRequest if the id was never given to a client, or another role began the transaction."""
         return await self._state(lambda to: GetTransactionStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         """Aborts a transaction for an administrator, also a prepared one. Returns its state afterwards: COMMITTED if it
-        was committed before. Raises TransactionForgotten if its outcome was discarded."""
+        was committed before. Raises TransactionForgotten if its outcome was discarded; InvalidRequest if the id was
+        never given to a client."""
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_if_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:

@@ -266,7 +266,8 @@ class LiveBytesCounter:
 
     @property
     def facts(self) -> EntryLogUsage:
-        """Returns what was counted so far. It is complete when `run_step` has returned False."""
+        """Returns what was counted so far, with the HOLDERS_MAX largest ledgers. It is complete when `run_step` has
+        returned False."""
         largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
         return EntryLogUsage(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,

@@ -271,7 +271,7 @@ def find_real_topic(message: DecodedMessage, here: TopicName) -> TopicName | Non
 
 async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMessage]) -> list[tuple[str, ...]]:
     """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
-    dead letter back to the topic from which it came)."""
+    dead letter back to the topic from which it came). Raises Unavailable if the caller's grants cannot be read."""
     may = dict[TopicName, bool]()
     for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
         if target is not None and target not in may:
