@@ -103,8 +103,8 @@ class MetadataServer:
         return self._store.last_backup_ms
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk`
-        does."""
+        """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk` does;
+        None if the tree is in memory alone, or the store is closed."""
         return await self._store.measure_disk()
 
     async def close(self) -> None:

@@ -515,14 +515,15 @@ async def read_cluster_format(store: MetadataStore) -> int:
 async def adopt_cluster_format(store: MetadataStore) -> None:
     """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
     calls this in each new session, before it writes. Raises NewerFormat if the cluster has a later format than this
-    Magnetar knows."""
+    Magnetar knows, and the errors of the metadata."""
     set_written_format(await read_cluster_format(store))
 
 
 async def check_registered_format(store: MetadataStore) -> None:
-    """Raises NewerFormat if the format of the cluster was raised above that of this Magnetar, DamagedRecord if its
-    record cannot be decoded. A broker or bookie calls this after it has registered, and `finish_upgrade` looks for
-    older processes after it has raised the format: so one of the two sees the other."""
+    """Raises NewerFormat if the format of the cluster was raised above that of this Magnetar, and the errors of the
+    metadata (DamagedRecord if the cluster's record cannot be decoded). A broker or bookie calls this after it has
+    registered, and `finish_upgrade` looks for older processes after it has raised the format: so one of the two sees
+    the other."""
     check_cluster_format(await read_cluster_format(store))
 
 

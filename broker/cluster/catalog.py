@@ -155,12 +155,14 @@ class Catalog:
         await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
-        """Replaces the record of a tenant. Raises TenantNotFound if there is no such tenant."""
+        """Replaces the record of a tenant. Raises TenantNotFound if there is no such tenant; InvalidName if the name is
+        invalid."""
         await self.get_tenant(name)
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces."""
+        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces; InvalidName if
+        the name is invalid."""
         await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
@@ -170,7 +172,7 @@ class Catalog:
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:
         """Returns the tenant's namespaces, each as `tenant/namespace`. Raises TenantNotFound if there is no such
-        tenant."""
+        tenant; InvalidName if its name is invalid."""
         await self.get_tenant(tenant)
         return [
             f"{tenant}/{paths.decode_segment(name)}" for name in await self._store.children(paths.namespaces(tenant))

@@ -141,7 +141,8 @@ class CompactedLedger:
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
         """Returns surviving entries, beginning with number `first` (from 0, below `entries`): about `bytes_max` bytes,
-        at least one entry. Raises DataLost if an entry is damaged or lost; Unavailable if bookies do not answer."""
+        at least one entry. Raises DataLost if an entry is damaged or lost; Unavailable if bookies do not answer;
+        LedgerNotFound if the ledger was deleted."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]

@@ -112,7 +112,8 @@ def topic_path(topic: TopicName) -> str:
 
 def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     """Returns a change that writes nothing, for a commit of other changes. It lets the commit succeed only while the
-    topic has the claim `claim`; otherwise the commit raises TopicFenced."""
+    topic has the claim `claim`; otherwise the commit raises TopicFenced; DamagedRecord if the topic's record cannot be
+    decoded."""
     path = topic_path(topic)
 
     def transform(node: VersionedValue | None) -> bytes | None:

@@ -202,7 +202,8 @@ class SnapshotLedger(Generic[P]):
 
     async def append_pieces(self, entries: Sequence[bytes]) -> bool:
         """Appends entries to the ledger, and waits until they are stored. Returns True if all of them are stored; False
-        if no ledger is open, or some entries may be missing. Then the caller must call `roll_ledger`."""
+        if no ledger is open, or some entries may be missing. Then nothing more is written to the ledger, and the caller
+        must call `roll_ledger`."""
         if self._writer is None or not self._writer.is_writable:
             return False
         try:
@@ -247,7 +248,7 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def delete_ledger(self) -> None:
-        """Deletes the ledger, because the record no longer names it."""
+        """Deletes the ledger, because the record no longer names it. If that fails, only logs the error."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete_ledgers(old)

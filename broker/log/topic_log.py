@@ -146,7 +146,7 @@ class TopicLog:
 
     async def read_ledger_list(self) -> None:
         """Step of a take-over: reads the topic's record with the list of ledgers. Raises TopicNotFound if there is no
-        record."""
+        record; DataLost if it is damaged; and the errors of the metadata."""
         await self._managed_ledger.read_ledger_list()
 
     async def recover_ledgers(self) -> None:
@@ -156,7 +156,7 @@ class TopicLog:
 
     async def claim_ledger_list(self) -> None:
         """Step of a take-over: stores the recovered list with a new claim. Raises TopicFenced if another broker was
-        faster."""
+        faster, and the other errors of `ManagedLedger.claim_ledger_list`."""
         await self._managed_ledger.claim_ledger_list(self._closed)
 
     async def serve(self) -> None:

@@ -588,7 +588,8 @@ class TopicManager:
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the record of the broker that serves the topic. The topic need not exist. If the topic has no owner,
         this broker may become the owner. While this broker has no metadata session, raises Unavailable, unless the
-        topic is loaded here, or this broker moved the topic to another broker before it closed."""
+        topic is loaded here, or this broker moved the topic to another broker before it closed. Raises TenantNotFound
+        or NamespaceNotFound if the namespace does not exist, and the errors of `Ownership.find_owner`."""
         self.lookups += 1
         if self._session is None and (heir := self._moved.get(name.full)) is not None:
             return heir

@@ -234,7 +234,8 @@ class RestRequest:
 
     async def list_partitions(self) -> list[TopicName]:
         """Returns the partitions of the topic in the path; [] if the topic is not partitioned, or is itself a
-        partition. Raises TopicNotFound if the topic does not exist. The caller's rights are not checked here."""
+        partition. Raises TopicNotFound if the topic does not exist, InvalidName if its name is invalid, and the errors
+        of the metadata. The caller's rights are not checked here."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.count_existing_partitions(self.topic)

@@ -178,7 +178,8 @@ class Administration:
 
     async def forget_broker(self, name: str) -> None:
         """Deletes the record of a broker that has died and will not come back, so that it is not listed any more.
-        Raises NotFound if no broker of that name has died; NotAllowed if a broker of that name is registered."""
+        Raises NotFound if no broker of that name has died; NotAllowed if a broker of that name is registered;
+        BadVersion if its record changes at the same moment."""
         await delete_broker_record(self._broker.metadata, name)
 
     # ------------------------------------------------------------------ namespaces
@@ -284,7 +285,8 @@ class Administration:
     ) -> None:
         """Changes the permissions on a namespace or a topic. `change`: a function that gets the present permissions of
         the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions of
-        the namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not exist."""
+        the namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not exist; and
+        the errors of `change`."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change_grants(name, lambda record: change(record, full))

@@ -285,7 +285,7 @@ class SubscriptionAdministration:
     ) -> None:
         """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
         (ms since the epoch). The new position is durable when this method returns. Raises InvalidRequest if neither is
-        given."""
+        given, and the errors of `Subscription.seek`."""
         log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")

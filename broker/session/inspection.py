@@ -446,7 +446,7 @@ def find_settings_to_remove(name: str) -> tuple[str, ...]:
 
 async def change_setting(broker: TopicManager, name: str, text: str) -> None:
     """Changes a setting of all brokers. This broker has applied the new value when this function returns. Raises
-    InvalidRequest if the setting or the value is invalid."""
+    InvalidRequest if the setting or the value is invalid, and the errors of the metadata."""
     ours, given = parse_setting_name(name), parse_setting_value(name, text)
     if ours in RUNTIME:
         await broker.policies.change_runtime_setting(ours, format_setting_value(given[ours]))
@@ -456,7 +456,7 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
 
 async def remove_setting(broker: TopicManager, name: str) -> None:
     """Removes the value of a setting that was set for all brokers, so that each broker uses its own configuration
-    again. Raises InvalidRequest if the setting is unknown."""
+    again. Raises InvalidRequest if the setting is unknown, and the errors of the metadata."""
     ours = parse_setting_name(name)
     if ours in RUNTIME:
         await broker.policies.change_runtime_setting(ours, None)

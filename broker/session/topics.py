@@ -84,7 +84,7 @@ class TopicQueries:
     async def look_up_owner(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the broker that owns a topic, even if the topic does not exist yet. `listener`: the name of the
         listener that the client uses; empty: the default one. Raises Unavailable if the owner is not known at the
-        moment; NotFound if the owner has no listener of this name."""
+        moment; NotFound if the owner has no listener of this name, or the namespace does not exist."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
@@ -236,7 +236,8 @@ class SchemaQueries:
         """Registers a schema for a topic, and returns its version. The namespace must exist; the topic need not exist.
         `user`: the role that is stored with the schema. `by_hand`: True if an operator registers the schema, which is
         allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or NotAllowed if the
-        schema may not be registered; OutcomeUnknown if it may be registered."""
+        schema may not be registered; OutcomeUnknown if it may be registered; TenantNotFound or NamespaceNotFound if the
+        namespace does not exist."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register_schema(topic, info, rules, user=user, by_hand=by_hand)
 
@@ -248,13 +249,14 @@ class SchemaQueries:
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns why the schema could not be registered for the topic, or that it could, and the compatibility rule
         that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid, NotAllowed if there are too
-        many bytes to compare."""
+        many bytes to compare, TenantNotFound or NamespaceNotFound if the namespace does not exist."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all schema versions of the topic. Returns the number of the newest one; None if the topic had no
-        schema. Raises OutcomeUnknown if others keep changing the schemas."""
+        """Marks all schema versions of the topic as deleted; with `force`, also deletes their definitions. Returns the
+        number of the newest one; None if the topic had no schema. Raises OutcomeUnknown if others keep changing the
+        schemas."""
         return await self._broker.schemas.delete_schemas(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaPolicies:

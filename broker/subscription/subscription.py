@@ -380,8 +380,9 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
-        that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log; TransactionConflict if
-        an entry is pending in a transaction (all other entries are acknowledged nevertheless)."""
+        that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log, or has no such message;
+        TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged
+        nevertheless)."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:

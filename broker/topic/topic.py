@@ -729,7 +729,7 @@ class SubscriptionRegistry:
     async def commit_cursor_record(self, name: str, record: NodeUpdate) -> None:
         """Stores the record of a new subscription, and in the same commit adds its name to the topic's record. The
         topic's record keeps the names of lost subscriptions that are not created again yet. The caller must not be
-        cancelled during this call."""
+        cancelled during this call. Raises the errors of `Log.commit_fields`."""
         named = self._topic.log.record.subscriptions or ()
         await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
@@ -852,7 +852,8 @@ class SubscriptionRegistry:
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Deletes the subscription `name`, durably; its consumers are disconnected with SubscriptionNotFound. Raises
         Busy if consumers are connected and `force` is False; SubscriptionNotFound if the topic has no such
-        subscription."""
+        subscription. Raises the errors of `Log.commit_fields` and `DurableCursor.delete`; the subscription is ended
+        here then, and may come back with the next load of the topic."""
         async with self.changing:
             subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:

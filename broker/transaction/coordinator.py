@@ -269,7 +269,8 @@ class RunningCoordinator:
         """Makes `topic` a participant of the transaction. Returns the state of the transaction; or, if it is committed
         and the topic has not stored that yet, the Settlement that the topic must store. If `topic` is empty, only
         starts the timeout of the transaction. `owner`: the role that writes in the transaction; None: the topic itself
-        asks. Raises InvalidRequest if another role began the transaction."""
+        asks. Raises InvalidRequest if the id was never given to a client, another role began the transaction, or it has
+        its maximum of topics; TransactionEnded if it is prepared."""
         state = await self._state(lambda to: JoinTransaction(to, txn.least, topic, owner))
         owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
@@ -384,7 +385,7 @@ class RunningCoordinator:
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:
         """Makes the caller a member of the group, and yields the checks that it must answer, until the generator is
-        closed. Raises NotOwner if the coordinator moves to another broker."""
+        closed. Raises NotOwner if the coordinator moves to another broker, BackPressure if it has too many members."""
         with self._halves.connect_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))

@@ -124,7 +124,7 @@ def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
     """Yields all extents of log `number`, as lists of at most `SLICE_HEADS` extents, in the order of the index file.
-    `end` is the committed end of the index file; None: the end of the file. Raises DamagedFile.
+    `end` is the committed end of the index file; None: the end of the file. Raises the errors of `read_index_groups`.
 
     The checksum of a group is verified before the group's first extent is yielded."""
     for _, _, slices in _groups(files, directory, number, uuid, end):

@@ -303,7 +303,7 @@ async def check_produce_permission(call: RestRequest, topic: TopicName, *, audit
 
 async def make_message_views(call: RestRequest, found: list[DecodedMessage], way: str) -> tuple[MessageView, ...]:
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
-    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads."""
+    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads. Raises the errors of `find_allowed_actions`."""
     most = PAYLOADS_BYTES // max(1, len(found))
     acts = await find_allowed_actions(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
