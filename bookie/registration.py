@@ -139,7 +139,7 @@ class BookieRegistration:
         """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
         an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises NewerFormat
         if the upgrade of the cluster was finished meanwhile, and this process is older. Raises Unavailable if the
-        cookie record changes at each attempt, and the errors of the metadata."""
+        cookie record changes at each of ATTEMPTS_MAX attempts, and the errors of the metadata."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)

@@ -344,8 +344,9 @@ class LedgerClient:
         """Recovers a ledger: fences its writer, wherever that runs, and closes the ledger with every confirmed entry in
         it. Returns a reader.
 
-        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
-        metadata does not answer the close: then the ledger may stay IN_RECOVERY, and the caller may try again."""
+        Raises LedgerNotFound, and the errors of the metadata. Raises Unavailable or NotEnoughBookies if too few bookies
+        answer, OutcomeUnknown if the metadata does not answer the close: then the ledger may stay IN_RECOVERY, and the
+        caller may try again."""
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_until_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:

@@ -530,7 +530,7 @@ async def check_registered_format(store: MetadataStore) -> None:
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
     (format before, format afterwards, names of the older processes). If there are older processes, or with `dry_run`,
-    writes nothing.
+    writes nothing. Raises the errors of the metadata.
 
     The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
     that registered at the same moment is named beside the raised format, and must be stopped: it takes records of the

@@ -451,9 +451,9 @@ class ZooKeeperConnection:
         """Sends a transaction of these steps and waits for its answer. Returns its zxid (ZooKeeper's number of the
         transaction), or a later one. `root`: the path of the tree's root znode.
 
-        Raises TransactionRefused if a step failed, or Unauthorized; nothing was done then. Raises BackPressure if too
-        many requests wait; nothing was sent then. Raises ConnectionLost if the connection breaks before the answer, or
-        InternalError for any other answer: then the outcome is unknown."""
+        Raises TransactionRefused if a step failed, or Unauthorized; nothing was done then. Raises the errors of
+        `request`: after BackPressure nothing was sent, after ConnectionLost the outcome is unknown. Raises
+        InternalError for any other answer: then the outcome is unknown too."""
         answer = await self.request(MultiRequest(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:

@@ -361,7 +361,8 @@ class LedgerIndexOverview(NamedTuple):
 
 def read_ledger_index_overview(snapshot: StoreSnapshot) -> LedgerIndexOverview:
     """Reads the whole ledger index once and returns its overview. Damage in it, or a missing file, is in the overview's
-    `damages`. Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
+    `damages`. Raises InvalidRequest if the file has a newer format than this Magnetar knows, and the errors of
+    `snapshot_directory` if the file was replaced meanwhile."""
     facts, ledgers, damages = StateLog(), BitMap64(), list[FileDamage]()
     opened = _open(snapshot)
     if isinstance(opened, FileDamage):

@@ -312,7 +312,8 @@ _PROMOTED = {
 
 def why_unreadable(reader: AvroType, writer: AvroType) -> str | None:
     """Returns the reason why a consumer with the schema `reader` cannot read data that was written with the schema
-    `writer`; None if it can. Raises InvalidSchema if the schemas have too many types to compare."""
+    `writer`; None if it can. Raises InvalidSchema if the schemas have too many types to compare, or types nested too
+    deep."""
     try:
         return _Comparison().compare(reader, writer, "")
     except RecursionError:

@@ -261,7 +261,8 @@ class ManagedLedger:
         """Step of a take-over: fences and recovers each ledger that is not known to be closed, the last one first.
         Returns the rows of all ledgers. After this call the last entry of the last ledger is known, but the list does
         not say yet that this ledger is closed; `claim_ledger_list` stores that. Raises DataLost if a ledger is lost;
-        TopicFenced if another broker has changed the list; Unavailable if bookies do not answer."""
+        TopicFenced if another broker has changed the list; Unavailable or NotEnoughBookies if too few bookies answer;
+        and the other errors of `LedgerClient.recover`."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -535,7 +536,7 @@ class SkipLostRequest:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
         entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
         unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile) and
-        after Unavailable (for example, the recovery of a ledger could not begin)."""
+        after Unavailable (for example, the recovery of a ledger could not begin). Raises the errors of the metadata."""
         before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}

@@ -162,7 +162,8 @@ class SnapshotLedger(Generic[P]):
     ) -> S | None:
         """Recovers the ledger of the former owner, and finds its last complete snapshot. Passes the pieces of that
         snapshot to the function `whole`, and returns its result; None if there is no complete snapshot. Raises
-        Unavailable if bookies do not answer."""
+        Unavailable if bookies do not answer; OutcomeUnknown if the ledger cannot be closed; and the errors of the
+        metadata."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover_ledger(ledger_id)

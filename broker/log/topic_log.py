@@ -358,7 +358,8 @@ class TopicLog:
     async def terminate(self) -> Position:
         """Waits until the publishes in flight have their outcomes, and then terminates the topic. Returns the position
         of its last entry. Idempotent. Raises Unavailable if that takes more than `close_timeout_s` seconds; TopicFenced
-        if another broker owns the topic. The log is abandoned then."""
+        if another broker owns the topic; DataLost if the closed ledger lacks a confirmed entry. The log is abandoned
+        then."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last_position

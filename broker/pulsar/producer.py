@@ -367,7 +367,9 @@ async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandN
 async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
     """Checks that the caller may produce to the topics, and begins the timeout of the transaction. Returns the frame of
     the answer. Stores no topics: a topic joins the transaction with the first message. Raises Unauthorized,
-    InvalidRequest or InvalidName if a topic is refused; TransactionAborted if the transaction has ended."""
+    InvalidRequest or InvalidName if a topic is refused; TransactionAborted if the transaction has ended,
+    TransactionEnded if it is prepared; NotOwner if another broker runs the coordinator, DataLost if the coordinator
+    cannot be loaded."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)

@@ -190,7 +190,8 @@ def _why_delivered(subscription: Subscription, position: Position, bits: int) ->
 class SubscriptionAdministration:
     """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker.
     Methods that take the name of a subscription raise SubscriptionNotFound if the topic does not have it. Methods that
-    read entries raise the errors of reading the log."""
+    read entries raise the errors of reading the log. Methods that acknowledge or move something return when that is
+    durable, and raise the errors of `Subscription.wait_durable`."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -276,7 +277,7 @@ class SubscriptionAdministration:
     async def set_filter(self, name: str, text: str) -> None:
         """Sets the filter of a subscription; an empty text removes it. The filter applies to messages that are not
         acknowledged yet. Raises Busy if consumers are connected; InvalidRequest if the filter does not parse;
-        NotAllowed if the topic is not persistent."""
+        NotAllowed if the topic is not persistent; and the other errors of `set_properties`."""
         kept = {key: value for key, value in self.properties(name).items() if key not in FILTER_PROPERTIES}
         await self.set_properties(name, {**kept, FILTER: text.strip()} if text.strip() else kept)
 
@@ -336,7 +337,8 @@ class SubscriptionAdministration:
         return [EntryWithHiddenMessages(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze_backlog(self, name: str) -> examine.Backlog:
-        """Reads the whole backlog of a subscription, and returns how many entries and messages it contains."""
+        """Reads the backlog of a subscription, at most about ANALYZE_ENTRIES_MAX entries of it, and returns how many
+        entries and messages it contains."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages

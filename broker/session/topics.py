@@ -175,7 +175,8 @@ class TopicQueries:
 
         For a caller that may not look up all topics, `after_revision` is ignored: it always gets the list first. Topics
         that it may look up only after a later grant are not reported; it must watch again. The removal of a topic is
-        reported only if the topic was reported before.
+        reported only if the topic was reported before. Raises the errors of `TopicWatcher.watch_namespace`, and
+        Unavailable if the grants cannot be read; then the caller must watch again.
         """
         if may_call_every_operation(principal):
             async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):

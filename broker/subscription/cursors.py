@@ -164,7 +164,7 @@ class DurableCursor:
         commit: Callable[[NodeUpdate], Awaitable[object]],
     ) -> None:
         """Creates a subscription that has acknowledged everything up to `mark`. `commit`: the function that stores its
-        record. Raises AlreadyExists if the topic has a subscription of that name."""
+        record. Raises AlreadyExists if the topic has a subscription of that name, and the errors of `commit`."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -181,14 +181,14 @@ class DurableCursor:
 
     async def set_properties(self, properties: dict[str, str]) -> None:
         """Replaces all properties of the subscription, durably. Raises TopicFenced if another broker has claimed the
-        subscription; SubscriptionNotFound if the subscription is deleted."""
+        subscription; SubscriptionNotFound if the subscription is deleted; and the errors of the metadata."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
         """Claims the record of the subscription, fences and recovers the cursor ledger, and reads the last complete
         state. If that state is damaged or lost, an earlier one is used, and the damage is logged. Raises
         SubscriptionNotFound if there is no record; DataLost if the record is damaged; Unavailable if the bookies do not
-        answer; TopicFenced if another broker has claimed the topic.
+        answer; TopicFenced if another broker has claimed the topic; and the errors of the metadata.
 
         TopicFenced protects the next owner from a former owner that was suspended for a while. If the former owner
         claimed the subscription, it would adapt the state to its own older log, and drop later acknowledgements.
@@ -299,7 +299,7 @@ class DurableCursor:
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
         """Adds the buckets `add` of delayed entries to the subscription's record, and removes those in the ledgers
         `remove`, durably. Raises TopicFenced if another broker has claimed the subscription; SubscriptionNotFound if it
-        is deleted. If the outcome is unknown, the caller may repeat the call."""
+        is deleted; and the errors of the metadata. If the outcome is unknown, the caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]

@@ -112,7 +112,7 @@ async def find_whole_message(
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
     complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
     entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive
-    (the last one came less than INCOMPLETE_MS ago), and the errors of reading."""
+    (the last one came less than INCOMPLETE_MS ago), and the errors of reading the log."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))

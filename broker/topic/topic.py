@@ -543,8 +543,8 @@ class Topic:
 
         `abort`: first aborts the open transactions (storage.py). `inactive`: deletes the topic only if it is still
         inactive, even with `force`. Raises Busy if the topic is in use and `force` is False; TransactionsOpen if a
-        transaction is left, or a coordinator does not answer; NotOwner if another call has deleted the topic. After
-        Busy and TransactionsOpen the topic is served as before.
+        transaction is left, or a coordinator does not answer; NotOwner if another call has deleted the topic; and the
+        errors of `SubscriptionRegistry.unsubscribe`. After Busy and TransactionsOpen the topic is served as before.
         """
         if self._deleting is None:
             self._deleting = asyncio.Lock()
@@ -696,7 +696,7 @@ class SubscriptionRegistry:
 
     async def open(self) -> None:
         """Opens the stored subscriptions, and creates those again whose records were lost. The log must be taken over
-        before."""
+        before. Raises the errors of the methods of TopicStorage."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add_subscription(subscription)
@@ -872,7 +872,8 @@ class SubscriptionRegistry:
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
         """Replaces all properties of a durable subscription, durably. A dead-letter policy or a filter in the
         properties applies from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
-        policy or the filter is invalid; Busy if the filter changes and consumers are connected."""
+        policy or the filter is invalid; Busy if the filter changes and consumers are connected; and the errors of
+        `DurableCursor.set_properties`."""
         check_properties(properties)
         check_fair_properties(properties)
         assert subscription.store is not None, "it is durable"

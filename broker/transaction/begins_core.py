@@ -400,7 +400,8 @@ class TransactionBeginDecider:
         sink is committed already. If the intent gives a name but no holder, the client becomes the new holder of the
         name; this is stored durably before the answer. Raises BackPressure if there are too many open transactions or
         names; InvalidRequest if an argument is invalid; SinkFenced or TransactionFenced if another query or holder took
-        over; IntentQueuedUntilDurable if the answer waits for a record that is being written."""
+        over; NotOwner or Unavailable as `reserve_transaction_ids` does; IntentQueuedUntilDurable if the answer waits
+        for a record that is being written."""
         limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(

@@ -258,7 +258,8 @@ class RunningCoordinator:
     ) -> BeginAnswer:  # fmt: skip
         """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
         are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
-        sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`."""
+        sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`; Unavailable if the
+        coordinator has no ids left."""
         found = await self._ask(
             lambda to: BeginTransactions(to, owner, count, timeout_s, name, holder, tag, adopt, address)
         )
