@@ -108,8 +108,8 @@ topic may have two owners for so long: they take it over from each other, and no
 
 
 class Catalog:
-    """Reads and changes the records of tenants, namespaces and topics. Every asynchronous method also raises the errors
-    of the metadata."""
+    """Reads and changes the records of tenants, namespaces and topics. A method that reads or changes the metadata also
+    raises the errors of the metadata."""
 
     def __init__(
         self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool,

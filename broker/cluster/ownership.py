@@ -257,8 +257,8 @@ MOVE_WAIT_S = 1.0
 class Ownership:
     """Keeps the list of bundles that this broker owns, takes bundles and gives them away, and finds the owners of other
     bundles. `me`: the registration of this broker; `lost`: True when the ownership has ended, so that this broker owns
-    nothing any more; `leaving`: how many bundles are being given up, while their topics close. Every asynchronous
-    method also raises the errors of the metadata."""
+    nothing any more; `leaving`: how many bundles are being given up, while their topics close. A method that reads or
+    changes the metadata also raises the errors of the metadata."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock) -> None:
         """Makes an Ownership without bundles. `rng`: for the choice of brokers."""

@@ -82,8 +82,8 @@ class SchemaPolicies(NamedTuple):
 
 
 class SchemaRegistry:
-    """Stores the schemas of topics in the metadata, and checks new schemas against them. Every asynchronous method also
-    raises the errors of the metadata."""
+    """Stores the schemas of topics in the metadata, and checks new schemas against them. A method that reads or changes
+    the metadata also raises the errors of the metadata."""
 
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world

@@ -192,8 +192,8 @@ async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
 
 def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
     """Acknowledges the entries of a request in the request's transaction, without waiting, and returns True. Returns
-    False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has many entries, or is
-    invalid: the caller must then call `ack_in_transaction`."""
+    False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has more than
+    ACK_ENTRIES entries and sets, or is invalid: the caller must then call `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:

@@ -126,8 +126,8 @@ def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
 
 class ManagedLedgerRecord:
     """The record of a topic in the metadata, with the list of its ledgers, as this broker has last read or written it.
-    `stored`: its bytes, against which the next change is compared. Every asynchronous method also raises the errors of
-    the metadata."""
+    `stored`: its bytes, against which the next change is compared. A method that reads or changes the metadata also
+    raises the errors of the metadata."""
 
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store

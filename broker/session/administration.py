@@ -130,7 +130,7 @@ def may_get_bundles(broker: BrokerRecord) -> bool:
 class Administration:
     """The administrative operations on brokers, namespaces, policies and topics. The services of all protocols call
     them, after they have checked the caller's permission. A method that needs the ownership session raises Unavailable
-    if this broker has none. Every asynchronous method raises the errors of the metadata."""
+    if this broker has none. A method that reads or changes the metadata raises the errors of the metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

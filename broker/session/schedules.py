@@ -104,7 +104,8 @@ def producer_name_of(name: str) -> str:
 
 class ScheduleCatalog:
     """The schedules of topics, in the metadata. Any broker may change them. The brokers that fire them see each change
-    by a watch (`ScheduleRunner.follow`). Every asynchronous method also raises the errors of the metadata."""
+    by a watch (`ScheduleRunner.follow`). A method that reads or changes the metadata also raises the errors of the
+    metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

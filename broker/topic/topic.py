@@ -589,7 +589,8 @@ class ProducerRegistry:
         """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Returns
         when the producer may publish: a new epoch is stored, and no earlier entry under its name is in flight. Raises
         ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
-        publishes; NotOwner if the topic has ended at this broker. After an error the caller must call `leave`."""
+        publishes; NotOwner if the topic has ended at this broker; and the errors of `Log.commit_fields`. After an error
+        the caller must call `leave`."""
         topic = self._topic
         topic.check_not_ended()
         refusal = topic.maintenance.why_publish_refused()

@@ -91,7 +91,7 @@ class TransactionCoordinators:
     """The transaction coordinators that this broker runs, and look-ups of the owners of the others. Implements
     `Coordinators` (broker/common/transactions.py) for topics. There is one object for each ownership session.
     `is_settled`: a function that returns True when the broker knows which bundles it owns; before that it becomes the
-    owner of no coordinator. Every asynchronous method also raises the errors of the metadata."""
+    owner of no coordinator. A method that reads or changes the metadata also raises the errors of the metadata."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,

@@ -202,7 +202,7 @@ class CoordinatorLog:
         """Takes the coordinator over. Must be called once, before any append. Returns its state, and the epoch of this
         owner. Raises CoordinatorFenced if another broker took it over first; DataLost if its metadata record or its
         ledger is lost or damaged (then this owner has claimed nothing); Unavailable if bookies or the metadata do not
-        answer."""
+        answer; and the other errors of its steps."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
