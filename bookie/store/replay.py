@@ -176,7 +176,7 @@ class JournalSegments:
     def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
         """Makes the journal file that follows the position `previous` and returns it: from the spare file `spare`, or,
         if `spare` is "", from a new small file. Its header and its name are durable. Must run in a worker. Raises
-        NoSpace; then the spare file may be used again."""
+        NoSpace if the disk is full; then the spare file may be used again."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)

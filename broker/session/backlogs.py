@@ -113,7 +113,8 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
 
 
 async def find_first_unacked_index(subscription: Subscription) -> int:
-    """Returns the index of the first message that the subscription has not acknowledged, also inside a batch."""
+    """Returns the index of the first message that the subscription has not acknowledged, also inside a batch. Raises
+    the errors of reading the log."""
     log, cursor = subscription.log, subscription.cursor
     mark = cursor.mark
     index = await log.reader.find_message_index_after(mark)

@@ -563,7 +563,7 @@ class ConsumerSession:
 
     async def find_progress(self) -> SubscriptionProgress:
         """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable if another broker
-        may have taken the topic over, and stored later messages."""
+        may have taken the topic over, and stored later messages; and the errors of reading the log."""
         subscription = self.subscription
         position = await find_first_unacked_index(subscription)
         self.topic.check_may_answer_end_of_topic()
@@ -599,7 +599,8 @@ class ConsumerSession:
 
     async def find_last_message(self) -> LastMessage:
         """Returns the last message of the topic that the subscription can receive; its index is -1 if there is none.
-        Raises Unavailable if another broker may have taken the topic over, and stored later messages."""
+        Raises Unavailable if another broker may have taken the topic over, and stored later messages; and the errors of
+        reading the log."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
         self.topic.check_may_answer_end_of_topic()

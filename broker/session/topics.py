@@ -118,7 +118,8 @@ class TopicQueries:
         transactions, so that a reader can distinguish these from lost ones. `incarnation`: the one that the caller
         means; 0: any. Raises InvalidRequest if there are more than TIMES_MAX times; NotAllowed if the topic has
         partitions; TopicNotFound if it does not exist, or has another incarnation; Unavailable or NotOwner if this
-        broker may not answer for the topic now; and the errors of reading the log.
+        broker may not answer for the topic now; and the errors of reading the log and of
+        `SubscriptionRegistry.subscribe`.
         """
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")

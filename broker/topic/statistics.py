@@ -222,9 +222,9 @@ class Backlog(NamedTuple):
 async def analyze_backlog(
     log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX
 ) -> Backlog:
-    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size. Reads only the
-    ledgers with acknowledgements after the mark; with a filter, all ledgers of the backlog. Raises the errors of
-    reading the log."""
+    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size; `complete`
+    says whether all of it was read. Reads only the ledgers with acknowledgements after the mark; with a filter, all
+    ledgers of the backlog. Raises the errors of reading the log."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:

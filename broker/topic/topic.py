@@ -774,7 +774,7 @@ class SubscriptionRegistry:
         form. `by_consumer`: True if a consumer, and not an operator, asks for the subscription. A policy may forbid
         that consumers create subscriptions (SubscriptionNotFound). Raises NotAllowed if the topic has its maximum of
         subscriptions; InvalidRequest if `name` or `properties` are invalid; NotOwner if the topic has ended at this
-        broker.
+        broker; and the errors of `TopicStorage.create_subscription`.
         """
         check_subscription_name(name)
         async with self.changing:

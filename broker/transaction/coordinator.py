@@ -238,7 +238,8 @@ class RunningCoordinator:
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
         """Takes the coordinator of `log` over, starts it, and returns it. Raises CoordinatorFenced if another broker
-        took it over first; DataLost if its ledger is lost or damaged; errors of the metadata and the bookies."""
+        took it over first; DataLost if its ledger is lost or damaged; and the other errors of
+        `CoordinatorLog.take_over`."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
@@ -403,7 +404,7 @@ class RunningCoordinator:
         return self.core.halves.list_half_message_rows(now, half.least if half is not None else None, group, limit)
 
     def half_message_counts(self) -> dict[str, int]:
-        """Returns the numbers of open and of parked half messages, the bytes of the open ones, and counters since the
+        """Returns the numbers of open and of parked half messages, the bytes of both together, and counters since the
         take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 

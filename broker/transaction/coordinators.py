@@ -173,7 +173,8 @@ class TransactionCoordinators:
     async def load_owned_coordinator(self, number: int) -> RunningCoordinator:
         """Returns the running coordinator with this number. Loads it first, if necessary; becomes its owner if there is
         none. Raises NotOwner if another broker owns the coordinator; the field `owner` of the error is the endpoint of
-        that broker. Raises the errors of `find_owner`, and DataLost if the coordinator's ledger is lost or damaged."""
+        that broker. Raises the errors of `find_owner` and of `RunningCoordinator.load`; Unavailable if this broker gave
+        the coordinator up meanwhile."""
         found = self._loaded.get(number)
         if found is not None:
             return found

@@ -382,7 +382,7 @@ class ExtentScan:
 def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentScan) -> bool:
     """Makes the table of an undamaged extent anew and writes it at `offset` of the index file. `walk` has scanned the
     extent. Returns False, and writes nothing, if the new table does not match the checksum in the extent's head. Raises
-    NoSpace, or OSError if the index file cannot be opened."""
+    NoSpace if the disk is full, or OSError if the index file cannot be opened."""
     again, table = encode_extent(extent.ledger, walk.entries, walk.offsets, extent.start)
     if again != extent:
         return False

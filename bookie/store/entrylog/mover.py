@@ -351,7 +351,7 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ moving
     def run_step(self) -> int:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
-        bytes read and written; 0: everything is moved. Raises NoSpace."""
+        bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -364,7 +364,8 @@ class EntryMover:
 
     def finish(self) -> WrittenEntries | None:
         """Writes and syncs the index of the moved entries. Must be called once, after `run_step` has returned 0.
-        Returns the result, which the caller must commit; None if nothing was moved. Raises NoSpace."""
+        Returns the result, which the caller must commit; None if nothing was moved. Raises NoSpace if the disk is
+        full."""
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None
