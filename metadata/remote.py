@@ -402,8 +402,8 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
     """Opens a session with the metadata at `address` (a metadata service or ZooKeeper) and returns the store. Tries for
-    `timeout_s` seconds, then raises Unavailable. Raises errors at once if retrying cannot help (kazoo is missing, wrong
-    protocol)."""
+    `timeout_s` seconds, then raises Unavailable. Raises at once if retrying cannot help: InvalidConfiguration if kazoo
+    is missing, and the other errors of `connect_metadata` and `connect_zookeeper`."""
     if isinstance(address, Endpoint):
 
         return await connect_metadata(world, address, timeout_s)

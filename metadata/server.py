@@ -138,8 +138,8 @@ class MetadataService:
         return wire.Names(names=await self._store.children(request.path))
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
-        """Commits the operations under the session that the request names. Raises Unauthorized if the caller's role may
-        not write one of the nodes (`may_role_write`)."""
+        """Commits the operations under the session that the request names. Raises InvalidRequest if an operation is
+        invalid; Unauthorized if the caller's role may not write one of the nodes (`may_role_write`)."""
         operations = parse_operations(request)
         _check_rights(context.principal, operations)
         done = await self._store.commit(operations, request.session)

@@ -527,7 +527,8 @@ class StoreReads:
 
     async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        bytes together. If the first of them cannot be returned, the status says why, and the result has no entries.
+        bytes together (never more than the `read_bytes_max` of the store). If the first of them cannot be returned, the
+        status says why, and the result has no entries.
 
         NO_SUCH_ENTRY and NO_SUCH_LEDGER: it is certain that the entry is not here. UNKNOWN: it may be here, but damaged
         or lost. BUSY: no file descriptor is free, which says nothing about the entry."""

@@ -619,7 +619,8 @@ class Store:
 
     async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        bytes together. If the first of them cannot be returned, the status says why."""
+        bytes together. If the first of them cannot be returned, the result has no entries, and its status says why
+        (`StoreReads.read_entries`)."""
         return await self._reads.read_entries(ledger, entry, count, bytes_max)
 
     async def verify_entry(self, ledger: int, entry: int) -> Status:

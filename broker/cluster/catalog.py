@@ -421,7 +421,8 @@ class Catalog:
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if there is no such
         topic; InvalidRequest if it was made without partitions, has more than `partitions` already, or `partitions` is
-        above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics.
+        above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics; BadVersion if the number
+        changed meanwhile.
 
         First the new partitions get the subscriptions of the first partition, each at the beginning of the partition;
         then the number of partitions is changed. So no message is published to a partition that lacks a subscription; a

@@ -100,7 +100,8 @@ class CompactedLedger:
     @classmethod
     async def open(cls, ledgers: TopicStateLedgers | LedgerClient, record: CompactedLedgerInfo) -> CompactedLedger:
         """Opens the compacted ledger, reads the table of its entries, and returns it. Raises DataLost if the ledger is
-        damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
+        damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer; NewerFormat if a
+        later version of Magnetar wrote the ledger."""
         reader = await ledgers.open(record.ledger_id)
         try:
             _, pieces, body = decode_survivor_table_piece(
@@ -142,7 +143,7 @@ class CompactedLedger:
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
         """Returns surviving entries, beginning with number `first` (from 0, below `entries`): about `bytes_max` bytes,
         at least one entry. Raises DataLost if an entry is damaged or lost; Unavailable if bookies do not answer;
-        LedgerNotFound if the ledger was deleted."""
+        LedgerNotFound if the ledger was deleted; NewerFormat if a later version of Magnetar wrote it."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]

@@ -535,8 +535,9 @@ class SkipLostRequest:
     async def run(self) -> list[LostRange]:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
         entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
-        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile) and
-        after Unavailable (for example, the recovery of a ledger could not begin). Raises the errors of the metadata."""
+        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile),
+        and after Unavailable, OutcomeUnknown or LedgerNotInRecovery (a ledger could not be closed). Raises the errors
+        of the metadata."""
         before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}

@@ -799,7 +799,8 @@ class TopicManager:
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
         """Returns the owner records of the bundles of a namespace that have an owner, by bundle. If `bundle` is not
-        empty, returns only the record of this bundle. Raises InvalidRequest if the namespace has no such bundle."""
+        empty, returns only the record of this bundle. Raises InvalidRequest if the namespace has no such bundle, and
+        the errors of `Catalog.get_namespace`."""
         await self._get_namespace_with_bundle(name, bundle)
         found = await list_bundle_owners(self._open().metadata, name)
         return {each: owner for each, owner in found.items() if bundle in ("", each)}

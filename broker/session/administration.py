@@ -185,7 +185,8 @@ class Administration:
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
         """Deletes a namespace, its policies and its schemas. With `force`, first deletes its topics. Raises Busy if the
-        namespace has topics and `force` is False; NotFound if it does not exist."""
+        namespace has topics and `force` is False; TransactionsOpen if a topic is part of prepared transactions;
+        NotFound if the namespace does not exist."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -308,7 +309,8 @@ class Administration:
     async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
         """Returns the policies that are set for a namespace or a topic; if neither is given, those that are set for all
         brokers. With `applied`, returns all policies that are in force there, including inherited ones; if neither is
-        given, those in force at this broker. Raises NotFound if the namespace or topic does not exist."""
+        given, those in force at this broker. Raises InvalidRequest if both are given; NotFound if the namespace or
+        topic does not exist."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             if applied:

@@ -227,9 +227,10 @@ class ConsumerSession:
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
         """Opens a consumer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicNotFound,
-        IncompatibleSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may
-        not be opened; or an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing
-        of the consumer. The port is not called before this method returns."""
+        IncompatibleSchema, InvalidSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if
+        the consumer may not be opened; or an error of loading the topic, reading its log or
+        `SubscriptionRegistry.subscribe`. If this method raises or is cancelled, the broker keeps nothing of the
+        consumer. The port is not called before this method returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.load_topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -562,8 +563,8 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     async def find_progress(self) -> SubscriptionProgress:
-        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable if another broker
-        may have taken the topic over, and stored later messages; and the errors of reading the log."""
+        """Returns where the subscription is in its log, as indexes of messages. Raises the errors of
+        `Topic.check_may_answer_end_of_topic` and those of reading the log."""
         subscription = self.subscription
         position = await find_first_unacked_index(subscription)
         self.topic.check_may_answer_end_of_topic()
@@ -573,7 +574,7 @@ class ConsumerSession:
     async def probe_delivery(self) -> ProbeResult:
         """Waits until it is known whether this consumer gets a message now, and returns why it gets none. What it gets
         is delivered before this method returns. Considers every message that was confirmed before the call. Raises
-        ConnectionLost if the consumer is closed; Unavailable as `find_last_message` does."""
+        ConnectionLost if the consumer is closed, and the errors of `Topic.check_may_answer_end_of_topic`."""
         subscription = self.subscription
         if subscription.consumers.get(self.member.id) is not self._consumer:
             raise ConnectionLost("the consumer is closed")
@@ -599,8 +600,7 @@ class ConsumerSession:
 
     async def find_last_message(self) -> LastMessage:
         """Returns the last message of the topic that the subscription can receive; its index is -1 if there is none.
-        Raises Unavailable if another broker may have taken the topic over, and stored later messages; and the errors of
-        reading the log."""
+        Raises the errors of `Topic.check_may_answer_end_of_topic` and those of reading the log."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
         self.topic.check_may_answer_end_of_topic()

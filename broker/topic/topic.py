@@ -387,7 +387,7 @@ class Topic:
     async def trim_ledgers(self, *, retained: bool = True) -> list[int]:
         """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns the ids of the deleted
         ledgers; none after the topic has ended. If `retained` is False, also deletes ledgers that are kept only by the
-        retention, or only because the topic has no subscription."""
+        retention, or only because the topic has no subscription. Raises the errors of `TopicLog.trim_ledgers`."""
         async with self.registry.changing:
             if self._ended:
                 return []
@@ -805,7 +805,8 @@ class SubscriptionRegistry:
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionTypeRow, consumer: Consumer) -> None:
-        """Raises NotAllowed or ConsumerBusy if the consumer may not join (admission_core.py)."""
+        """Raises NotAllowed if the topic does not allow the subscription type, ConsumerBusy if a maximum of consumers
+        is reached (admission_core.py)."""
         everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)

@@ -237,7 +237,8 @@ class LedgersView:
 
 async def view_topic(call: RestRequest) -> TopicView:
     """Returns the content of the page of one topic. Explains at most WHY_MAX subscriptions, each by a request to the
-    topic's owner. Raises TopicNotFound if the topic does not exist; Unauthorized if the caller may not see it."""
+    topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of `RestRequest.authorize` and
+    `ask_owner`."""
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
