@@ -347,8 +347,8 @@ class Subscription:
         self.pump.wake()
 
     async def wait_entries_returned(self, consumer: Consumer) -> None:
-        """Waits until all entries that consumers are giving back were given back, also those of an earlier connection
-        of `consumer`. Called before `join`."""
+        """Gives back the entries that are outstanding at an earlier connection of `consumer` (the same instance), and
+        waits until all entries that consumers are giving back were given back. Called before `join`."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.return_queue.add_returned_entries(other.member, list(other.member.outstanding), counted=False)
