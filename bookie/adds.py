@@ -345,9 +345,9 @@ class AddRequests:
             self._press()
 
     def admit_held_adds(self) -> None:
-        """Passes the held requests to the store, in order, as long as the store has room; requests of recoveries go
-        first. Then, if the disk is full, answers the held requests of clients with READ_ONLY; if no file descriptor is
-        free, answers all held requests with BUSY."""
+        """Passes the held requests to the store, in order, as long as the store has room and has fewer than
+        REQUESTS_MAX of them; requests of recoveries go first. Then, if the disk is full, answers the held requests of
+        clients with READ_ONLY; if no file descriptor is free, answers all held requests with BUSY."""
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):

@@ -106,7 +106,8 @@ class BookieRegistration:
 
     async def check_no_other_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as the bookie with this uuid now. Asks it at the registered endpoint
-        and waits at most ALIVE_S seconds. Must be called before this process changes anything in the data directory."""
+        and waits at most ALIVE_S seconds. Must be called before this process changes anything in the data directory.
+        Raises the errors of the metadata."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
@@ -138,7 +139,7 @@ class BookieRegistration:
         """Writes the ephemeral node that registers the bookie, in place of an older one. Raises InvalidConfiguration if
         an operator has deleted the bookie, or if the metadata is older than the bookie has seen it. Raises NewerFormat
         if the upgrade of the cluster was finished meanwhile, and this process is older. Raises Unavailable if the
-        cookie record changes at each attempt, and the errors of the metadata."""
+        cookie record changes at each of ATTEMPTS_MAX attempts, and the errors of the metadata."""
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
@@ -213,7 +214,8 @@ class BookieRegistration:
 
     async def close(self) -> None:
         """Deletes the bookie's registration node if the metadata can be reached, and closes the session that
-        `new_session` opened. If the metadata cannot be reached, the node stays until the session expires."""
+        `new_session` opened. If the metadata cannot be reached, the node stays until the session expires; that is only
+        logged."""
         try:
             if self._own_session:
                 await self.metadata.close()
@@ -304,7 +306,7 @@ class JournalPositionRecorder:
 
     async def run(self) -> None:
         """Stores the journal position every NOTE_S seconds, and at once when answers wait for it, until the task is
-        cancelled."""
+        cancelled. Only logs errors of the metadata."""
         while True:
             try:
                 async with asyncio.timeout(NOTE_S):

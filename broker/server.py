@@ -114,7 +114,8 @@ class Broker:
     ) -> Broker:  # fmt: skip
         """Starts a broker and returns it; the broker serves when this method returns. `used_s`: a function that returns
         the processor time that this process has used, in seconds; the broker reports its load from it. Raises Busy if a
-        port is taken, and the errors of the metadata."""
+        port is taken; InvalidConfiguration if `config` is invalid, or an installed subscription type cannot be
+        registered; and the errors of the metadata."""
         if config.subscription_policies:
             await world.workers.load("importlib.metadata")
             load_installed_types(parse_policy_names(config), find_installed_policies)

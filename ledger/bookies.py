@@ -145,7 +145,8 @@ class DamageReports:
 
     def add(self, ledger: int, bookie: str, entry: int) -> None:
         """Queues a report that the bookie sent damaged or wrong bytes for this entry. Does nothing if that was reported
-        before, or after `close`. If the queue is full, only counts the report in `dropped`."""
+        before, or after `close`. If WAITING_MAX reports wait, or KNOWN_MAX are known, only counts the report in
+        `dropped`."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
         if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:

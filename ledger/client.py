@@ -108,7 +108,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
     """Returns the operations that record the deletion of these ledgers, like `record_deletions`. The caller must commit
     them, alone or with other operations. The commit raises BadVersion if another process has changed the same records
-    since this call."""
+    since this call. Raises the errors of the metadata."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)
@@ -226,7 +226,8 @@ class LedgerClient:
         quorum is never reduced, so a confirmed entry always has as many synced copies. `properties`: texts that are
         stored in the ledger's record, such as the name of its topic.
 
-        Raises InvalidConfiguration, NotEnoughBookies, or the errors of the metadata."""
+        Raises InvalidConfiguration if the sizes contradict each other, NotEnoughBookies if too few bookies are
+        writable, or the errors of the metadata."""
         while True:
             record = await self.draft_record(
                 ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
@@ -343,8 +344,9 @@ class LedgerClient:
         """Recovers a ledger: fences its writer, wherever that runs, and closes the ledger with every confirmed entry in
         it. Returns a reader.
 
-        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer, OutcomeUnknown if the
-        metadata does not answer the close: then the ledger may stay IN_RECOVERY, and the caller may try again."""
+        Raises LedgerNotFound, and the errors of the metadata. Raises Unavailable or NotEnoughBookies if too few bookies
+        answer, OutcomeUnknown if the metadata does not answer the close: then the ledger may stay IN_RECOVERY, and the
+        caller may try again."""
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_until_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:

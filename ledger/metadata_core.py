@@ -77,14 +77,15 @@ def make_ledger_record(
 
 
 def get_striping_of_record(record: LedgerRecord) -> Striping:
-    """Returns the striping of the ledger: its ensemble size and its quorums."""
+    """Returns the striping of the ledger: its ensemble size and its quorums. Raises InvalidConfiguration if the record
+    has an impossible combination."""
     return make_striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
 
 @lru_cache(maxsize=64)
 def make_striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
     """Returns the striping with these three numbers. The result is cached, because most ledgers of a cluster have the
-    same numbers."""
+    same numbers. Raises InvalidConfiguration unless `ensemble_size` >= `write_quorum` >= `ack_quorum` >= 1."""
     return Striping(ensemble_size, write_quorum, ack_quorum)
 
 

@@ -361,8 +361,8 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
     """Decodes an ADD_MANY request and verifies every entry. Returns the status of each entry, and the good entries. An
-    entry of more than `entry_bytes_max` bytes, with its header, gets BAD_REQUEST. Raises ValueError if the frames do
-    not match the head."""
+    entry of more than `entry_bytes_max` bytes, with its header, gets BAD_REQUEST. Raises ValueError if the head has not
+    1 to ADDS_MAX entries, or the frames do not match the head."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")

@@ -102,7 +102,8 @@ def choose_bookies(
     racks of the other slots (slot → rack); the open slots are those that it does not name. Returns one bookie for each
     open slot, the lowest slot first, or the reason why none could be chosen.
 
-    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry."""
+    The ensemble has `count` + `existing` slots. Without `write_quorum`, every slot stores every entry. Raises
+    InvalidConfiguration if `write_quorum` is larger than the ensemble, or below 1."""
     if count == len(candidates) == 1 and not existing:
         return ChosenBookies((candidates[0].bookie,))
     existing = existing or {}

@@ -321,7 +321,8 @@ class AddSender:
             busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries, sent_s), head, frames))
 
     def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[PendingAppend]) -> None:
-        """Records the answer of a bookie that has stored these entries, if it came later than `late_s`."""
+        """Records the answer of a bookie that has stored these entries, if it came more than `late_s` seconds after the
+        request. Only the last LATE_MAX are kept."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:

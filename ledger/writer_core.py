@@ -258,9 +258,9 @@ class PendingAdds(Generic[A]):
         return self.take_confirmed()
 
     def count_acks_of_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack by `bookie` in `slot` for each of `adds`, like `count_acks`. All of them must have been added
-        to this object; it does no harm if some are confirmed already. Returns the entries that are confirmed now, in
-        order."""
+        """Counts an ack by `bookie` in `slot` for each of `adds`, like `count_acks`; ignores the ack if the bookie is
+        not in this slot. All of them must have been added to this object; it does no harm if some are confirmed
+        already. Returns the entries that are confirmed now, in order."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:

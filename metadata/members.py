@@ -87,7 +87,7 @@ class Members:
 
     async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
         """Returns the record of class `cls` at `path`, read in this process's own metadata session; None if there is no
-        record. Raises Unavailable if there is no session, DamagedRecord if the record cannot be decoded."""
+        record. Raises Unavailable if there is no session, and the errors of `get_record`."""
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 

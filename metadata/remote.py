@@ -306,8 +306,8 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the service if it can be reached; otherwise the session expires there. Also closes the
-        connection. May be called again."""
+        """Ends the session at the service if it can be reached within CLOSE_TIMEOUT_S seconds; otherwise the session
+        expires there. Also closes the connection. May be called again."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return
@@ -402,8 +402,8 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
     """Opens a session with the metadata at `address` (a metadata service or ZooKeeper) and returns the store. Tries for
-    `timeout_s` seconds, then raises Unavailable. Raises errors at once if retrying cannot help (kazoo is missing, wrong
-    protocol)."""
+    `timeout_s` seconds, then raises Unavailable. Raises at once if retrying cannot help: InvalidConfiguration if kazoo
+    is missing, and the other errors of `connect_metadata` and `connect_zookeeper`."""
     if isinstance(address, Endpoint):
 
         return await connect_metadata(world, address, timeout_s)

@@ -103,8 +103,8 @@ class MetadataServer:
         return self._store.last_backup_ms
 
     async def measure_disk(self) -> MetadataDisk | None:
-        """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk`
-        does."""
+        """Returns the size and the free space of the disk with the metadata file, as `SqliteStore.measure_disk` does;
+        None if the tree is in memory alone, or the store is closed."""
         return await self._store.measure_disk()
 
     async def close(self) -> None:
@@ -138,8 +138,8 @@ class MetadataService:
         return wire.Names(names=await self._store.children(request.path))
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
-        """Commits the operations under the session that the request names. Raises Unauthorized if the caller's role may
-        not write one of the nodes (`may_role_write`)."""
+        """Commits the operations under the session that the request names. Raises InvalidRequest if an operation is
+        invalid; Unauthorized if the caller's role may not write one of the nodes (`may_role_write`)."""
         operations = parse_operations(request)
         _check_rights(context.principal, operations)
         done = await self._store.commit(operations, request.session)
@@ -163,7 +163,8 @@ class MetadataService:
     async def session(self, stream: SessionStream, context: CallContext) -> None:
         """Serves the stream of one session: opens or resumes the session, renews it with each request, and sends the
         changes of its watches. Returns when the stream ends. The end of the stream does not end the session, unless the
-        client has sent `close`."""
+        client has sent `close`. Raises InvalidRequest if the stream does not begin with `open` within OPEN_TIMEOUT_S
+        seconds, BackPressure if the address has as many sessions as it may have."""
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):

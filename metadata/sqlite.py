@@ -598,8 +598,8 @@ class BackupContents(NamedTuple):
 def read_backup_contents(path: str, known: frozenset[int] | None = None) -> BackupContents:
     """Reads the backup at `path` and returns its contents. Neither changes nor locks the file: reads a copy, which it
     makes beside the file and deletes at the end. `known`: the ledgers of another copy, with which the backup is
-    compared; None: no comparison. Raises NotFound if there is no file; DataLost, InvalidConfiguration or Busy if the
-    copy cannot be opened."""
+    compared; None: no comparison. Raises NotFound if there is no file; DataLost, InvalidConfiguration, Busy or
+    Unavailable if the copy cannot be opened; DamagedRecord if a record in it is damaged."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"

@@ -121,7 +121,8 @@ class MetadataStore(Protocol):
     by LocalSession, RemoteStore and ZookeeperStore, and by ReconnectingStore, which uses one of them after the other.
 
     A read raises Unavailable or TimedOut if it gets no answer in time, and InvalidName for an invalid path. Every call
-    raises SessionExpired when the session has ended."""
+    raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the errors of the
+    metadata*; DamagedRecord is one of them where a record is read."""
 
     async def get(self, path: str) -> VersionedValue | None:
         """Returns the value and the version of the node at `path`; None if there is no node. Linearizable: the result
@@ -237,7 +238,7 @@ UNREADABLE = UnreadableRecords()
 
 async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns (record at `path`, its version). Returns None if there is no record, or if this process cannot decode it.
-    A record that cannot be decoded is logged and counted (`UNREADABLE`)."""
+    A record that cannot be decoded is logged and counted (`UNREADABLE`). Raises the errors of `MetadataStore.get`."""
     node = await store.get(path)
     if node is None:
         UNREADABLE.remove(path)
@@ -435,7 +436,7 @@ async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> Non
 # ------------------------------------------------------------------------------------------ typed records
 async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns (record at `path`, its version); None if there is no record. Raises DamagedRecord if the record cannot be
-    decoded."""
+    decoded, and the errors of `MetadataStore.get`."""
     found = await store.get(path)
     return None if found is None else (decode_record(found.value, cls, path), found.version)
 
@@ -487,13 +488,13 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
     """Creates the counter of ledger ids if it does not exist. Once it exists, bookies accept a new ledger only if the
-    metadata has its record (bookie/service.py)."""
+    metadata has its record (bookie/service.py). Raises the errors of the metadata."""
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster_record(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """Returns the cluster's record. Creates it, with a random instance id, if this is the first process of the
-    cluster."""
+    """Returns the cluster's record. Creates it, with a random instance id, if this is the first process of the cluster.
+    Raises the errors of the metadata."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord | None:
@@ -505,7 +506,8 @@ async def ensure_cluster_record(store: MetadataStore, rng: random.Random) -> Clu
 
 
 async def read_cluster_format(store: MetadataStore) -> int:
-    """Returns the format of the cluster; if the cluster has no record yet, the format of this Magnetar."""
+    """Returns the format of the cluster; if the cluster has no record yet, the format of this Magnetar. Raises the
+    errors of the metadata."""
     found = await get_record(store, paths.CLUSTER, ClusterRecord)
     return CLUSTER_FORMAT if found is None else found[0].format
 
@@ -513,21 +515,22 @@ async def read_cluster_format(store: MetadataStore) -> int:
 async def adopt_cluster_format(store: MetadataStore) -> None:
     """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
     calls this in each new session, before it writes. Raises NewerFormat if the cluster has a later format than this
-    Magnetar knows."""
+    Magnetar knows, and the errors of the metadata."""
     set_written_format(await read_cluster_format(store))
 
 
 async def check_registered_format(store: MetadataStore) -> None:
-    """Raises NewerFormat if the format of the cluster was raised above that of this Magnetar, DamagedRecord if its
-    record cannot be decoded. A broker or bookie calls this after it has registered, and `finish_upgrade` looks for
-    older processes after it has raised the format: so one of the two sees the other."""
+    """Raises NewerFormat if the format of the cluster was raised above that of this Magnetar, and the errors of the
+    metadata (DamagedRecord if the cluster's record cannot be decoded). A broker or bookie calls this after it has
+    registered, and `finish_upgrade` looks for older processes after it has raised the format: so one of the two sees
+    the other."""
     check_cluster_format(await read_cluster_format(store))
 
 
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
     """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
     (format before, format afterwards, names of the older processes). If there are older processes, or with `dry_run`,
-    writes nothing.
+    writes nothing. Raises the errors of the metadata.
 
     The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
     that registered at the same moment is named beside the raised format, and must be stopped: it takes records of the

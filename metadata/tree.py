@@ -131,8 +131,9 @@ Job = CommitJob | OpenSession | EndSession
 
 
 class MetadataTree:
-    """The metadata file: its tables, and the transactions that change them. All methods must be called in one
-    thread."""
+    """The metadata file: its tables, and the transactions that change them. All methods must be called in one thread. A
+    method that reads or writes the file raises Unavailable if the disk is full or SQLite can open no file, and
+    MetadataDiskFailed if SQLite fails otherwise."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens the metadata file, creates it if it is missing, and checks it. `token` is the name of the incarnation
@@ -190,15 +191,16 @@ class MetadataTree:
         self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """Begins a new incarnation of the metadata file, named `token`, as a part of the open transaction. `restored`:
-        the file is a backup that replaces another one."""
+        """Begins a new incarnation of the metadata file, named `token`, as a part of the open transaction; an error of
+        SQLite is raised as it is. `restored`: the file is a backup that replaces another one. The last INCARNATIONS_MAX
+        incarnations stay in the file."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
         """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an incarnation
-        that says so. Raises Unavailable or MetadataDiskFailed."""
+        that says so."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -280,7 +282,7 @@ class MetadataTree:
 
     # -------------------------------------------------------------------------------------------- reading
     def get(self, path: str) -> StoredNode | None:
-        """Returns the node at `path`; None if there is none. Raises MetadataDiskFailed if the file cannot be read."""
+        """Returns the node at `path`; None if there is none."""
         with _disk(self.path):
             row = self._sql.execute(_GET, (path,)).fetchone()
         return None if row is None else StoredNode(row[0], row[1], row[2] is not None)
@@ -332,7 +334,7 @@ class MetadataTree:
 
     def back_up(self, path: str) -> tuple[int, int]:
         """Writes a complete, synced copy of the metadata to `path`. Returns (revision, size in bytes) of the copy.
-        Raises AlreadyExists if `path` exists, Unavailable if the disk is full.
+        Raises AlreadyExists if `path` exists, OSError if the copy cannot be created, synced or renamed.
 
         The copy is one step of SQLite's backup. No write happens meanwhile, because this thread does all writes."""
         if os.path.exists(path):

@@ -44,7 +44,7 @@ _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidName if `path` is not a valid path of a metadata node."""
+    """Raises InvalidName if `path` is not a valid path of a metadata node, or has more than PATH_BYTES_MAX bytes."""
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
@@ -67,8 +67,9 @@ def is_at_or_below(prefix: str, path: str) -> bool:
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Checks operations that are to be committed together. Raises InvalidRequest if their number or an expected version
-    is invalid, InvalidName for an invalid path, MessageTooLarge if a value or all of them are too large."""
+    """Checks operations that are to be committed together. Raises InvalidRequest if there are not 1 to OPERATIONS_MAX
+    of them or an expected version is invalid, InvalidName for an invalid path, MessageTooLarge if a value has more than
+    VALUE_BYTES_MAX bytes or all of them more than COMMIT_BYTES_MAX."""
     if not 1 <= len(operations) <= OPERATIONS_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
     size = 0

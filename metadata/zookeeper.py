@@ -83,9 +83,9 @@ HANDSHAKE_S = 5.0
 
 
 async def test_tls_connection(address: ZookeeperAddress) -> None:
-    """Tries a TLS connection to the first ZooKeeper server that can be reached, and closes it; does nothing if there is
-    none. Raises UntrustedServer if the server's certificate is not trusted, WrongProtocol if the server does not speak
-    TLS at this port, InvalidConfiguration if the TLS files cannot be used."""
+    """Tries a TLS connection to the first ZooKeeper server that can be reached within HANDSHAKE_S seconds, and closes
+    it; does nothing if there is none. Raises UntrustedServer if the server's certificate is not trusted, WrongProtocol
+    if the server does not speak TLS at this port, InvalidConfiguration if the TLS files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -458,7 +458,8 @@ class ZookeeperStore(SessionStore):
 
     async def children(self, path: str) -> list[str]:
         """Returns the names of the direct children that exist, sorted. The children with a value are listed at one
-        moment; the others are checked a moment later."""
+        moment; the others are checked a moment later. Raises InvalidName for an invalid path, and the other errors of
+        `MetadataStore.children`."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)

@@ -300,8 +300,8 @@ class _Reply:
 
 class ZooKeeperConnection:
     """The connection of one ZooKeeper session, by the library kazoo, which connects in the background as soon as the
-    object is made. Calls `on_state` and `on_event` in the event loop, in the order in which events and answers
-    arrive."""
+    object is made. Calls `on_state` and `on_event` in the event loop, in the order in which events and answers arrive.
+    A method that returns a future sends one request; the future fails with the errors of `request`."""
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
@@ -422,7 +422,7 @@ class ZooKeeperConnection:
 
     def sync(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Sends ZooKeeper's sync. A read that is sent after it on the same connection sees all that any server answered
-        before."""
+        before. Returns a future of the answer."""
         return self.request(Sync(path))
 
     def create(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
@@ -440,19 +440,20 @@ class ZooKeeperConnection:
 
     def watch(self, path: str) -> asyncio.Future[ZookeeperAnswer]:
         """Begins to watch a znode and all znodes below it. `on_event` gets their events from the answer to this request
-        on, until the connection ends or `unwatch` is called."""
+        on, until the connection ends or `unwatch` is called. Returns a future of that answer."""
         return self.request(AddWatch(path))
 
     def unwatch(self, path: str) -> None:
-        """Ends this connection's watches on a znode. Does not wait for the answer."""
+        """Ends this connection's watches on a znode. Does not wait for the answer, and ignores an error."""
         self.request(RemoveWatches(path))
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
         """Sends a transaction of these steps and waits for its answer. Returns its zxid (ZooKeeper's number of the
         transaction), or a later one. `root`: the path of the tree's root znode.
 
-        Raises TransactionRefused if a step failed, or Unauthorized; nothing was done then. Raises ConnectionLost if the
-        connection breaks before the answer: then the outcome is unknown."""
+        Raises TransactionRefused if a step failed, or Unauthorized; nothing was done then. Raises the errors of
+        `request`: after BackPressure nothing was sent, after ConnectionLost the outcome is unknown. Raises
+        InternalError for any other answer: then the outcome is unknown too."""
         answer = await self.request(MultiRequest(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:

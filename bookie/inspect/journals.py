@@ -86,13 +86,14 @@ Found = OpenedJournalFile | JournalBlock | TornTail | FileDamage | RemovedFile
 
 
 def list_journal_numbers(snapshot: StoreSnapshot) -> list[int]:
-    """Returns the numbers of all journal files in the directory, in ascending order."""
+    """Returns the numbers of all journal files in the directory, in ascending order. Raises OSError if the directory
+    cannot be listed."""
     return list_file_numbers(snapshot, JOURNAL, (SUFFIX,))
 
 
 def list_spare_journal_names(snapshot: StoreSnapshot) -> list[str]:
     """Returns the names of the spare journal files: the files that wait to become the next journal, and a file that is
-    still being filled with zeros."""
+    still being filled with zeros. Raises OSError if the directory cannot be listed."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
         return []
@@ -101,7 +102,8 @@ def list_spare_journal_names(snapshot: StoreSnapshot) -> list[str]:
 
 def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
     """Yields a FileDamage for each journal file that should exist and does not: the journal that the checkpoint mark
-    names, and each later one up to the latest journal."""
+    names, and each later one up to the latest journal. Reads the mark again before it calls a journal missing; that
+    raises the errors of `snapshot_directory`."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
     there = list_journal_numbers(snapshot)

@@ -86,7 +86,9 @@ def log_path(snapshot: StoreSnapshot, log: int) -> str:
 
 
 def classify_missing_log(snapshot: StoreSnapshot, log: int) -> FileDamage | RemovedFile:
-    """Returns RemovedFile if the bookie itself removed this missing entry log, otherwise FileDamage.
+    """Returns RemovedFile if the bookie itself removed this missing entry log, otherwise FileDamage. Raises the errors
+    of `snapshot_directory`, which reads the mark again, and InvalidRequest if an index has a newer format than this
+    Magnetar knows.
 
     A log without living entries is deleted before its index, so its index may still exist. This function does not see
     tombstones that are only in the journal: until the next checkpoint, a log that was removed because of them counts as
@@ -107,8 +109,8 @@ def classify_missing_log(snapshot: StoreSnapshot, log: int) -> FileDamage | Remo
 
 def walk_entry_log(snapshot: StoreSnapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
     """Yields the content of an entry log: first an OpenedLogFile, then the records from the offset `start` on. Yields a
-    FileDamage for each damaged part. `start` must be the offset of a record; otherwise the next item is a
-    FileDamage."""
+    FileDamage for each damaged part. `start` must be the offset of a record; otherwise the next item is a FileDamage.
+    Raises the errors of `classify_missing_log`."""
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
@@ -219,8 +221,9 @@ class EntryCopy(NamedTuple):
 
 
 def walk_ledger_extents(snapshot: StoreSnapshot, ledger: int) -> Iterator[ExtentLocation | FileDamage | RemovedFile]:
-    """Yields the extents of a ledger in all logs, each with its location. Yields a FileDamage for each damaged part
-    of a log's index, and a RemovedFile for each log that the bookie has removed."""
+    """Yields the extents of a ledger in all logs, each with its location. Yields a FileDamage for each damaged part of
+    a log's index, and a RemovedFile for each log that the bookie has removed. Raises InvalidRequest if a file has a
+    newer format than this Magnetar knows."""
     for log in list_entry_log_numbers(snapshot):
         for found in walk_log_extents(snapshot, log):
             if not isinstance(found, ExtentLocation) or found.extent.ledger == ledger:
@@ -231,8 +234,8 @@ def find_log_copies(
     snapshot: StoreSnapshot, places: list[ExtentLocation], entry: int | None = None
 ) -> Iterator[EntryCopy | FileDamage | RemovedFile]:
     """Yields the copies of entries in the extents `places` of one ledger, extent by extent, in entry order. With
-    `entry`, yields only the copies of that entry. Yields a FileDamage or a RemovedFile where copies cannot be
-    read."""
+    `entry`, yields only the copies of that entry. Yields a FileDamage or a RemovedFile where copies cannot be read.
+    Raises the errors of `classify_missing_log` if a log is missing."""
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
         if entry is None or place.extent.first <= entry <= place.extent.last:
             yield from _in_extent(snapshot, place, entry)
@@ -282,7 +285,8 @@ def find_journal_copies(
 ) -> Iterator[EntryCopy | FileDamage | RemovedFile]:
     """Yields the copies of a ledger's entries in the journal after the checkpoint mark: entries that no finished
     checkpoint has written to a log. With `entry`, yields only the copies of that entry. Yields a FileDamage or a
-    RemovedFile where the journal cannot be read."""
+    RemovedFile where the journal cannot be read. Raises InvalidRequest if a file has a newer format than this Magnetar
+    knows."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, FileDamage | RemovedFile):
             yield found
@@ -295,7 +299,7 @@ def find_journal_copies(
 
 def read_journal_record_types(snapshot: StoreSnapshot, ledger: int) -> Iterator[str]:
     """Yields the name of the type of each journal record after the checkpoint mark that concerns the ledger. Skips
-    damaged parts of the journal."""
+    damaged parts of the journal. Raises InvalidRequest if a file has a newer format than this Magnetar knows."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, journals.JournalBlock):
             for record in found.records:
@@ -357,7 +361,8 @@ class LedgerIndexOverview(NamedTuple):
 
 def read_ledger_index_overview(snapshot: StoreSnapshot) -> LedgerIndexOverview:
     """Reads the whole ledger index once and returns its overview. Damage in it, or a missing file, is in the overview's
-    `damages`. Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
+    `damages`. Raises InvalidRequest if the file has a newer format than this Magnetar knows, and the errors of
+    `snapshot_directory` if the file was replaced meanwhile."""
     facts, ledgers, damages = StateLog(), BitMap64(), list[FileDamage]()
     opened = _open(snapshot)
     if isinstance(opened, FileDamage):
@@ -385,7 +390,9 @@ def walk_ledger_records(
     snapshot: StoreSnapshot, seen: LedgerIndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
     """Yields the latest record of each ledger of `seen` with `start` ≤ id < `stop`, in ascending order of ledger ids.
-    `stop` None: no upper limit. Yields nothing if the ledger index is missing, and skips damaged records."""
+    `stop` None: no upper limit. Yields nothing if the ledger index is missing, and skips damaged records. Raises the
+    errors of `snapshot_directory` if the index was replaced meanwhile, and InvalidRequest if the index has a newer
+    format than this Magnetar knows."""
     opened = _open(snapshot)
     if isinstance(opened, FileDamage):
         return
@@ -461,7 +468,7 @@ class IndexGroup(NamedTuple):
 
 def list_entry_log_numbers(snapshot: StoreSnapshot) -> list[int]:
     """Returns the numbers of all entry logs in the snapshot's directory. A log is included even if only its log file or
-    only its index file exists."""
+    only its index file exists. Raises OSError if the directory cannot be listed."""
     return list_file_numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
@@ -485,7 +492,8 @@ class IndexFile:
 
     def walk_groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[IndexGroup | FileDamage]:
         """Yields the groups up to the committed end, in the order of the file; only those that end after the offset
-        `start`. Yields a FileDamage for each damaged part, and goes on at the next undamaged group."""
+        `start`. Yields a FileDamage for each damaged part, and goes on at the next undamaged group. Raises
+        InvalidRequest if the file has a newer format than this Magnetar knows."""
         header = read_header_or_damage(self.snapshot, self.file, MAGIC, self.log) if self.end else None
         if isinstance(header, FileDamage):
             yield header
@@ -570,7 +578,8 @@ def open_index_file(snapshot: StoreSnapshot, log: int) -> IndexFile | FileDamage
 
 def walk_log_extents(snapshot: StoreSnapshot, log: int) -> Iterator[ExtentLocation | FileDamage | RemovedFile]:
     """Yields all extents of a log, each with its location, in the order of the log's index. Yields a FileDamage for
-    each damaged part of the index, or a RemovedFile if the bookie has removed the log."""
+    each damaged part of the index, or a RemovedFile if the bookie has removed the log. Raises InvalidRequest if the
+    index has a newer format than this Magnetar knows."""
     opened = open_index_file(snapshot, log)
     if not isinstance(opened, IndexFile):
         yield opened

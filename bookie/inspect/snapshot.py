@@ -215,7 +215,8 @@ class _Tolerant:
 
 
 def open_file(snapshot: StoreSnapshot, path: str) -> ReadableFile | None:
-    """Opens a file of the snapshot for reading and returns it. Returns None if the file does not exist any more."""
+    """Opens a file of the snapshot for reading and returns it. Returns None if the file does not exist any more. Raises
+    OSError if it cannot be opened for another reason."""
     try:
         return _Tolerant(snapshot.files.open(path, write=False))
     except FileNotFoundError:
@@ -240,7 +241,8 @@ def read_header_or_damage(
 
 def list_file_numbers(snapshot: StoreSnapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
     """Returns the numbers in the names of the files in `folder` that have one of these suffixes, in ascending order.
-    Ignores files whose names are not numbers. Returns [] if there is no such folder."""
+    Ignores files whose names are not numbers. Returns [] if there is no such folder. Raises OSError if the folder
+    cannot be listed."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []

@@ -101,7 +101,8 @@ class StoreSummary(NamedTuple):
 
 def summarize_entry_log(snapshot: StoreSnapshot, log: int, facts: StateLog) -> EntryLogSummary | RemovedFile:
     """Returns the summary of an entry log, or RemovedFile if the bookie has removed the log. Reads only the log's
-    index. `facts` says which ledgers are deleted and which logs are drained."""
+    index. `facts` says which ledgers are deleted and which logs are drained. Raises the errors of
+    `classify_missing_log`, also for a newer format of the index."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[FileDamage] = []
     if size is None:
@@ -186,7 +187,8 @@ def _merged(opened: IndexFile, damages: list[FileDamage], sums: _Sums) -> Iterat
 
 
 def summarize_journal(snapshot: StoreSnapshot, number: int) -> JournalSummary | RemovedFile:
-    """Reads a whole journal file and returns its summary; returns RemovedFile if the bookie has removed the file."""
+    """Reads a whole journal file and returns its summary; returns RemovedFile if the bookie has removed the file.
+    Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
     end, size, damages = ALIGNMENT, 0, list[FileDamage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
@@ -204,7 +206,8 @@ def summarize_journal(snapshot: StoreSnapshot, number: int) -> JournalSummary | 
 def summarize_store(snapshot: StoreSnapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
     """Returns the summary of the whole store. Reads the journals and the indexes of all entry logs. Leaves out files
     that the bookie removes meanwhile. Calls `advance` after each log and journal, with the number of those that are
-    done."""
+    done. Raises InvalidRequest if a file has a newer format than this Magnetar knows, NotFound if the directory was
+    removed meanwhile."""
     seen = ledgers.read_ledger_index_overview(snapshot)
     of_logs: list[EntryLogSummary | RemovedFile] = []
     for number in logs.list_entry_log_numbers(snapshot):

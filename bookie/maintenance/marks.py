@@ -48,25 +48,26 @@ DROP_S = 2.0
 
 # ------------------------------------------------------------------------------------------ reading
 async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
-    """Returns the ledger's record in the metadata; None if the ledger has none."""
+    """Returns the ledger's record in the metadata; None if the ledger has none. Raises the errors of the metadata."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     return None if found is None else found[0]
 
 
 async def read_repair_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
-    """Returns (repair mark of the ledger, version of the mark's node); None if the ledger has no mark."""
+    """Returns (repair mark of the ledger, version of the mark's node); None if the ledger has no mark. Raises the
+    errors of the metadata."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
 async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
     """Returns, in ascending order, the ids of the ledgers that have a node in `folder` of the metadata. Ignores nodes
-    whose names are not ledger ids."""
+    whose names are not ledger ids. Raises the errors of the metadata."""
     return sorted(parse_ledger_ids(folder, await store.children(folder)))
 
 
 async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
     """Returns the records of all registered bookies, by bookie. A bookie whose record cannot be read counts as
-    registered and read-only."""
+    registered and read-only. Raises the errors of the metadata."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
         node = await store.get(paths.bookie(name))
@@ -83,7 +84,7 @@ async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecor
 async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRecord]:
     """Returns the records of the departing bookies, by bookie: an operator has ordered to move all copies away from
     them. A bookie whose record cannot be read counts as departing, because its node exists; its cookie is then never
-    deleted."""
+    deleted. Raises the errors of the metadata."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing_bookie(name)
@@ -96,7 +97,8 @@ async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRec
 
 
 async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """Returns the damage reports of the ledger, by bookie. Leaves out reports that cannot be read."""
+    """Returns the damage reports of the ledger, by bookie. Leaves out reports that cannot be read. Raises the errors of
+    the metadata."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
         record = await get_readable_record(store, paths.damaged_copies_of_bookie(ledger_id, name), DamagedEntriesRecord)
@@ -107,7 +109,7 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
 
 async def delete_damage_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
     """Deletes the bookie's damage report of the ledger. Does nothing if another process changes the report at the same
-    moment."""
+    moment. Raises the errors of the metadata."""
     path = paths.damaged_copies_of_bookie(ledger_id, bookie)
     node = await store.get(path)
     if node is not None:
@@ -117,14 +119,14 @@ async def delete_damage_report(store: MetadataStore, ledger_id: int, bookie: str
 
 async def is_repair_enabled(store: MetadataStore) -> bool:
     """Returns whether auto-recovery is switched on for the cluster. Returns True if the setting cannot be read, because
-    missing copies do more harm than an unwanted repair."""
+    missing copies do more harm than an unwanted repair. Raises the errors of the metadata."""
     found = await get_readable_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
 
 # ------------------------------------------------------------------------------------------ changing
 async def set_repair_enabled(store: MetadataStore, on: bool) -> None:
-    """Switches auto-recovery on or off, for the whole cluster."""
+    """Switches auto-recovery on or off, for the whole cluster. Raises the errors of the metadata."""
     await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
 
 
@@ -135,7 +137,8 @@ mark."""
 
 async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
     """Replaces the repair mark of the ledger by the mark that `change` returns for the present mark; returns the new
-    mark (None: no mark). Calls `change` again if another process has changed the mark meanwhile."""
+    mark (None: no mark). Calls `change` again if another process has changed the mark meanwhile. Raises the errors of
+    the metadata."""
     path = paths.under_replicated(ledger_id)
     while True:
         found = await read_repair_mark(store, ledger_id)
@@ -155,7 +158,8 @@ async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Chang
 
 async def delete_repair_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
     """Deletes the repair mark of the ledger if its node still has this version. Returns True if there is no mark any
-    more. Returns False if another process has changed the mark: then the worker must examine the ledger again."""
+    more. Returns False if another process has changed the mark: then the worker must examine the ledger again. Raises
+    the errors of the metadata."""
     try:
         await store.delete(paths.under_replicated(ledger_id), version)
     except BadVersion:
@@ -185,14 +189,14 @@ async def claim_ephemeral_node(store: MetadataStore, path: str, record: AuditorR
 
 async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Returns whether this process owns the node at `path`: whether the node has the token of `record`. A node that
-    cannot be read counts as another process's."""
+    cannot be read counts as another process's. Raises the errors of the metadata."""
     found = await get_readable_record(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
 async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
     """Deletes the node at `path` if this process owns it, that is, if it has the token of `record`. If the metadata
-    does not answer within DROP_S seconds, the node stays until the session ends."""
+    does not answer within DROP_S seconds, or with an error, the node stays until the session ends."""
     try:
         async with asyncio.timeout(DROP_S):
             found = await get_readable_record(store, path, type(record))
@@ -203,7 +207,8 @@ async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord
 
 
 async def list_records(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Returns the records of class `cls` directly below `folder`. Leaves out records that cannot be read."""
+    """Returns the records of class `cls` directly below `folder`. Leaves out records that cannot be read. Raises the
+    errors of the metadata."""
     found: list[R] = []
     for name in await store.children(folder):
         record = await get_readable_record(store, f"{folder}/{name}", cls)

@@ -479,8 +479,8 @@ class RepairSupervisor:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def run(self) -> None:
-        """Runs auto-recovery until the task is cancelled. Returns at once if auto-recovery is disabled in this
-        process."""
+        """Runs auto-recovery until the task is cancelled. Returns at once if auto-recovery is disabled in this process.
+        After an error, which is logged, starts again."""
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:

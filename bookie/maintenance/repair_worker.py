@@ -184,7 +184,7 @@ class EntryCopier:
         self, record: LedgerRecord, bookie: str, first: int, last: int
     ) -> IntegerIntervals | None:
         """Asks a bookie which of the entries `first … last` of a ledger it has stored. Returns these entries; None if
-        the bookie does not answer in time, or its answer is not valid."""
+        the bookie does not answer within ASK_TIMEOUT_S seconds, or its answer is not valid."""
         found = IntegerIntervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)

@@ -104,7 +104,8 @@ class Scrubber:
 
     async def run(self) -> None:
         """Makes one scrub pass after the other, each within `pass_s` seconds, until the task is cancelled. Returns at
-        once if `pass_s` is 0. The first pass begins BEGIN_S seconds after the call."""
+        once if `pass_s` is 0. The first pass begins BEGIN_S seconds after the call. After an error of the disk, which
+        is logged, continues SAVE_S seconds later."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(BEGIN_S)
@@ -397,7 +398,7 @@ class EntryRepairer:
 
     async def run(self) -> None:
         """Repairs quarantined entries until the task is cancelled. While some are left, tries again after PAUSE_S
-        seconds, then after twice as long each time, up to PAUSE_MAX_S."""
+        seconds, then after twice as long each time, up to PAUSE_MAX_S. Only logs errors."""
         pause_s = PAUSE_S
         while True:
             try:

@@ -68,7 +68,7 @@ class CheckpointJournalPort(NamedTuple):
 class Checkpoint:
     """Makes the checkpoints of a store, which move entries from the memtable to an entry log. Also commits the results
     of compactions. Does one of these at a time. `mark` is the durable checkpoint mark. The methods that are steps are
-    called in the order of STEPS only."""
+    called in the order of STEPS only; a step that writes raises NoSpace if the disk is full."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Checkpoint:
         self._descriptors.begin_checkpoint()
 
     async def write_entries(self) -> None:
-        """Step: writes and syncs the entries of the flushing table to the hot log. Raises NoSpace."""
+        """Step: writes and syncs the entries of the flushing table to the hot log."""
         table = self._memtable.flushing
         assert table is not None
         self._flush = None

@@ -62,7 +62,7 @@ def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn
 
 def write_buffers(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
     """Writes the buffers one after the other, from `offset` of the file on. Returns their total size in bytes. Raises
-    NoSpace; any other error ends the process."""
+    NoSpace if the disk is full; any other error ends the process."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -116,7 +116,8 @@ def open_for_uncached_reads(files: Files, path: str) -> File:
 
 
 def allocate_space(files: Files, file: File, size: int) -> None:
-    """Allocates disk space for the first `size` bytes of the file. Raises NoSpace; any other error ends the process."""
+    """Allocates disk space for the first `size` bytes of the file. Raises NoSpace if the disk is full; any other error
+    ends the process."""
     try:
         file.allocate(size)
     except OSError as error:
@@ -165,7 +166,7 @@ def make_directories(files: Files, path: str) -> None:
 
 def list_removable_files(files: Files, path: str) -> list[str]:
     """Returns the names of the files in a directory, for a caller that removes some of them. If no file descriptor is
-    free, returns an empty list: the caller can remove the files later."""
+    free, returns an empty list: the caller can remove the files later. Raises any other OSError."""
     try:
         return files.list_directory(path)
     except OSError as error:
@@ -175,14 +176,14 @@ def list_removable_files(files: Files, path: str) -> list[str]:
 
 def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
     """Replaces the content of the file `name` by `data`, durably, all or nothing: writes and syncs a temporary file,
-    renames it, and syncs the directory. Creates the file if it is missing. Raises NoSpace; any other failed write or
-    sync ends the process."""
+    renames it, and syncs the directory. Creates the file if it is missing. Raises NoSpace if the disk is full; any
+    other failed write or sync ends the process."""
     replace_file_in_slices(files, directory, name, [data])
 
 
 def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces the content of a file like `replace_file`, with the same errors, but writes and syncs the data slice by
-    slice. Returns the size of the file in bytes."""
+    """Replaces the content of a file like `replace_file`, with the same errors (NoSpace, NoFileDescriptor), but writes
+    and syncs the data slice by slice. Returns the size of the file in bytes."""
     temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)

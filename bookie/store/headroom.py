@@ -69,7 +69,9 @@ class DiskReserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """Returns the size in bytes that the reserve file should have now; 0: no reserve is wanted."""
+        """Returns the size in bytes that the reserve file should have now: the share STORED_SHARE of the stored bytes,
+        within the configured bounds, and at most the share SHARE_MAX of the disk; 0: no reserve is wanted. Raises
+        OSError if the directory cannot be listed."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)
@@ -78,7 +80,8 @@ class DiskReserve:
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
     def measure_size(self) -> None:
-        """Sets `held` to whether the reserve file has the size that it should have now."""
+        """Sets `held` to whether the reserve file has the size that it should have now. Raises OSError if the directory
+        cannot be listed."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
@@ -227,7 +230,8 @@ class DiskHeadroom:
 
 def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool:
     """Frees disk space when a start of the store found the disk full: deletes the disk reserve; if there is none, spare
-    journal files or journal files that are not needed any more. Returns whether anything was deleted."""
+    journal files or journal files that are not needed any more. Returns whether anything was deleted. Raises
+    NewerFormat if the checkpoint mark has a newer format, OSError if a file cannot be read or deleted."""
     journals = join_path(directory, JOURNAL)
     if DiskReserve(files, directory, directory, 0, 0).release():
         return True

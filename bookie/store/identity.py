@@ -352,10 +352,10 @@ async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
     """Deletes the cookie record of a bookie whose data is lost for good, and returns the record. After that a new
     bookie may use the same place, and no bookie starts with the old directory again.
 
-    Raises NotFound if there is no such bookie, Busy if it is registered or just starts. The ledgers on it keep their
-    records and have one copy less. A bookie registers only while its cookie record exists (registration.py), and the
-    record is deleted only while the bookie is not registered: if `delete_bookie` and a start run at the same moment,
-    one of them fails."""
+    Raises NotFound if there is no such bookie, Busy if it is registered or just starts, and the errors of the metadata.
+    The ledgers on it keep their records and have one copy less. A bookie registers only while its cookie record exists
+    (registration.py), and the record is deleted only while the bookie is not registered: if `delete_bookie` and a start
+    run at the same moment, one of them fails."""
     record = await _stopped(metadata, bookie)
     if not await delete_cookie(metadata, bookie):
         raise Busy(f"bookie {bookie} starts at this moment: stop it first", bookie=bookie)
@@ -364,7 +364,7 @@ async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: DeleteNode) -> bool:
     """Deletes a bookie's cookie record and carries out the deletions `more`, all of them or none. Returns True if that
-    succeeded; returns False, and deletes nothing, if the bookie is registered."""
+    succeeded; returns False, and deletes nothing, if the bookie is registered. Raises the errors of the metadata."""
     try:
         await metadata.commit(
             [CheckNodeVersion(paths.bookie(bookie), ABSENT), DeleteNode(paths.cookie(bookie), ANY), *more]
@@ -376,7 +376,7 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: DeleteNode)
 
 async def change_bookie_directory(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
     """Changes a bookie's cookie record: from now on its data directory is at `place`. Returns the new record. Raises
-    NotFound if there is no such bookie, Busy if it is registered."""
+    NotFound if there is no such bookie, Busy if it is registered, and the errors of the metadata."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 
@@ -385,8 +385,8 @@ async def accept_restored_metadata(metadata: MetadataStore, bookie: str) -> Cook
     """Makes the next start of a bookie accept the metadata as it is, because an operator restored an older copy on
     purpose. Returns the bookie's new cookie record.
 
-    Raises NotFound if there is no such bookie, Busy if it is registered. The bookie will start in limbo and compare its
-    ledgers with the metadata."""
+    Raises NotFound if there is no such bookie, Busy if it is registered, and the errors of the metadata. The bookie
+    will start in limbo and compare its ledgers with the metadata."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, starts=_ACCEPT)
 

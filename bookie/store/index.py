@@ -407,7 +407,8 @@ class EntryLogIndex:
         return found
 
     def add_extent_table(self, place: ExtentLocation, table: ExtentTable) -> None:
-        """Adds the table of an extent, which was read from the disk, to the cache."""
+        """Adds the table of an extent, which was read from the disk, to the cache. Does nothing for an extent with one
+        entry, because its table follows from the head of the extent."""
         if place.extent.entries == 1:
             return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES

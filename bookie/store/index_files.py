@@ -580,7 +580,8 @@ class LedgerIndexFile:
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
         """Appends the changes to the file, or writes a new file with all records. Returns (content that was written,
-        generation of the file, its end). The mark must name generation and end. Raises NoSpace; then nothing counts."""
+        generation of the file, its end). The mark must name generation and end. Raises NoSpace if the disk is full;
+        then nothing counts."""
         if self.must_rewrite(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -594,7 +595,7 @@ class LedgerIndexFile:
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
         """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name.
-        Raises NoSpace."""
+        Raises NoSpace if the disk is full."""
         return self._append(list(map(ledger_index.encode_state, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -608,7 +609,7 @@ class LedgerIndexFile:
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
         """Writes the next generation of the file; `records` are its encoded records, one or more in each buffer.
-        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace."""
+        Returns (generation, end) of the new file, which the mark must name. Raises NoSpace if the disk is full."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
@@ -646,7 +647,7 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates the file of the ledger index without records and returns it."""
+    """Creates the file of the ledger index without records and returns it. Raises NoSpace if the disk is full."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
@@ -654,7 +655,8 @@ def create_ledger_index(files: Files, directory: str, uuid: bytes) -> LedgerInde
 
 def find_newest_ledger_index(files: Files, directory: str) -> tuple[int, int]:
     """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size;
-    (0, end of a file without records) if there is no such file. A start that found no mark calls this."""
+    (0, end of a file without records) if there is no such file. A start that found no mark calls this. Raises OSError
+    if the directory or the file cannot be read."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES
@@ -683,7 +685,7 @@ class LedgerKeys:
 
     def require_keys_from_metadata(self) -> None:
         """From now on a ledger that is unknown here may begin only if its key was read from the metadata
-        (`record_key_of_metadata`)."""
+        (`record_key_of_metadata`); at most INTRODUCED_MAX such keys are kept."""
         self._introduced = LruCache(INTRODUCED_MAX)
 
     def record_key_of_metadata(self, ledger: int, key: bytes) -> None:

@@ -213,7 +213,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
         """Begins a new journal file; from then on records may be enqueued. `previous` is the position at which the
-        journal of the last process ends. Raises NoSpace."""
+        journal of the last process ends. Raises NoSpace if the disk is full."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)

@@ -357,8 +357,8 @@ class ReadAhead:
         return stream
 
     def read_ahead(self, ledger: int, entry: int, stream: ReadAheadStream | None) -> None:
-        """Starts to read more chunks of `stream` (None: of a new stream), and keeps the stream for the client's next
-        read, which is expected to begin at `entry`."""
+        """Starts to read more chunks of `stream` (None: of a new stream), up to CHUNKS_MAX, and keeps the stream for
+        the client's next read, which is expected to begin at `entry`."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = ReadAheadStream(entry)
@@ -527,7 +527,8 @@ class StoreReads:
 
     async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        bytes together. If the first of them cannot be returned, the status says why, and the result has no entries.
+        bytes together (never more than the `read_bytes_max` of the store). If the first of them cannot be returned, the
+        status says why, and the result has no entries.
 
         NO_SUCH_ENTRY and NO_SUCH_LEDGER: it is certain that the entry is not here. UNKNOWN: it may be here, but damaged
         or lost. BUSY: no file descriptor is free, which says nothing about the entry."""
@@ -660,7 +661,8 @@ class StoreReads:
         self, number: int, extent: Extent
     ) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns (location of the extent in log `number`, the extent's table as it is on the disk, or None if the
-        table is damaged). Returns None if the index does not have this extent."""
+        table is damaged). Returns None if the index does not have this extent. Raises OSError if no file descriptor is
+        free."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next_extent_to_search()) is not None:
             if place.log == number and place.extent == extent:

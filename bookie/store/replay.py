@@ -104,7 +104,8 @@ def journal_file_name(number: int) -> str:
 
 
 def list_journal_file_numbers(files: Files, directory: str) -> list[int]:
-    """Returns the numbers of all journal files in the directory, in ascending order."""
+    """Returns the numbers of all journal files in the directory, in ascending order. Raises OSError if the directory
+    cannot be listed."""
     return _numbers(files.list_directory(directory))
 
 
@@ -175,7 +176,7 @@ class JournalSegments:
     def make_segment(self, spare: str, previous: JournalPosition) -> JournalSegment:
         """Makes the journal file that follows the position `previous` and returns it: from the spare file `spare`, or,
         if `spare` is "", from a new small file. Its header and its name are durable. Must run in a worker. Raises
-        NoSpace; then the spare file may be used again."""
+        NoSpace if the disk is full; then the spare file may be used again."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)

@@ -256,19 +256,20 @@ class DataLossLog:
             self.reasons.append(reason)
 
     def write(self) -> None:
-        """Makes the recorded losses durable if there are new ones. Raises NoSpace."""
+        """Makes the recorded losses durable if there are new ones. Raises NoSpace if the disk is full."""
         if self.open and self._durable != (len(self.reasons), False):
             self._write(settled=False)
 
     def mark_limbo_durable(self) -> None:
         """Called after the checkpoint that made the limbo durable. Keeps the reasons in the file, for operators, and
-        sets `open` to False. Raises NoSpace."""
+        sets `open` to False. Raises NoSpace if the disk is full."""
         if self._durable != (len(self.reasons), True):
             self._write(settled=True)
         self.open = False
 
     def delete_log(self) -> None:
-        """Called when limbo has ended, or was never entered: deletes the file and all reasons."""
+        """Called when limbo has ended, or was never entered: deletes the file and all reasons. Raises NoFileDescriptor
+        if the directory cannot be synced; then the file may come back after a crash."""
         self.reasons = []
         self.open = False
         self._durable = (0, False)

@@ -267,7 +267,8 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """Makes a checkpoint like `checkpoint`, with the same errors, but does not call `on_room` afterwards."""
+        """Makes a checkpoint like `checkpoint`, with the same errors NoSpace and NoFileDescriptor, but does not call
+        `on_room` afterwards."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 
@@ -618,12 +619,13 @@ class Store:
 
     async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
-        bytes together. If the first of them cannot be returned, the status says why."""
+        bytes together. If the first of them cannot be returned, the result has no entries, and its status says why
+        (`StoreReads.read_entries`)."""
         return await self._reads.read_entries(ledger, entry, count, bytes_max)
 
     async def verify_entry(self, ledger: int, entry: int) -> Status:
         """Reads an entry from the entry logs, bypassing memory and caches. Returns OK if a log has a good copy;
-        otherwise a status as in `StoreReads.verify_entry`."""
+        otherwise a status as in `StoreReads.verify_entry`. Raises OSError if no file descriptor is free."""
         return await self._reads.verify_entry(ledger, entry)
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
@@ -635,7 +637,8 @@ class Store:
         self, log_number: int, extent: Extent
     ) -> tuple[ExtentLocation, ExtentTable | None] | None:
         """Returns (location of the extent in log `log_number`, the extent's table as it is on the disk, or None if the
-        table is damaged). Returns None if the index does not have this extent."""
+        table is damaged). Returns None if the index does not have this extent. Raises OSError if no file descriptor is
+        free."""
         return await self._reads.read_extent_from_disk(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:

@@ -342,7 +342,8 @@ Changed = Callable[[str, str], None]
 class AccessGrants:
     """Caches the grants of namespaces and the administrators of tenants. They are read from the metadata at the first
     request and kept current by watches. At each change, the function `changed` is called with the tenant and the
-    namespace; both are empty if anything may have changed."""
+    namespace; both are empty if anything may have changed. A method that reads or changes the metadata also raises the
+    errors of the metadata."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata

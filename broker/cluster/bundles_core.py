@@ -115,7 +115,8 @@ class BrokerLoadReport(NamedTuple):
 
     def differs_enough_to_report(self, told: BrokerRecord) -> bool:
         """Returns True if this load differs so much from `told`, the load that was reported last, that it must be
-        reported. So an idle broker writes no reports to the metadata."""
+        reported: by half of BUSY_DIFFERENCE_MIN percent, or by more than a tenth of the bundles. So an idle broker
+        writes no reports to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_DIFFERENCE_MIN / 2 or bundles > told.bundles // 10
 

@@ -108,7 +108,8 @@ topic may have two owners for so long: they take it over from each other, and no
 
 
 class Catalog:
-    """Reads and changes the records of tenants, namespaces and topics."""
+    """Reads and changes the records of tenants, namespaces and topics. A method that reads or changes the metadata also
+    raises the errors of the metadata."""
 
     def __init__(
         self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool,
@@ -140,7 +141,8 @@ class Catalog:
         return [paths.decode_segment(name) for name in await self._store.children(paths.TENANTS)]
 
     async def get_tenant(self, name: str) -> TenantRecord:
-        """Returns the record of the tenant. Raises TenantNotFound if there is none."""
+        """Returns the record of the tenant. Raises TenantNotFound if there is none; InvalidName if the name is
+        invalid."""
         found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
         if found is None:
             raise TenantNotFound(f"tenant {name!r} does not exist", tenant=name)
@@ -153,12 +155,14 @@ class Catalog:
         await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
-        """Replaces the record of a tenant. Raises TenantNotFound if there is no such tenant."""
+        """Replaces the record of a tenant. Raises TenantNotFound if there is no such tenant; InvalidName if the name is
+        invalid."""
         await self.get_tenant(name)
         await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
-        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces."""
+        """Deletes a tenant. Raises TenantNotFound if there is no such tenant; Busy if it has namespaces; InvalidName if
+        the name is invalid."""
         await self.get_tenant(name)
         namespaces = await self._store.children(paths.namespaces(name))
         if namespaces:
@@ -168,7 +172,7 @@ class Catalog:
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:
         """Returns the tenant's namespaces, each as `tenant/namespace`. Raises TenantNotFound if there is no such
-        tenant."""
+        tenant; InvalidName if its name is invalid."""
         await self.get_tenant(tenant)
         return [
             f"{tenant}/{paths.decode_segment(name)}" for name in await self._store.children(paths.namespaces(tenant))
@@ -184,7 +188,9 @@ class Catalog:
 
     async def get_cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
         """Returns the record of a namespace, which was read at most NAMESPACE_CACHE_TTL_S seconds ago. Callers must use
-        only its number of bundles, which never changes while the namespace exists."""
+        only its number of bundles, which never changes while the namespace exists. While the metadata does not answer,
+        returns the last known record (`LastMetadataAnswers`); if none is known, raises the errors of
+        `get_namespace`."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -210,8 +216,8 @@ class Catalog:
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         """Replaces the record of a namespace, except its number of bundles, which never changes: in `record` it is the
-        same, or 0. Raises NamespaceNotFound if there is no such namespace; InvalidRequest if a number in `record` is
-        out of bounds, or the number of bundles another one."""
+        same, or 0. Raises TenantNotFound or NamespaceNotFound if there is no such namespace; InvalidRequest if a number
+        in `record` is out of bounds, or the number of bundles another one."""
         found = await self.get_namespace(name)
         if record.bundles not in (0, found.bundles):
             raise InvalidRequest(
@@ -223,8 +229,8 @@ class Catalog:
         await put_record(self._store, paths.namespace(name.tenant, name.namespace), record)
 
     async def delete_namespace(self, name: NamespaceName) -> None:
-        """Deletes a namespace with its policies and access rights. Raises NamespaceNotFound if there is no such
-        namespace; Busy if it has topics."""
+        """Deletes a namespace with its policies and access rights. Raises TenantNotFound or NamespaceNotFound if there
+        is no such namespace; Busy if it has topics."""
         await self.get_namespace(name)
         topics = await self._store.children(paths.topics(name.tenant, name.namespace))
         partitioned = await self._partitioned(name, persistent=True) + await self._partitioned(name, persistent=False)
@@ -248,7 +254,8 @@ class Catalog:
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the full names of the persistent topics of a namespace, sorted. A partitioned topic is listed once by
-        its own name; if `partitions` is True, each of its partitions is listed instead."""
+        its own name; if `partitions` is True, each of its partitions is listed instead. Raises TenantNotFound or
+        NamespaceNotFound if the namespace does not exist."""
         await self.get_namespace(name)
         stored = [
             paths.decode_segment(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))
@@ -316,7 +323,8 @@ class Catalog:
         default number of partitions, if automatic creation is allowed. With `by_use`, a topic that would have no
         partitions is not created now but at its first use (`ensure_topic_exists`), because Pulsar's clients send this
         query before they use a topic. While the metadata does not answer, returns the last known number
-        (broker/common/retry.py)."""
+        (broker/common/retry.py). Raises TopicNotFound if the topic is missing and not created; TenantNotFound or
+        NamespaceNotFound if its namespace is missing; NotAllowed if the namespace has its maximum of topics."""
         return await self._last_partitions.read_or_get_last(
             topic, lambda: self._partitions_or_create(topic, by_use=by_use)
         )
@@ -340,7 +348,8 @@ class Catalog:
     async def ensure_topic_exists(self, topic: TopicName) -> None:
         """Checks that a topic or a partition may be used. Creates the missing record of the topic if automatic creation
         is allowed; a non-persistent topic needs no record. Raises TopicNotFound if the topic does not exist and is not
-        created, or if it has no partition of this number; raises NotAllowed if the topic is partitioned."""
+        created, or if it has no partition of this number; raises NotAllowed if the topic is partitioned, or the
+        namespace has its maximum of topics; TenantNotFound or NamespaceNotFound if its namespace does not exist."""
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
         policies = await self.get_namespace(topic.namespace_name)
@@ -365,8 +374,9 @@ class Catalog:
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """Creates a topic; if `partitions` is 0, a topic without partitions. Creates nothing for a non-persistent topic
-        without partitions. Raises AlreadyExists if the topic exists; NotAllowed if the namespace has its maximum of
-        topics; InvalidRequest if `partitions` is above PARTITIONS_MAX, or `topic` is the name of a partition."""
+        without partitions. Raises TenantNotFound or NamespaceNotFound if the namespace does not exist; AlreadyExists if
+        the topic exists; NotAllowed if the namespace has its maximum of topics; InvalidRequest if `partitions` is above
+        PARTITIONS_MAX, or `topic` is the name of a partition."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -409,9 +419,10 @@ class Catalog:
         await create_if_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if there
-        is no such topic; InvalidRequest if it was made without partitions, has more than `partitions` already, or
-        `partitions` is too large; NotAllowed if the namespace may not have that many topics.
+        """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if there is no such
+        topic; InvalidRequest if it was made without partitions, has more than `partitions` already, or `partitions` is
+        above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics; BadVersion if the number
+        changed meanwhile.
 
         First the new partitions get the subscriptions of the first partition, each at the beginning of the partition;
         then the number of partitions is changed. So no message is published to a partition that lacks a subscription; a

@@ -77,7 +77,7 @@ class OrphanSearchResult(NamedTuple):
 
 async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearchResult:
     """Searches the metadata for orphaned ledgers that are at least `age_s` seconds old, and for missing ledgers.
-    `now_ms`: the wall clock. Changes nothing. If a read fails, raises its error: then nothing is known."""
+    `now_ms`: the wall clock. Changes nothing. Raises the errors of the metadata; then nothing is known."""
     ledger_ids = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     referred, listed = set[int](), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
@@ -184,7 +184,8 @@ async def delete_orphans(
 ) -> list[Orphan]:
     """Deletes orphan ledgers, and returns those that were deleted. Fences each ledger first. Skips a ledger that does
     not exist any more, a ledger that a record names by now, and, unless `unexplained` is True, an unexplained orphan.
-    Raises the error if a ledger cannot be fenced; the ledgers before it are deleted then."""
+    Raises the errors of `LedgerClient.recover` if a ledger cannot be fenced, and the errors of the metadata; the
+    ledgers before it are deleted then."""
     deleted = []
     for orphan in orphans:
         if orphan.unexplained and not unexplained:

@@ -123,24 +123,27 @@ def make_random_broker_name(rng: random.Random) -> str:
 
 
 async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
-    """Returns the records of the registered brokers. Leaves out records that cannot be parsed."""
+    """Returns the records of the registered brokers. Leaves out records that cannot be parsed. Raises the errors of the
+    metadata."""
     return await _all(store, paths.BROKERS, BrokerRecord)
 
 
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
-    """Returns the records of the registered bookies. Leaves out records that cannot be parsed."""
+    """Returns the records of the registered bookies. Leaves out records that cannot be parsed. Raises the errors of the
+    metadata."""
     return await _all(store, paths.BOOKIES, BookieRecord)
 
 
 async def list_drain_orders(store: MetadataStore) -> list[DrainRecord]:
     """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
-    run."""
+    run. Raises the errors of the metadata."""
     return await _all(store, paths.DRAINING, DrainRecord)
 
 
 async def request_broker_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
     """Stores the order that the broker drains. The order applies until `cancel_broker_drain`. Idempotent. For a broker
-    with a random name, which has another name after a restart, the order also contains its address."""
+    with a random name, which has another name after a restart, the order also contains its address. Raises the errors
+    of the metadata."""
     endpoint = broker.endpoint if _RANDOM_NAME.fullmatch(broker.name) else ""
     order = DrainRecord(broker=broker.name, endpoint=endpoint, since_ms=now_ms)
     await update_record(store, paths.draining_broker(broker.name), DrainRecord, lambda found: found or order)
@@ -177,7 +180,7 @@ def _version(broker: BrokerRecord) -> str:
 
 async def cancel_broker_drain(store: MetadataStore, name: str) -> bool:
     """Deletes the order to drain the broker. If the broker has a random name, also deletes an order that it got under
-    an earlier name. Returns True if there was an order."""
+    an earlier name. Returns True if there was an order. Raises the errors of the metadata."""
     running = {each.name: each for each in await list_brokers(store)}
     endpoint = running[name].endpoint if name in running else ""
     ended = [
@@ -198,7 +201,7 @@ async def list_died_brokers(store: MetadataStore, started: Sequence[str], regist
 ):
     """Returns the records, with their versions, of the brokers that have died, sorted by name. `started`: the segments
     below STARTED, which the caller must have read before the `registered` brokers: one that registers meanwhile is then
-    in none of the two, or in both."""
+    in none of the two, or in both. Raises the errors of the metadata."""
     names = {each.name for each in registered}
     paths_ = [f"{paths.STARTED}/{each}" for each in started if paths.decode_segment(each) not in names]
     found = [await get_readable_record(store, path, StartedBrokerRecord) for path in paths_]
@@ -214,7 +217,8 @@ def is_broker_back(died: StartedBrokerRecord, registered: Sequence[BrokerRecord]
 
 async def delete_broker_record(store: MetadataStore, name: str) -> None:
     """Deletes the record of a broker that has died and will not come back. Raises NotAllowed if the broker is
-    registered; NotFound if it has no such record."""
+    registered; NotFound if it has no such record; BadVersion if the broker starts or is forgotten at the same moment;
+    and the errors of the metadata."""
     path = paths.started_broker(name)
     found = await get_readable_record(store, path, StartedBrokerRecord)
     if await store.get(paths.broker(name)) is not None:
@@ -226,7 +230,7 @@ async def delete_broker_record(store: MetadataStore, name: str) -> None:
 
 async def list_bundle_owners(store: MetadataStore, namespace: NamespaceName) -> dict[str, OwnerRecord]:
     """Returns the owner records of the bundles of a namespace, by the name of the bundle. Bundles without an owner are
-    left out."""
+    left out. Raises the errors of the metadata."""
     folder = paths.bundle_owner(namespace.tenant, namespace.namespace, "").rstrip("/")
     found = {name: await get_readable_record(store, f"{folder}/{name}", OwnerRecord)
              for name in await store.children(folder)}  # fmt: skip
@@ -253,7 +257,8 @@ MOVE_WAIT_S = 1.0
 class Ownership:
     """Keeps the list of bundles that this broker owns, takes bundles and gives them away, and finds the owners of other
     bundles. `me`: the registration of this broker; `lost`: True when the ownership has ended, so that this broker owns
-    nothing any more; `leaving`: how many bundles are being given up, while their topics close."""
+    nothing any more; `leaving`: how many bundles are being given up, while their topics close. A method that reads or
+    changes the metadata also raises the errors of the metadata."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord, rng: random.Random, clock: Clock) -> None:
         """Makes an Ownership without bundles. `rng`: for the choice of brokers."""
@@ -330,8 +335,8 @@ class Ownership:
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
     async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
-        """Returns the owner of the object whose owner record is at `path`, in the same way as `find_owner`. `what`: the
-        name of the object in texts of errors."""
+        """Returns the owner of the object whose owner record is at `path`, in the same way, and with the same errors,
+        as `find_owner`. `what`: the name of the object in texts of errors."""
         if self.is_owned(path):
             return self.me
         owner = await self._find_owner(path, what)
@@ -475,8 +480,9 @@ class Ownership:
 
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
-        the loaded topics, and then deletes the owner record, so that another broker can own the bundle. Runs to its end
-        even if the caller is cancelled. Meanwhile, look-ups of its topics at this broker wait."""
+        the loaded topics, and then deletes the owner record, so that another broker can own the bundle. If `unload`
+        raises, the owner record stays, and the error is raised. Runs to its end even if the caller is cancelled.
+        Meanwhile, look-ups of its topics at this broker wait."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -496,7 +502,8 @@ class Ownership:
 
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
-        that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled."""
+        that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Raises the error
+        of `unload`; then the owner record does not change."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             await run_to_end(self._move(path, heir, unload))
 
@@ -558,8 +565,8 @@ class LastReadServerLists:
 
     async def read_lists(self, store: MetadataStore | None) -> RegisteredServers:
         """Reads and returns the lists of registered brokers and bookies. Asks a second time if the metadata does not
-        answer in time, unless it has been silent for long; then returns the lists that were read last. `store`: the
-        metadata; None while there is no session."""
+        answer within METADATA_S seconds, unless it has been silent for METADATA_AWAY_S seconds; then returns the lists
+        that were read last, and logs the error. `store`: the metadata; None while there is no session."""
         for _ in range(2):
             try:
                 if store is not None:
@@ -593,7 +600,7 @@ class LastReadServerLists:
     async def update_last_seen_records(self, store: MetadataStore) -> None:
         """Called periodically. Stores when this broker saw a broker last that has died since, so that others know it
         too. Deletes the records of brokers with random names that are back, and the oldest ones above STARTED_MAX. What
-        another broker changes meanwhile stays as that one has it."""
+        another broker changes meanwhile stays as that one has it. Raises the errors of the metadata."""
         started = await store.children(paths.STARTED)
         brokers = await list_brokers(store)
         died = await list_died_brokers(store, started, brokers)

@@ -67,7 +67,8 @@ class _Namespace:
 class PolicyCache:
     """Caches the policies of brokers, namespaces and topics. A watch of the metadata keeps the cache current.
     `changed`: a function that is called with each namespace whose policies have changed; `runtime_changed`: a function
-    that is called with the runtime settings when they are read."""
+    that is called with the runtime settings when they are read. A method that reads or changes the metadata also raises
+    the errors of the metadata."""
 
     def __init__(
         self, metadata: MetadataStore, defaults: AppliedPolicies, changed: Callable[[NamespaceName],

@@ -85,8 +85,8 @@ class AvroField:
 
 
 def parse_json(text: bytes) -> Any:
-    """Returns the value that a JSON text of a schema definition contains. Raises InvalidSchema if the text is too long
-    or is not JSON."""
+    """Returns the value that a JSON text of a schema definition contains. Raises InvalidSchema if the text has more
+    than DEFINITION_BYTES_MAX bytes or is not JSON."""
     if len(text) > DEFINITION_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
     try:
@@ -312,7 +312,8 @@ _PROMOTED = {
 
 def why_unreadable(reader: AvroType, writer: AvroType) -> str | None:
     """Returns the reason why a consumer with the schema `reader` cannot read data that was written with the schema
-    `writer`; None if it can. Raises InvalidSchema if the schemas have too many types to compare."""
+    `writer`; None if it can. Raises InvalidSchema if the schemas have too many types to compare, or types nested too
+    deep."""
     try:
         return _Comparison().compare(reader, writer, "")
     except RecursionError:

@@ -82,7 +82,8 @@ class SchemaPolicies(NamedTuple):
 
 
 class SchemaRegistry:
-    """Stores the schemas of topics in the metadata, and checks new schemas against them."""
+    """Stores the schemas of topics in the metadata, and checks new schemas against them. A method that reads or changes
+    the metadata also raises the errors of the metadata."""
 
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world
@@ -148,7 +149,8 @@ class SchemaRegistry:
     ) -> None:
         """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
         no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
-        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid."""
+        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid; and the
+        errors of `register_schema` if it is registered."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -175,8 +177,8 @@ class SchemaRegistry:
         """Registers a schema for the topic, and returns its version; if an equal schema is registered already, returns
         the version of that. `user`: the role that is stored with it; `by_hand`: an operator registers the schema, which
         is allowed even where producers may not register schemas. Raises IncompatibleSchema if the policies forbid it;
-        InvalidSchema if it is not valid; NotAllowed if the topic has too many versions; OutcomeUnknown if it may be
-        registered."""
+        InvalidSchema if it is not valid; NotAllowed if the topic has VERSIONS_MAX versions, or there are too many bytes
+        to compare; OutcomeUnknown if it may be registered after ATTEMPTS_MAX attempts."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -222,8 +224,8 @@ class SchemaRegistry:
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
         """Marks all versions of the topic's schema as deleted. If `force` is True, also deletes their definitions.
-        Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others keep
-        changing the schemas."""
+        Returns the number of the newest version; None if the topic had no schema. Raises OutcomeUnknown if others
+        change the schemas during each of ATTEMPTS_MAX attempts."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -246,8 +248,8 @@ class SchemaRegistry:
         """Calls `commit`, which deletes a topic, with the operations that delete the topic's schemas in the same
         commit. If the schemas stayed, a later topic of this name could give one of their version numbers to another
         schema. The schemas of a non-persistent topic are not deleted, because such a topic ends whenever it is unused.
-        Raises BadVersion if the topic itself has changed, Busy if concurrent changes of its schemas prevent the
-        deletion."""
+        Raises BadVersion if the topic itself has changed, Busy if its schemas change during each of ATTEMPTS_MAX
+        attempts."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())
@@ -273,7 +275,7 @@ class SchemaRegistry:
 
     async def delete_namespace_schemas(self, name: NamespaceName) -> None:
         """Deletes the schemas that remain after a namespace was deleted: schemas of topics that never existed, and of
-        non-persistent topics."""
+        non-persistent topics. Raises OutcomeUnknown if others keep changing them."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.decode_segment(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))

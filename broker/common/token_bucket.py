@@ -151,6 +151,6 @@ class EventLoopSlices:
         return self._clock.monotonic() > self.end
 
     async def begin_slice(self) -> None:
-        """Lets other tasks of the event loop run, and then begins the next time slice."""
+        """Lets other tasks of the event loop run, and then begins the next time slice, of SLICE_S seconds."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + SLICE_S

@@ -73,7 +73,8 @@ from .transactions import HalfMessageAdminService, TransactionAdminService
 
 class MessageAdminService:
     """Implements the rpcs of the gRPC service Admin that inspect the messages of a topic, and those that remove
-    messages."""
+    messages. A method raises the errors of the operation that it calls, and InvalidName for an invalid name in the
+    request; the server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -188,7 +189,8 @@ def to_wire_delivery(shown: EntryWithHiddenMessages) -> wire.Delivery:
 
 
 class SchemaAdminService:
-    """Implements the rpcs of the gRPC service Admin about schemas."""
+    """Implements the rpcs of the gRPC service Admin about schemas. A method raises the errors of the operation that it
+    calls, and InvalidName for an invalid name in the request; the server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._schemas = SchemaQueries(broker)
@@ -228,7 +230,9 @@ STATS_AT_ONCE = 32
 
 
 class AdminService:
-    """Implements the rpcs of the gRPC service Admin about tenants, namespaces, topics, subscriptions and brokers."""
+    """Implements the rpcs of the gRPC service Admin about tenants, namespaces, topics, subscriptions and brokers. A
+    method raises the errors of the operation that it calls, and InvalidName for an invalid name in the request; the
+    server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

@@ -58,7 +58,8 @@ def parse_half_message_id(asked: wire.TransactionId) -> TxnId:
 
 class HalfMessageService:
     """Implements the rpcs of the gRPC service Transactions about half messages. A half message is stored at a
-    coordinator, and published to its topics only when it is committed."""
+    coordinator, and published to its topics only when it is committed. A method raises the errors of the coordinator
+    that it asks; the server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -155,7 +156,8 @@ def _check(coordinator: int, asked: AskAboutHalfMessage) -> wire.HalfCheck:
 
 
 class HalfMessageAdminService:
-    """Implements the rpcs of the gRPC service Admin about half messages."""
+    """Implements the rpcs of the gRPC service Admin about half messages. A method raises the errors of the coordinator
+    that it asks; the server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -196,7 +198,8 @@ LIST_DEFAULT = 1_000
 
 
 class TransactionService:
-    """Implements the rpcs of the gRPC service Transactions, except those about half messages."""
+    """Implements the rpcs of the gRPC service Transactions, except those about half messages. A method raises the
+    errors of the coordinator that it asks; the server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -352,7 +355,8 @@ PARTS = (TransactionService, HalfMessageService)
 
 
 class TransactionAdminService:
-    """Implements the rpcs of the gRPC service Admin about transactions."""
+    """Implements the rpcs of the gRPC service Admin about transactions. A method raises the errors of the coordinator
+    that it asks; the server answers them to the client."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

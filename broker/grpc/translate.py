@@ -192,8 +192,8 @@ async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
 
 def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
     """Acknowledges the entries of a request in the request's transaction, without waiting, and returns True. Returns
-    False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has many entries, or is
-    invalid: the caller must then call `ack_in_transaction`."""
+    False and changes nothing if that is not possible, or if the acknowledgement is cumulative, has more than
+    ACK_ENTRIES entries and sets, or is invalid: the caller must then call `ack_in_transaction`."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -243,7 +243,7 @@ def parse_entry_sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
     """Requeues the messages that a request names, so that the subscription delivers them again. Also stores why the
     client failed to process them, for at most FAILURES_MAX messages. A generator: other tasks may run between its
-    steps."""
+    steps. A step raises InvalidRequest if a set of entries cannot be parsed."""
     session.remember_failures({
         Position(each.ledger_id, each.entry_id): Failure(each.error, each.message, each.traceback, each.consumer)
         for each in asked.failures[:FAILURES_MAX]
@@ -254,7 +254,8 @@ def redeliver_in_steps(session: ConsumerSession, asked: wire.Redeliver) -> Itera
 
 async def seek_subscription(session: ConsumerSession, asked: wire.Seek) -> None:
     """Moves the subscription to the message id, publish time (ms since the epoch) or message index that the request
-    names. Returns when the new position is durable."""
+    names. Returns when the new position is durable. Raises the errors of the `ConsumerSession.seek_…` method that it
+    calls."""
     if asked.HasField("message_id"):
         await session.seek_message(MessageId.from_wire(asked.message_id))
     elif asked.HasField("publish_time_ms"):

@@ -100,7 +100,8 @@ class CompactedLedger:
     @classmethod
     async def open(cls, ledgers: TopicStateLedgers | LedgerClient, record: CompactedLedgerInfo) -> CompactedLedger:
         """Opens the compacted ledger, reads the table of its entries, and returns it. Raises DataLost if the ledger is
-        damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
+        damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer; NewerFormat if a
+        later version of Magnetar wrote the ledger."""
         reader = await ledgers.open(record.ledger_id)
         try:
             _, pieces, body = decode_survivor_table_piece(
@@ -141,7 +142,8 @@ class CompactedLedger:
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
         """Returns surviving entries, beginning with number `first` (from 0, below `entries`): about `bytes_max` bytes,
-        at least one entry. Raises DataLost if an entry is damaged or lost; Unavailable if bookies do not answer."""
+        at least one entry. Raises DataLost if an entry is damaged or lost; Unavailable if bookies do not answer;
+        LedgerNotFound if the ledger was deleted; NewerFormat if a later version of Magnetar wrote it."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
@@ -154,7 +156,7 @@ class CompactedLedger:
 
     async def find_first_survivor_since(self, time_ms: int) -> StoredEntry | None:
         """Returns the first surviving entry that arrived at or after `time_ms` (ms since the epoch); None if there is
-        none."""
+        none. Raises the errors of `read`."""
         return (
             await find_first_entry_by_bisection(self.entries - 1, self.read_survivor,
             lambda entry: entry.timestamp_ms >= time_ms)
@@ -162,7 +164,7 @@ class CompactedLedger:
 
     async def read_last_survivor(self) -> tuple[StoredEntry, int] | None:
         """Returns the last surviving entry, and the batch index of its last surviving message (-1: the entry is not a
-        batch); None if no entry survives."""
+        batch); None if no entry survives. Raises the errors of `read`."""
         if not self.entries:
             return None
         entry = await self.read_survivor(self.entries - 1)
@@ -239,8 +241,8 @@ class CompactedReader:
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Returns entries from `position` on: up to the horizon the surviving ones, after the horizon the entries of
-        the log. Returns no entries if no entry at or after `position` survives, and the log has none after the
-        horizon."""
+        the log. Returns no entries if no entry at or after `position` survives, and the log has none after the horizon.
+        Raises the errors of reading the log."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -542,7 +544,8 @@ class Compaction:
 
 
 class CompactionRun:
-    """One run of a compaction. It runs the `STEPS` in their order."""
+    """One run of a compaction. It runs the `STEPS` in their order. A step raises the error that ends the run, such as
+    NotEnoughBookies, Unavailable, DataLost or TopicFenced."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of

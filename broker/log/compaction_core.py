@@ -129,7 +129,7 @@ def encode_survivor(position: Position, entry: bytes) -> bytes:
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
     """Decodes an entry of the compacted ledger. Returns the position in the topic and the bytes of the surviving entry.
-    Raises DamagedCompactedLedger if `data` is damaged."""
+    Raises DamagedCompactedLedger if `data` is damaged, NewerFormat if a later version of Magnetar wrote it."""
     body = _body(data, SURVIVOR)
     if len(body) < _POSITION.size:
         raise DamagedCompactedLedger("a survivor ends inside its position")
@@ -152,7 +152,8 @@ def encode_survivor_table(rows: list[SurvivingEntriesRow]) -> list[bytes]:
 
 def decode_survivor_table_piece(data: Buffer) -> tuple[int, int, bytes]:
     """Decodes one piece of the table of surviving entries. Returns its number, the number of all pieces, and the
-    encoded rows in it. Raises DamagedCompactedLedger if `data` is damaged."""
+    encoded rows in it. Raises DamagedCompactedLedger if `data` is damaged, NewerFormat if a later version of Magnetar
+    wrote it."""
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
         raise DamagedCompactedLedger("a piece of a table ends inside its head")

@@ -123,7 +123,8 @@ _UNREADABLE = EntryDescription(-1, 0, NO_EVENT_LOW, -1, frozenset(), OPAQUE)
 
 def describe_entry(entry: Buffer, *, with_properties: bool) -> EntryDescription:
     """Returns the facts of a stored entry that the index stores; OPAQUE if the entry does not parse. `with_properties`:
-    also hashes the properties. May take long: see `run_in_thread_if_slow`."""
+    also hashes the properties; a value of more than VALUE_CHARACTERS_MAX characters is left out. May take long: see
+    `run_in_thread_if_slow`."""
     try:
         last_index, header = parse_entry(entry)
         fields, is_whole = _list_fields(header, entry)
@@ -202,7 +203,8 @@ class KeyIndexBuilder:
         return self._postings >= SEGMENT_POSTINGS
 
     def add(self, entry_id: int, size: int, entry: EntryDescription) -> None:
-        """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description."""
+        """Adds the next entry of the ledger. `size`: its bytes; `entry`: its description. A block with more than
+        BLOCK_HASHES_MAX hashes is marked OPAQUE, so that every search reads it."""
         block = self._block
         if block is None:
             block = self._block = EntryRun(

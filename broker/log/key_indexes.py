@@ -164,7 +164,8 @@ class KeyIndexes:
     # ------------------------------------------------------------------ reading
     async def open_index(self, ledger_id: int) -> KeyIndexSearch | None:
         """Opens the index of a sealed ledger, and returns a search in it. Returns None if the ledger has none, if the
-        index cannot be read, or if the policy is off: then the caller has to read the ledger."""
+        index cannot be read (`on_index_unusable` is called then), or if the policy is off: then the caller has to read
+        the ledger."""
         found = self._find(ledger_id)
         if found is None or not self.is_on:
             return None

@@ -33,7 +33,9 @@ from .reader import PositionAndIndex
 
 class LogEntryReader(Protocol):
     """Reads the entries of a log. Each kind of log has its own reader, which reads from caches, bookies, a compacted
-    ledger, or memory."""
+    ledger, or memory. A method that reads an entry raises InvalidRequest if there is no entry at the position, DataLost
+    if the entry is lost, and Unavailable if bookies do not answer. Docstrings call these *the errors of reading the
+    log*."""
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Returns consecutive confirmed entries of one ledger that are in memory, beginning at `position`: at most
@@ -167,7 +169,7 @@ class Log(ReadableLog, Protocol):
 
     async def roll_ledger(self) -> None:
         """Begins a new ledger, even if the present one is not full, and waits for that. Does nothing if the present
-        ledger is empty."""
+        ledger is empty. Raises NotEnoughBookies if no ledger can be created now."""
 
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, and deletes the ledgers whose ids it returns. Returns the ids of the deleted
@@ -179,10 +181,12 @@ class Log(ReadableLog, Protocol):
     ) -> None:  # fmt: skip
         """Stores new values of the given `fields` of the topic's record, and makes the changes `together` in the same
         commit. `decide`: returns further fields, from the record as it is when its turn comes. `within`: True if the
-        caller runs in a task that is never cancelled; else a new task makes the commit."""
+        caller runs in a task that is never cancelled; else a new task makes the commit. Raises TopicFenced if another
+        broker owns the topic, and any error that a change of `together` raises."""
 
     async def terminate(self) -> Position:
-        """Terminates the log: it accepts no entries any more. Returns the position of its last entry. Idempotent."""
+        """Terminates the log: it accepts no entries any more. Returns the position of its last entry. Idempotent.
+        Raises TopicFenced if another broker owns the topic, Unavailable if it takes too long."""
 
     def abandon(self, error: MagnetarError) -> None:
         """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it. The

@@ -61,7 +61,8 @@ class Span(msgspec.Struct):
 
 class LogShape:
     """The ledgers of a log, each as a Span, oldest first. `add`, `close_last_ledger_span` and `remove` change the list;
-    the last span grows with each confirmed entry."""
+    the last span grows with each confirmed entry. Hides no entries and counts no messages as aborted; CommittedShape
+    overrides the methods that say so."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 

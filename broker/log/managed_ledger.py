@@ -112,7 +112,8 @@ def topic_path(topic: TopicName) -> str:
 
 def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     """Returns a change that writes nothing, for a commit of other changes. It lets the commit succeed only while the
-    topic has the claim `claim`; otherwise the commit raises TopicFenced."""
+    topic has the claim `claim`; otherwise the commit raises TopicFenced; DamagedRecord if the topic's record cannot be
+    decoded."""
     path = topic_path(topic)
 
     def transform(node: VersionedValue | None) -> bytes | None:
@@ -125,7 +126,8 @@ def make_claim_check(topic: TopicName, claim: str) -> NodeUpdate:
 
 class ManagedLedgerRecord:
     """The record of a topic in the metadata, with the list of its ledgers, as this broker has last read or written it.
-    `stored`: its bytes, against which the next change is compared."""
+    `stored`: its bytes, against which the next change is compared. A method that reads or changes the metadata also
+    raises the errors of the metadata."""
 
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
@@ -246,19 +248,21 @@ class ManagedLedger:
 
     @property
     def has_room(self) -> bool:
-        """Returns True if another ledger may be added to the list."""
+        """Returns True if another ledger may be added to the list: it has fewer than LEDGERS_MAX."""
         return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over
     async def read_ledger_list(self) -> None:
-        """Step of a take-over: reads the topic's record with the list of ledgers."""
+        """Step of a take-over: reads the topic's record with the list of ledgers. Raises the errors of
+        `ManagedLedgerRecord.read_record`."""
         await self.listed.read_record()
 
     async def recover_ledgers(self) -> list[TopicLedger]:
         """Step of a take-over: fences and recovers each ledger that is not known to be closed, the last one first.
         Returns the rows of all ledgers. After this call the last entry of the last ledger is known, but the list does
         not say yet that this ledger is closed; `claim_ledger_list` stores that. Raises DataLost if a ledger is lost;
-        TopicFenced if another broker has changed the list; Unavailable if bookies do not answer."""
+        TopicFenced if another broker has changed the list; Unavailable or NotEnoughBookies if too few bookies answer;
+        and the other errors of `LedgerClient.recover`."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -269,7 +273,7 @@ class ManagedLedger:
         """Step of a take-over: stores the recovered list `closed` with a new claim of this owner. The same commit
         closes the last ledger, and makes the changes that `claims` returns, for other records of the topic. Then adds
         the ledgers to the shape, and deletes those that the list no longer names. Raises TopicFenced if another broker
-        was faster."""
+        was faster, and the errors of `recover_ledgers`."""
         claim = self._world.rng.randbytes(16).hex()
         claims = self._claims(self._topic, self.listed.record, claim)
         while True:
@@ -327,7 +331,7 @@ class ManagedLedger:
     # ------------------------------------------------------------------ the next ledger
     async def make_next_ledger_record(self) -> LedgerRecord:
         """Returns the record of a new ledger, without storing it. The id of the ledger is larger than all ids in the
-        list. Raises NotEnoughBookies if no ledger can be created now."""
+        list. Raises NotEnoughBookies if no ledger can be created now, and the errors of the metadata."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
         wanted = self.wanted_replication = await self._replication()
@@ -341,7 +345,8 @@ class ManagedLedger:
     ) -> tuple[LedgerWriter, list[int]]:
         """Adds a ledger as `add_ledger` does. Retries until that succeeds, or until the deadline of the caller cancels
         it. Calls `on_ledger_delayed` with the reason every WAIT_REPORT_INTERVAL_S seconds. `draft`: the record of the
-        ledger; None: a new record.
+        ledger; None: a new record. Raises TopicFenced if another broker owns the topic, and any other error that
+        retrying cannot help.
 
         After an attempt whose outcome is unknown, the next attempt uses the same record, so that it finds its own
         ledger in the list.
@@ -396,7 +401,8 @@ class ManagedLedger:
     async def end_ledger(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
         """Closes the ledger of `writer`. If another process has fenced it, or if the outcome is unknown, recovers it
         instead. Returns the id of its last entry and its size in bytes. Retries while bookies do not answer. Raises
-        TopicFenced if this broker no longer owns the topic (`owned` returns False)."""
+        TopicFenced if this broker no longer owns the topic (`owned` returns False), or its ledger was removed; and an
+        error that retrying cannot help."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -427,7 +433,7 @@ class ManagedLedger:
 
     async def is_still_owned(self) -> bool:
         """Returns True if the stored list is the one that this owner wrote last. A broker that takes the topic over
-        changes the list."""
+        changes the list. Raises the errors of the metadata."""
         return await self.listed.is_current()
 
     def close_last_ledger_in_shape(self, ended: TopicLedger) -> None:
@@ -438,16 +444,18 @@ class ManagedLedger:
         self.reader.discard(ended.ledger_id)
 
     async def commit_closed_last_ledger(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger."""
+        """Stores in the list that the last ledger is closed (its row is `ended`), without adding a new ledger. Raises
+        the errors of `ManagedLedgerRecord.change_record`."""
         await self.listed.change_record([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
-        """Stores in the topic's record that the topic is terminated. The last ledger must be closed."""
+        """Stores in the topic's record that the topic is terminated. The last ledger must be closed. Raises the errors
+        of `ManagedLedgerRecord.change_record`."""
         await self.listed.change_record(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[NodeUpdate] = (), **fields: object) -> None:
         """Stores new values of `fields` in the topic's record, and makes the changes `together` of other metadata nodes
-        in the same commit: all of them or none."""
+        in the same commit: all of them or none. Raises the errors of `ManagedLedgerRecord.change_record`."""
         await self.listed.change_record(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
@@ -527,8 +535,9 @@ class SkipLostRequest:
     async def run(self) -> list[LostRange]:
         """Finds the lost entries, and stores that they are skipped. Returns the ranges of skipped entries; none if no
         entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
-        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile) and
-        after Unavailable (for example, the recovery of a ledger could not begin)."""
+        unreadable entries are lost. The caller should try again after TopicFenced (the topic has changed meanwhile),
+        and after Unavailable, OutcomeUnknown or LedgerNotInRecovery (a ledger could not be closed). Raises the errors
+        of the metadata."""
         before = await self._list.read_record()
         compacted = before.compacted
         named = {each.ledger_id for each in before.ledgers}

@@ -43,7 +43,8 @@ class PositionAndIndex(NamedTuple):
 
 
 class TopicLogReader:
-    """Reads the entries of a log that is stored on bookies. A LogEntryReader (broker/log/log.py)."""
+    """Reads the entries of a log that is stored on bookies. A LogEntryReader (broker/log/log.py). Every asynchronous
+    method raises Unavailable if bookies do not answer."""
 
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
         self._ledgers = ledgers
@@ -215,7 +216,7 @@ class TopicLogReader:
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
         """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
-        batch) and its index; None if there is no such message."""
+        batch) and its index; None if there is no such message. Raises the errors of `read_entry`."""
         last = self._shape.last_unskipped_position
         if last.entry_id < 0:
             return None

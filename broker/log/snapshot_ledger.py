@@ -95,7 +95,8 @@ class TopicStateLedgers:
 
     async def create_closed_ledger(self, entries: Sequence[bytes]) -> int:
         """Creates a ledger with these entries, closes it, and returns its id. If that fails, deletes the ledger and
-        raises the error; if the caller is cancelled, the ledger may be left, and no record names it."""
+        raises the error (those of `create_ledger`, LedgerFenced or OutcomeUnknown); if the caller is cancelled, the
+        ledger may be left, and no record names it."""
         writer = await self.create_ledger()
         try:
             await append_and_wait(writer, entries)
@@ -107,12 +108,14 @@ class TopicStateLedgers:
         return writer.ledger_id
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist."""
+        """Opens a closed ledger to read it. Raises LedgerNotFound if it does not exist, and the errors of the
+        metadata."""
         return await self._ledgers.open(ledger_id)
 
     async def recover_ledger(self, ledger_id: int) -> LedgerReader:
         """Fences the writer of the ledger, closes the ledger at its last stored entry, and returns its reader. Raises
-        LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
+        LedgerNotFound if it does not exist; Unavailable if bookies do not answer; OutcomeUnknown if the result cannot
+        be stored; and the errors of the metadata."""
         return await self._ledgers.recover(ledger_id)
 
     async def abandon_ledger(self, writer: LedgerWriter, *, unnamed: bool) -> None:
@@ -159,7 +162,8 @@ class SnapshotLedger(Generic[P]):
     ) -> S | None:
         """Recovers the ledger of the former owner, and finds its last complete snapshot. Passes the pieces of that
         snapshot to the function `whole`, and returns its result; None if there is no complete snapshot. Raises
-        Unavailable if bookies do not answer."""
+        Unavailable if bookies do not answer; OutcomeUnknown if the ledger cannot be closed; and the errors of the
+        metadata."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover_ledger(ledger_id)
@@ -187,7 +191,7 @@ class SnapshotLedger(Generic[P]):
 
     async def read_snapshot_piece(self, reader: LedgerReader, entry_id: int) -> P:
         """Reads the entry `entry_id` of the ledger, decodes it, and returns it. Raises DataLost if the entry is lost,
-        and the error of the decoder if it is damaged."""
+        Unavailable if bookies do not answer, and the error of the decoder if it is damaged."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 
@@ -199,7 +203,8 @@ class SnapshotLedger(Generic[P]):
 
     async def append_pieces(self, entries: Sequence[bytes]) -> bool:
         """Appends entries to the ledger, and waits until they are stored. Returns True if all of them are stored; False
-        if no ledger is open, or some entries may be missing. Then the caller must call `roll_ledger`."""
+        if no ledger is open, or some entries may be missing. Then nothing more is written to the ledger, and the caller
+        must call `roll_ledger`."""
         if self._writer is None or not self._writer.is_writable:
             return False
         try:
@@ -244,7 +249,7 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def delete_ledger(self) -> None:
-        """Deletes the ledger, because the record no longer names it."""
+        """Deletes the ledger, because the record no longer names it. If that fails, only logs the error."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete_ledgers(old)

@@ -146,16 +146,17 @@ class TopicLog:
 
     async def read_ledger_list(self) -> None:
         """Step of a take-over: reads the topic's record with the list of ledgers. Raises TopicNotFound if there is no
-        record."""
+        record; DataLost if it is damaged; and the errors of the metadata."""
         await self._managed_ledger.read_ledger_list()
 
     async def recover_ledgers(self) -> None:
-        """Step of a take-over: fences and recovers each ledger that is not known to be closed."""
+        """Step of a take-over: fences and recovers each ledger that is not known to be closed. Raises the errors of
+        `ManagedLedger.recover_ledgers`."""
         self._closed = await self._managed_ledger.recover_ledgers()
 
     async def claim_ledger_list(self) -> None:
         """Step of a take-over: stores the recovered list with a new claim. Raises TopicFenced if another broker was
-        faster."""
+        faster, and the other errors of `ManagedLedger.claim_ledger_list`."""
         await self._managed_ledger.claim_ledger_list(self._closed)
 
     async def serve(self) -> None:
@@ -320,7 +321,8 @@ class TopicLog:
     async def trim_ledgers(self, choose: Callable[[], list[int]]) -> list[int]:
         """Calls the function `choose`, removes the ledgers whose ids it returns from the list, and then deletes them.
         Returns the ids of the removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it
-        is certain that the list was changed."""
+        is certain that the list was changed. If another broker owns the topic, abandons the log and returns []. Raises
+        the other errors of `ManagedLedger.remove_ledgers`."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail_span.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
@@ -356,7 +358,8 @@ class TopicLog:
     async def terminate(self) -> Position:
         """Waits until the publishes in flight have their outcomes, and then terminates the topic. Returns the position
         of its last entry. Idempotent. Raises Unavailable if that takes more than `close_timeout_s` seconds; TopicFenced
-        if another broker owns the topic. The log is abandoned then."""
+        if another broker owns the topic; DataLost if the closed ledger lacks a confirmed entry. The log is abandoned
+        then."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last_position

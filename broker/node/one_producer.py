@@ -39,9 +39,9 @@ async def publish_entries_as_one_producer(
 ) -> list[Position | None]:
     """Publishes entries over `channel` as one producer, and waits for their receipts. Returns the position of each
     stored entry; None for an entry whose position is not known. `opening`: the request that opens the producer; if it
-    contains a schema, the entries get the version of this schema in the topic. Makes one attempt. Raises
-    ConnectionLost, or the error of the broker; then some entries may be stored, and the caller must retry all of
-    them."""
+    contains a schema, the entries get the version of this schema in the topic. Makes one attempt. Raises CorruptEntry
+    if an entry cannot be parsed, ConnectionLost, or the error of the broker; then some entries may be stored, and the
+    caller must retry all of them."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -110,7 +110,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
     """Returns the entry `client_part_` (a client-part) with the schema version `version`; without a schema version if
-    `version` is empty."""
+    `version` is empty. Raises CorruptEntry if the entry cannot be parsed."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

@@ -111,7 +111,8 @@ class BrokerReadinessCheck:
 
     async def why_not_ready(self) -> str:
         """Returns the reason why the broker is not ready to serve clients; "" if it is ready. Asks the bookies at most
-        once every PLACE_S seconds, because callers without authentication may call this method."""
+        once every PLACE_S seconds, because callers without authentication may call this method. If the bookies cannot
+        be listed within PLACE_S seconds, the broker counts as ready."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
         if ledgers is None:
             return "the broker is not registered now"
@@ -239,7 +240,9 @@ class _OwnershipSession:
 class TopicManager:
     """Manages the topics of a broker: loads a topic on request if this broker owns it, unloads topics and deletes
     topics. Also gives access to the catalog, the policies, the access rights and the schemas of the cluster. `loaded`:
-    the loaded topics by full name; `endpoint`: the address at which clients reach this broker."""
+    the loaded topics by full name; `endpoint`: the address at which clients reach this broker. A method that needs the
+    ownership session raises Unavailable if this broker has none; a method that reads or changes the metadata also
+    raises the errors of the metadata."""
 
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
@@ -372,8 +375,8 @@ class TopicManager:
 
     async def resume_ownership(self, metadata: MetadataStore) -> None:
         """Continues with a new metadata session: claims the bundles of this broker again, and abandons the topics that
-        another broker has taken over. If this method raises an error, the caller must call `suspend_ownership`, and
-        then `resume_ownership` with another session."""
+        another broker has taken over. If this method raises an error (NewerFormat or one of the metadata), the caller
+        must call `suspend_ownership`, and then `resume_ownership` with another session."""
         session = self._open()
         session.metadata.set_session(metadata)
         await session.ownership.register_broker()
@@ -402,8 +405,8 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers. Does
-        nothing more if there is no ownership session."""
+        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers. Only
+        logs an error of the metadata. Does nothing more if there is no ownership session."""
         self.survey.close()
         if self._session is None:
             return
@@ -430,10 +433,10 @@ class TopicManager:
 
     # ------------------------------------------------------------------ drain
     async def drain_broker(self, *, ordered: bool = False) -> int:
-        """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time;
-        waits until all moves have ended. Returns the number of bundles and coordinators that this broker still owns. If
-        the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`: the drain
-        was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
+        """Registers this broker as draining, and moves its bundles to the other brokers of its group, MOVED_AT_ONCE at
+        a time; waits until all moves have ended. Returns the number of bundles and coordinators that this broker still
+        owns. If the group has no other broker, this broker keeps all of its bundles. May be called again. `ordered`:
+        the drain was ordered by an operator, and stops within ORDER_LOOK_S seconds after the order was removed. Raises
         Unavailable without a metadata session; only logs errors of single moves."""
         session = self._open()
         if not session.settled:
@@ -585,7 +588,8 @@ class TopicManager:
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the record of the broker that serves the topic. The topic need not exist. If the topic has no owner,
         this broker may become the owner. While this broker has no metadata session, raises Unavailable, unless the
-        topic is loaded here, or this broker moved the topic to another broker before it closed."""
+        topic is loaded here, or this broker moved the topic to another broker before it closed. Raises TenantNotFound
+        or NamespaceNotFound if the namespace does not exist, and the errors of `Ownership.find_owner`."""
         self.lookups += 1
         if self._session is None and (heir := self._moved.get(name.full)) is not None:
             return heir
@@ -795,7 +799,8 @@ class TopicManager:
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
         """Returns the owner records of the bundles of a namespace that have an owner, by bundle. If `bundle` is not
-        empty, returns only the record of this bundle. Raises InvalidRequest if the namespace has no such bundle."""
+        empty, returns only the record of this bundle. Raises InvalidRequest if the namespace has no such bundle, and
+        the errors of `Catalog.get_namespace`."""
         await self._get_namespace_with_bundle(name, bundle)
         found = await list_bundle_owners(self._open().metadata, name)
         return {each: owner for each, owner in found.items() if bundle in ("", each)}
@@ -847,8 +852,9 @@ class TopicManager:
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
     async def check_deletable(self, name: TopicName, *, force: bool) -> int:
-        """Raises the error that `delete_topic` would raise now. Otherwise returns the incarnation of the topic that
-        `delete_topic` would delete. Changes nothing."""
+        """Raises the error that `delete_topic` would raise now, such as Busy, TransactionsOpen, NotOwner or
+        TopicNotFound. Otherwise returns the incarnation of the topic that `delete_topic` would delete. Changes
+        nothing."""
         topic = await self.load_topic(name, create=False)
         await topic.check_delete(force=force)
         return topic.incarnation
@@ -947,7 +953,7 @@ class TopicManager:
     async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[OrphanSearchResult, list[Orphan]]:
         """Searches the cluster for orphaned ledgers (broker/cluster/orphans.py). With `remove`, deletes the orphans;
         with `unexplained`, also deletes orphans whose owner has no record. Returns (the result of the search, the
-        deleted orphans)."""
+        deleted orphans). Raises the errors of `delete_orphans`."""
         session = self._open()
         found = await find_orphans(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
@@ -965,7 +971,8 @@ class TopicManager:
     async def delete_orphans_if_first_broker(self) -> None:
         """Deletes the orphaned ledgers of the cluster, if this broker is the first of all brokers by name; so only one
         broker of the cluster does it. Deletes only ledgers that this process saw as orphans `orphan_age_s` ago, because
-        the age of a ledger is measured by the clocks of two brokers, which may be wrong."""
+        the age of a ledger is measured by the clocks of two brokers, which may be wrong. Raises the errors of
+        `find_orphans`."""
         names = sorted(each.name for each in await self.list_brokers())
         if names[:1] != [self.name]:
             self._orphans_since_s.clear()  # what it saw as an orphan then may have been named meanwhile

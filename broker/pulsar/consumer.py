@@ -189,7 +189,8 @@ class PulsarConsumerHandler:
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         """Requeues the messages that the command names, in steps: the caller iterates, and may let other tasks run in
-        between."""
+        between. From now on deliveries have the consumer epoch of the command, if it has one. Requeues nothing before
+        the consumer is open, and after a seek."""
         if asked.HasField("consumer_epoch"):
             self._epoch = asked.consumer_epoch
         if self.session is not None and not self.must_resubscribe:

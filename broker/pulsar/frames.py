@@ -121,7 +121,7 @@ class PulsarFrameSplitter:
 
     def receive_frames(self, size: int) -> Iterator[memoryview]:
         """Counts `size` bytes as received (`on_bytes_received`), and returns an iterator over the frames that are
-        complete now (`take_complete_frames`)."""
+        complete now (`take_complete_frames`). The iterator raises InvalidRequest as `take_complete_frames` does."""
         self.on_bytes_received(size)
         return self.take_complete_frames()
 

@@ -340,7 +340,7 @@ def coordinator_of(topic: TopicName) -> int | None:
 # ------------------------------------------------------------------ commands
 async def connect_coordinator(connection: PulsarConnection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
     """Loads the transaction coordinator that the client names, and returns the frame that answers the client. Raises
-    the error of loading if this broker does not own the coordinator, or cannot load it."""
+    the errors of `TransactionCoordinators.load_owned_coordinator`."""
     await _here(connection, asked.tc_id)
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
@@ -354,7 +354,7 @@ def make_coordinator_refused_frame(asked: pulsar.CommandTcClientConnectRequest, 
 
 async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
     """Begins a transaction that belongs to the caller's role, and returns the frame that contains its id. Raises the
-    errors of the coordinator."""
+    errors of `TransactionCoordinators.load_owned_coordinator` and of `RunningCoordinator.begin_transactions`."""
     coordinator = await _here(connection, asked.tc_id)
     begun = await coordinator.begin_transactions(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
@@ -367,7 +367,8 @@ async def begin_transaction(connection: PulsarConnection, asked: pulsar.CommandN
 async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
     """Checks that the caller may produce to the topics, and begins the timeout of the transaction. Returns the frame of
     the answer. Stores no topics: a topic joins the transaction with the first message. Raises Unauthorized,
-    InvalidRequest or InvalidName if a topic is refused; TransactionAborted if the transaction has ended."""
+    InvalidRequest or InvalidName if a topic is refused; TransactionAborted if the transaction has ended,
+    TransactionEnded if it is prepared; and the errors of `TransactionCoordinators.load_owned_coordinator`."""
     txn, require = transaction_id_of(asked), connection.broker.access.check_permission
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
@@ -390,7 +391,8 @@ async def add_subscriptions_to_transaction(
 
 async def end_transaction(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
     """Commits or aborts a transaction, as the client asks, and returns the frame of the answer. Raises TransactionEnded
-    if the client aborts a transaction that is committed."""
+    if the client aborts a transaction that is committed; InvalidRequest if the id is invalid; and the errors of
+    `TransactionCoordinators.load_owned_coordinator` and of `RunningCoordinator.end_transaction`."""
     txn = transaction_id_of(asked)
     verb = TransactionEndVerb.COMMIT if asked.txn_action == pulsar.COMMIT else TransactionEndVerb.ABORT
     coordinator = await _here(connection, txn.coordinator)

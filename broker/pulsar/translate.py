@@ -149,10 +149,10 @@ def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> It
 
 
 async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """Acknowledges the messages of an ACK command in a transaction. Raises the errors of
-    `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement that covers no message yet does nothing. Every
-    other acknowledgement either becomes pending or raises an error, so that at the commit the client knows which
-    messages are acknowledged."""
+    """Acknowledges the messages of an ACK command in a transaction. Raises InvalidRequest if the command is malformed,
+    TransactionConflict if it names a message twice, and the errors of `ConsumerSession.ack_in_transaction`. A
+    cumulative acknowledgement that covers no message yet does nothing. Every other acknowledgement either becomes
+    pending or raises an error, so that at the commit the client knows which messages are acknowledged."""
     for _ in _check_size(session, ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:

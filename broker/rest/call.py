@@ -173,7 +173,8 @@ class RestRequest:
         return self.parse_json(self.body, kind)
 
     def parse_json(self, data: bytes, kind: type[T]) -> T:
-        """Returns the JSON text `data` as a value of type `kind`, as `parse_body` does."""
+        """Returns the JSON text `data` as a value of type `kind`, as `parse_body` does. Raises HttpError (400) like
+        it."""
         try:
             return msgspec.json.decode(data, type=kind, strict=False)  # numbers in quotes, as with Pulsar
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -215,13 +216,14 @@ class RestRequest:
         )
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
-        """Raises Unauthorized if the caller may not call the operation with these arguments."""
+        """Raises Unauthorized if the caller may not call the operation with these arguments; InvalidName or
+        InvalidRequest if an argument is invalid; Unavailable if the grants cannot be read."""
         path = f"{operation.service}.{operation.name}"
         await authorize_request(path, make_operation_request(operation, arguments), self.context, self.broker.access)
 
     async def may_call(self, operation: Operation[Any], **arguments: object) -> bool:
         """Returns True if the caller may call the operation with these arguments. The check is not written to the audit
-        log."""
+        log. Raises the other errors of `authorize`."""
         request = make_operation_request(operation, arguments)
         try:
             path = f"{operation.service}.{operation.name}"
@@ -232,23 +234,25 @@ class RestRequest:
 
     async def list_partitions(self) -> list[TopicName]:
         """Returns the partitions of the topic in the path; [] if the topic is not partitioned, or is itself a
-        partition. Raises TopicNotFound if the topic does not exist. The caller's rights are not checked here."""
+        partition. Raises TopicNotFound if the topic does not exist, InvalidName if its name is invalid, and the errors
+        of the metadata. The caller's rights are not checked here."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.count_existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """Raises HttpError (405) if the topic is partitioned; the error text ends with the advice `what`. Raises
-        Unauthorized if the caller may not call the operation for the topic."""
+        """Raises HttpError (405) if the topic is partitioned; the error text ends with the advice `what`. Raises the
+        errors of `authorize`, and TopicNotFound if the topic does not exist."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.list_partitions():
             raise HttpError(f"topic {self.topic} has partitions: {what}", 405)
 
     async def call_each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
         """Calls the operation for the topic; if the topic is partitioned, for each of its partitions, one after the
-        other. Returns the answers in the order of the partitions. Raises the first error; the operation is not undone
-        at the partitions that were called before."""
+        other. Returns the answers in the order of the partitions. Raises the errors of `authorize`, TopicNotFound if
+        the topic does not exist, and the first error of a call; the operation is not undone at the partitions that were
+        called before."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.list_partitions()
@@ -259,7 +263,7 @@ class RestRequest:
     async def call_topic_owner(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
         """Calls the operation at the topic's owner, which is this broker or another broker, and returns the answer.
         Another broker does not check the caller's rights, so the rights must be checked before this call. Raises the
-        errors of the operation."""
+        errors of the operation, of `TopicManager.find_owner`, and of `call_operation_at_broker`."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
             return await self.call_local(operation, **asked)
@@ -270,8 +274,8 @@ class RestRequest:
 
     async def call_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
         """Calls the operation at the broker that runs the transaction coordinator, and returns the answer. The caller's
-        rights are checked at this broker, also if another broker answers. Raises the errors of the operation; NotOwner
-        if the owner of the coordinator is not known."""
+        rights are checked at this broker, also if another broker answers. Raises the errors of the operation, and of
+        `call_operation_at_broker`; NotOwner if the owner of the coordinator is not known."""
         try:
             return await self.call_local(operation, **arguments)
         except NotOwner as error:

@@ -189,7 +189,8 @@ async def get_cluster(call: RestRequest) -> object:
 )
 async def create_cluster(call: RestRequest) -> None:
     """Answers a request to create a cluster. Accepts this broker's own cluster, although it exists already, because
-    set-up scripts of client test suites send this request first. Refuses any other cluster."""
+    set-up scripts of client test suites send this request first. Refuses any other cluster. Raises HttpError (405) for
+    such a cluster, and the errors of `RestRequest.authorize`."""
     await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:
         raise HttpError(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)

@@ -455,7 +455,8 @@ def make_topic_argument(call: RestRequest) -> dict[str, str]:
 
 async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bool = False) -> Policies:
     """Returns the policies that are set for the namespace or topic `place` itself; with `applied`, those that are in
-    force there. Raises Unauthorized if the caller may not see them."""
+    force there. Raises Unauthorized if the caller may not see them, and the other errors of
+    `RestRequest.call_local`."""
     return decode_policies(await call.call_local(op.GET_POLICIES, **place, applied=applied))
 
 
@@ -464,7 +465,7 @@ async def change_policies(
 ) -> None:
     """Sets the policies in `fields` for the namespace or topic `place`. Removes the policies that are None in `fields`,
     and those that `removed` names, so that they are inherited again. Raises InvalidRequest if the policies contradict
-    each other; Unauthorized if the caller may not change them."""
+    each other; Unauthorized if the caller may not change them; and the other errors of `RestRequest.call_local`."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()

@@ -77,7 +77,8 @@ def _coordinator(call: RestRequest, text: str) -> int:
 
 async def parse_coordinator_numbers(call: RestRequest) -> list[int]:
     """Returns the coordinator number that the query contains, in a list; if the query contains none, the numbers of all
-    coordinators."""
+    coordinators. Raises HttpError if the query contains no number (400) or one out of range (412), NotFound for a
+    number of no coordinator, and the errors of the metadata."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
     return list(range(await call.broker.transactions.read_coordinator_count()))

@@ -129,14 +129,15 @@ def may_get_bundles(broker: BrokerRecord) -> bool:
 
 class Administration:
     """The administrative operations on brokers, namespaces, policies and topics. The services of all protocols call
-    them, after they have checked the caller's permission."""
+    them, after they have checked the caller's permission. A method that needs the ownership session raises Unavailable
+    if this broker has none. A method that reads or changes the metadata raises the errors of the metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def load_topic(self, name: TopicName) -> Topic:
         """Loads an existing topic at this broker, if it is not loaded yet, and returns it. Raises TopicNotFound if it
-        does not exist; NotOwner if another broker owns it."""
+        does not exist; NotOwner if another broker owns it; and the other errors of `TopicManager.load_topic`."""
         await self._broker.catalog.count_existing_partitions(name)
         return await self._broker.load_topic(name)
 
@@ -177,13 +178,15 @@ class Administration:
 
     async def forget_broker(self, name: str) -> None:
         """Deletes the record of a broker that has died and will not come back, so that it is not listed any more.
-        Raises NotFound if no broker of that name has died; NotAllowed if a broker of that name is registered."""
+        Raises NotFound if no broker of that name has died; NotAllowed if a broker of that name is registered;
+        BadVersion if its record changes at the same moment."""
         await delete_broker_record(self._broker.metadata, name)
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
         """Deletes a namespace, its policies and its schemas. With `force`, first deletes its topics. Raises Busy if the
-        namespace has topics and `force` is False; NotFound if it does not exist."""
+        namespace has topics and `force` is False; TransactionsOpen if a topic is part of prepared transactions;
+        NotFound if the namespace does not exist."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -220,7 +223,8 @@ class Administration:
         """Unloads the topics of one bundle of a namespace, or of all of its bundles if `bundle` is empty. `here`: only
         at this broker; else at every broker. `destination`: the name or address of the broker that gets the bundles;
         those that it owns already stay there. Returns how many topics were unloaded, and how many bundles were given
-        up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles.
+        up. Raises NotFound if no such destination is registered; NotAllowed if it may get no bundles; InvalidRequest if
+        the namespace has no such bundle.
 
         Each bundle is given up once, by the broker that owns it at the beginning of this call; a broker that becomes
         its owner meanwhile is not asked. An owner that is no longer registered is not asked either. The brokers work at
@@ -258,7 +262,8 @@ class Administration:
     ) -> list[Unloaded]:
         """Makes the broker `owner`, at the address `endpoint`, give up these bundles, one after the other.
         `destination`: the name or address of the broker that gets them; empty: any. Returns what was unloaded with each
-        bundle."""
+        bundle. Raises the errors of `unload_namespace` and `call_operation_at_broker`; then the bundles after the
+        failed one are not given up."""
         if owner == self._broker.name:
             return [await self.unload_namespace(name, each, here=True, destination=destination) for each in bundles]
         asked: dict[str, Any] = {"namespace": str(name), "here": True, "destination": destination}
@@ -281,7 +286,8 @@ class Administration:
     ) -> None:
         """Changes the permissions on a namespace or a topic. `change`: a function that gets the present permissions of
         the namespace and the full name of the topic ("" for the namespace itself), and returns the new permissions of
-        the namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not exist."""
+        the namespace. Raises InvalidRequest unless exactly one of the two is given; NotFound if it does not exist; and
+        the errors of `change`."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change_grants(name, lambda record: change(record, full))
@@ -303,7 +309,8 @@ class Administration:
     async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
         """Returns the policies that are set for a namespace or a topic; if neither is given, those that are set for all
         brokers. With `applied`, returns all policies that are in force there, including inherited ones; if neither is
-        given, those in force at this broker. Raises NotFound if the namespace or topic does not exist."""
+        given, those in force at this broker. Raises InvalidRequest if both are given; NotFound if the namespace or
+        topic does not exist."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             if applied:
@@ -354,7 +361,7 @@ class Administration:
     ) -> None:  # fmt: skip
         """Changes the properties of a namespace or a topic. Removes the properties with the names `removed` (all of
         them if `clear`), and then sets the properties `given`. Raises InvalidRequest if there are then too many
-        properties, or they are too long."""
+        properties, or they are too long; NotFound if the namespace or topic does not exist."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -368,14 +375,16 @@ class Administration:
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
         brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics. Leaves out the
-        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds."""
+        non-persistent topics of brokers that do not answer within LIST_TIMEOUT_S seconds. Raises TenantNotFound or
+        NamespaceNotFound if the namespace does not exist."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def list_owned_topics(self, name: NamespaceName, after: str) -> list[str]:
         """Returns the sorted full names of the namespace's topics that this broker owns: partitions, and topics without
         partitions. Begins after the name `after`. Looks up the owner of each bundle that has topics; this broker may
-        thereby become the owner of a bundle without one. Returns an empty list if the namespace does not exist."""
+        thereby become the owner of a bundle without one. Returns an empty list if the namespace does not exist. Raises
+        the errors of `TopicManager.find_owner`."""
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
@@ -502,7 +511,8 @@ class Administration:
         """Marks the lost entries of a topic as skipped, so that readers and subscriptions continue after them. Works
         even if the topic cannot be loaded. `ledger_id`: only the lost entries of this ledger; -1: of all. `force`: also
         skips entries that a bookie may have which does not answer. Returns the skipped ranges, and how many messages
-        each subscription misses."""
+        each subscription misses. Raises NotOwner if another broker owns the topic; TopicNotFound if it does not exist;
+        InvalidRequest if it is not persistent; and the errors of `TopicManager.skip_lost`."""
         await self._check_here(name)
         if not name.persistent:
             raise InvalidRequest(f"topic {name} stores nothing that could be lost")
@@ -532,7 +542,7 @@ class Administration:
 
     async def start_compaction(self, name: TopicName) -> None:
         """Starts a compaction of the topic, and returns without waiting for its end. Raises Busy if a compaction of the
-        topic is running."""
+        topic is running, and the errors of `load_topic`."""
         topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

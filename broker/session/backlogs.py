@@ -68,7 +68,8 @@ def compute_start_mark(
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
     """Returns where a reader starts that gets only the last message of the topic, because it is opened at `latest`,
-    inclusive. The last message is the last one of a batch, or all chunks of a chunked message.
+    inclusive. The last message is the last one of a batch, or all chunks of a chunked message. Raises the errors of
+    reading the log.
 
     The result is (the mark, the number of messages of the next entry that count as acknowledged, the positions of later
     entries that count as acknowledged)."""
@@ -99,7 +100,7 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
     """Returns the same as `compute_start_mark`, adapted to the entry that is stored: reads the entry if some of its
     messages count as acknowledged. If these are all of its messages, the mark is this entry itself. If compaction has
-    removed the entry, none of its messages counts as acknowledged."""
+    removed the entry, none of its messages counts as acknowledged. Raises the errors of reading the log."""
     shape = log.shape
     mark, done = compute_start_mark(shape, start, inclusive)
     if not done or shape.skipped_lost_range_end(start.position) is not None:
@@ -112,7 +113,8 @@ async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -
 
 
 async def find_first_unacked_index(subscription: Subscription) -> int:
-    """Returns the index of the first message that the subscription has not acknowledged, also inside a batch."""
+    """Returns the index of the first message that the subscription has not acknowledged, also inside a batch. Raises
+    the errors of reading the log."""
     log, cursor = subscription.log, subscription.cursor
     mark = cursor.mark
     index = await log.reader.find_message_index_after(mark)
@@ -122,7 +124,7 @@ async def find_first_unacked_index(subscription: Subscription) -> int:
 
 async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
     """Returns the mark of a cursor that begins with the first message that arrived at or after `time_ms` (ms since the
-    epoch), or before its first chunk."""
+    epoch), or before its first chunk. Raises the errors of reading the log."""
     place = await log.reader.find_position_by_time(time_ms)
     return await move_mark_before_chunked_message(log, log.shape.position_before(place.position))
 
@@ -130,7 +132,8 @@ async def find_time_mark(log: ReadableLog, time_ms: int) -> Position:
 async def find_acked_entry_before(log: ReadableLog, index: int, *, whole: bool = True) -> AckedEntry | None:
     """Returns the entry that a cumulative acknowledgement must name to cover every message with an index below `index`;
     None if the log has no such message. `whole`: if a chunked message begins before the index and does not end there,
-    nothing from its first chunk on is covered, so that it is delivered whole when it is delivered again."""
+    nothing from its first chunk on is covered, so that it is delivered whole when it is delivered again. Raises the
+    errors of reading the log."""
     shape = log.shape
     if index <= shape.first_index:
         return None
@@ -187,7 +190,9 @@ def _why_delivered(subscription: Subscription, position: Position, bits: int) ->
 
 class SubscriptionAdministration:
     """The administrative operations on the subscriptions and messages of one topic, which is loaded at this broker.
-    Methods that take the name of a subscription raise SubscriptionNotFound if the topic does not have it."""
+    Methods that take the name of a subscription raise SubscriptionNotFound if the topic does not have it. Methods that
+    read entries raise the errors of reading the log. Methods that acknowledge or move something return when that is
+    durable, and raise the errors of `Subscription.wait_durable`."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -252,7 +257,8 @@ class SubscriptionAdministration:
     # ------------------------------------------------------------------ subscriptions
     async def create_subscription(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a durable subscription that begins with the message `start`; None: at the end of the topic. It is
-        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name."""
+        stored when this method returns. Raises AlreadyExists if the topic has a subscription of that name, and the
+        other errors of `SubscriptionRegistry.subscribe`."""
         mark = compute_start_mark(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -262,7 +268,8 @@ class SubscriptionAdministration:
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """Replaces all properties of a subscription. Raises NotAllowed if the topic is not persistent."""
+        """Replaces all properties of a subscription. Raises NotAllowed if the topic is not persistent, and the errors
+        of `SubscriptionRegistry.set_properties`."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -271,7 +278,7 @@ class SubscriptionAdministration:
     async def set_filter(self, name: str, text: str) -> None:
         """Sets the filter of a subscription; an empty text removes it. The filter applies to messages that are not
         acknowledged yet. Raises Busy if consumers are connected; InvalidRequest if the filter does not parse;
-        NotAllowed if the topic is not persistent."""
+        NotAllowed if the topic is not persistent; and the other errors of `set_properties`."""
         kept = {key: value for key, value in self.properties(name).items() if key not in FILTER_PROPERTIES}
         await self.set_properties(name, {**kept, FILTER: text.strip()} if text.strip() else kept)
 
@@ -280,7 +287,7 @@ class SubscriptionAdministration:
     ) -> None:
         """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
         (ms since the epoch). The new position is durable when this method returns. Raises InvalidRequest if neither is
-        given."""
+        given, and the errors of `Subscription.seek`."""
         log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -331,7 +338,8 @@ class SubscriptionAdministration:
         return [EntryWithHiddenMessages(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze_backlog(self, name: str) -> examine.Backlog:
-        """Reads the whole backlog of a subscription, and returns how many entries and messages it contains."""
+        """Reads the backlog of a subscription, at most about ANALYZE_ENTRIES_MAX entries of it, and returns how many
+        entries and messages it contains."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
@@ -410,9 +418,9 @@ class EntryRangeReader:
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries that contain the messages of the range, in order, and moves `next_index` forward. Ends at
-        the end of the range or of the topic, or after the range's `bytes_max`; never waits for new messages. Raises
-        Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable or DataLost, possibly after it has yielded
-        some entries."""
+        the end of the range or of the topic, or after the range's `bytes_max` (0: READ_BYTES_MAX); never waits for new
+        messages. Raises Unauthorized, TopicNotFound, NotAllowed, NotOwner, InvalidRequest, Unavailable or DataLost,
+        possibly after it has yielded some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

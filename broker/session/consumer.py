@@ -137,7 +137,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     @property
     def filter_text(self) -> str:
         """The text of the filter that the consumer asks for; empty if it asks for none, and takes that of the
-        subscription."""
+        subscription. Raises InvalidRequest if the properties contain an invalid filter."""
         wanted = find_filter(self.subscription_properties) if self.subscription_properties else None
         return wanted.text if wanted is not None else ""
 
@@ -226,10 +226,11 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Opens a consumer, and returns its session. Raises Unauthorized, TopicNotFound, IncompatibleSchema,
-        SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may not be opened; or
-        an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing of the consumer.
-        The port is not called before this method returns."""
+        """Opens a consumer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicNotFound,
+        IncompatibleSchema, InvalidSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if
+        the consumer may not be opened; or an error of loading the topic, reading its log or
+        `SubscriptionRegistry.subscribe`. If this method raises or is cancelled, the broker keeps nothing of the
+        consumer. The port is not called before this method returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.load_topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -377,8 +378,9 @@ class ConsumerSession:
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
         """Acknowledges all messages up to and including the entry that `acked` names. Works in steps: the caller
         iterates, and may let other tasks run in between. Raises NotAllowed if several consumers may share the
-        subscription; TransactionConflict if one of the messages is acknowledged in an open transaction. If it raises,
-        nothing is acknowledged."""
+        subscription, TransactionConflict if one of the messages is acknowledged in an open transaction, before anything
+        is acknowledged. Raises InvalidRequest if the entry is after the last entry of the log, or a TransactionConflict
+        that has arisen meanwhile; what earlier steps have acknowledged stays so."""
         self.subscription.check_cumulative_ack(self._consumer, acked)
         for mark in self.subscription.acks.split_cumulative_ack_into_steps(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
@@ -391,7 +393,7 @@ class ConsumerSession:
         """Requeues outstanding entries of this consumer, so that the subscription delivers them again. Works in steps:
         the caller iterates, and may let other tasks run in between. Without `entries` and `sets`, requeues all entries
         that are outstanding at this consumer. `counted`: adds 1 to the redelivery counts, because the application has
-        seen the messages."""
+        seen the messages. A step raises InvalidRequest if a set cannot be parsed; then nothing is requeued."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -501,21 +503,23 @@ class ConsumerSession:
         self.subscription.call_when_durable(tell)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that this consumer acknowledged before the call is durable. Raises an error if that is
-        not known."""
+        """Waits until everything that this consumer acknowledged before the call is durable. Raises the errors of
+        `Subscription.wait_durable`."""
         await self.subscription.wait_durable()
 
     async def seek_message(self, message_id: MessageId) -> None:
         """Moves the subscription so that the message `message_id` is delivered next. The new position is durable when
         this method returns. Before that, nothing from the new position on is delivered. The other consumers of the
-        subscription are disconnected."""
+        subscription are disconnected. Raises the errors of reading the log, and those of
+        `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
             mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
         """Moves the subscription so that the first message that arrived at or after `publish_time_ms` (ms since the
-        epoch) is delivered next. Otherwise does the same as `seek_message`."""
+        epoch) is delivered next. Otherwise does the same as `seek_message`. Raises the errors of reading the log, and
+        those of `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_time(publish_time_ms)
@@ -524,7 +528,8 @@ class ConsumerSession:
 
     async def seek_index(self, index: int) -> None:
         """Moves the subscription so that the message with this index, or the first existing message after it, is
-        delivered next. Otherwise does the same as `seek_message`."""
+        delivered next. Otherwise does the same as `seek_message`. Raises the errors of reading the log, and those of
+        `Subscription.wait_durable`."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.find_position_by_index(index)
@@ -558,8 +563,8 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     async def find_progress(self) -> SubscriptionProgress:
-        """Returns where the subscription is in its log, as indexes of messages. Raises Unavailable if another broker
-        may have taken the topic over, and stored later messages."""
+        """Returns where the subscription is in its log, as indexes of messages. Raises the errors of
+        `Topic.check_may_answer_end_of_topic` and those of reading the log."""
         subscription = self.subscription
         position = await find_first_unacked_index(subscription)
         self.topic.check_may_answer_end_of_topic()
@@ -569,7 +574,7 @@ class ConsumerSession:
     async def probe_delivery(self) -> ProbeResult:
         """Waits until it is known whether this consumer gets a message now, and returns why it gets none. What it gets
         is delivered before this method returns. Considers every message that was confirmed before the call. Raises
-        ConnectionLost if the consumer is closed; Unavailable as `find_last_message` does."""
+        ConnectionLost if the consumer is closed, and the errors of `Topic.check_may_answer_end_of_topic`."""
         subscription = self.subscription
         if subscription.consumers.get(self.member.id) is not self._consumer:
             raise ConnectionLost("the consumer is closed")
@@ -595,7 +600,7 @@ class ConsumerSession:
 
     async def find_last_message(self) -> LastMessage:
         """Returns the last message of the topic that the subscription can receive; its index is -1 if there is none.
-        Raises Unavailable if another broker may have taken the topic over, and stored later messages."""
+        Raises the errors of `Topic.check_may_answer_end_of_topic` and those of reading the log."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
         self.topic.check_may_answer_end_of_topic()
@@ -604,7 +609,8 @@ class ConsumerSession:
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
         """Closes the consumer in order: its outstanding messages are delivered to other consumers, and everything that
-        it acknowledged is durable when this method returns."""
+        it acknowledged is durable when this method returns. Raises the errors of `Subscription.wait_durable`; the
+        consumer is closed nevertheless."""
         self._over = True
         self.subscription.leave(self._consumer)
         await run_and_clean_up(self.wait_durable(), self.leave)

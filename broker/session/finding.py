@@ -156,7 +156,7 @@ async def try_filter(
     """Judges the newest `messages` messages (0: TRIAL_MESSAGES) of a topic that this broker owns by the filter `text`,
     and returns how many it wants. Changes nothing. Raises InvalidRequest if the filter does not parse, or `messages` is
     not 0 to TRIAL_MESSAGES_MAX; BackPressure if FINDS_MAX searches are running, or one in this topic; and the errors of
-    reading."""
+    `TopicManager.load_topic` and `EntryRangeReader.read_entries`."""
     wanted = parse_filter(text.strip())
     if not 0 <= messages <= TRIAL_MESSAGES_MAX:
         raise InvalidRequest(f"a filter is tried on 1 to {TRIAL_MESSAGES_MAX} messages, not {messages}")
@@ -230,8 +230,8 @@ def _running(broker: TopicManager, topic: str) -> Iterator[None]:
 
 async def find_messages(broker: TopicManager, wanted: FindRequest, caller: CallContext) -> FoundMessages:
     """Searches a topic that this broker owns, and returns the found messages, the newest entry first, and how far the
-    search got. Raises InvalidRequest, NotOwner, TopicNotFound, Unauthorized or DataLost; BackPressure if FINDS_MAX
-    searches are running, or one in this topic."""
+    search got. Raises InvalidRequest (such as for a limit above FOUND_MAX), NotAllowed, NotOwner, TopicNotFound,
+    Unauthorized, Unavailable or DataLost; BackPressure if FINDS_MAX searches are running, or one in this topic."""
     if wanted.limit > FOUND_MAX or min(wanted.since_ms, wanted.until_ms, wanted.before_index) < 0:
         raise InvalidRequest(f"a search finds at most {FOUND_MAX} messages, between two times, before an index")
     topic = await broker.load_topic(TopicName.parse(wanted.topic), create=False)

@@ -244,8 +244,8 @@ async def _published_ms(log: ReadableLog, position: Position) -> int:
 # ---------------------------------------------------------------------------------------------------- ledgers
 async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, limit: int) -> list[LedgerCopies]:
     """Returns descriptions of the topic's ledgers and their copies, the oldest first: at most `limit` ledgers (0:
-    LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to
-    LEDGERS_MAX."""
+    LEDGERS) with ids above `after` (0: from the first one). Raises InvalidRequest unless `limit` is 0 to LEDGERS_MAX.
+    Raises the errors of the metadata."""
     limit = _limited(limit, LEDGERS, LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 
@@ -284,7 +284,7 @@ async def describe_metadata(metadata: MetadataStore, path: str, after: str, limi
     """Returns a description of the metadata node at `path` ("" or "/": the root), with the names of at most `limit` (0:
     CHILDREN) of its children that sort after `after`. Secrets in the record are blanked; a record that does not decode
     is described by its damage. Raises InvalidRequest if `path` does not begin with /, or `limit` is not 0 to
-    CHILDREN_MAX."""
+    CHILDREN_MAX. Raises the errors of the metadata."""
     limit = _limited(limit, CHILDREN, CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -314,7 +314,8 @@ def _blanked(value: object) -> object:
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
     """Sends an admin request (bookie/admin.py) to the bookies `names`, one after another, until one of them answers
     without an error. Returns this answer. Waits at most BOOKIE_S seconds for each. The request has the rights of this
-    broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers."""
+    broker, so the caller's own rights must be checked before. Raises Unavailable if no bookie answers, and the errors
+    of the metadata."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
@@ -445,7 +446,7 @@ def find_settings_to_remove(name: str) -> tuple[str, ...]:
 
 async def change_setting(broker: TopicManager, name: str, text: str) -> None:
     """Changes a setting of all brokers. This broker has applied the new value when this function returns. Raises
-    InvalidRequest if the setting or the value is invalid."""
+    InvalidRequest if the setting or the value is invalid, and the errors of the metadata."""
     ours, given = parse_setting_name(name), parse_setting_value(name, text)
     if ours in RUNTIME:
         await broker.policies.change_runtime_setting(ours, format_setting_value(given[ours]))
@@ -455,7 +456,7 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
 
 async def remove_setting(broker: TopicManager, name: str) -> None:
     """Removes the value of a setting that was set for all brokers, so that each broker uses its own configuration
-    again. Raises InvalidRequest if the setting is unknown."""
+    again. Raises InvalidRequest if the setting is unknown, and the errors of the metadata."""
     ours = parse_setting_name(name)
     if ours in RUNTIME:
         await broker.policies.change_runtime_setting(ours, None)

@@ -125,10 +125,11 @@ class ProducerSession:
     async def open(
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """Opens a producer, and returns its session. Raises Unauthorized, TopicTerminated, IncompatibleSchema,
-        InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the producer may not be opened;
-        or an error of loading the topic. If this method raises or is cancelled, the broker keeps nothing of the
-        producer. The port is not called before this method returns."""
+        """Opens a producer, and returns its session. Raises InvalidRequest, InvalidName, Unauthorized, TopicTerminated,
+        IncompatibleSchema, InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the
+        producer may not be opened; or an error of loading the topic or of `SubscriptionRegistry.subscribe`. If this
+        method raises or is cancelled, the broker keeps nothing of the producer. The port is not called before this
+        method returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)

@@ -104,7 +104,8 @@ def producer_name_of(name: str) -> str:
 
 class ScheduleCatalog:
     """The schedules of topics, in the metadata. Any broker may change them. The brokers that fire them see each change
-    by a watch (`ScheduleRunner.follow`)."""
+    by a watch (`ScheduleRunner.follow`). A method that reads or changes the metadata also raises the errors of the
+    metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -371,7 +372,7 @@ class ScheduleRunner:
     # ------------------------------------------------------------------ which schedules there are
     async def follow(self) -> None:
         """Keeps the list of schedules current, by a watch of the metadata, until it is cancelled. While the metadata
-        cannot be read, the list stays as it is."""
+        cannot be read, the list stays as it is; the error is logged, and the next attempt follows after a second."""
         while True:
             try:
                 if self._broker.has_session:

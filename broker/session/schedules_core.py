@@ -163,8 +163,9 @@ def find_zone(name: str) -> tzinfo:
 
 
 def next_fire_ms(schedule: Schedule, after_ms: int) -> int | None:
-    """Returns the first time after `after_ms` at which the schedule fires (ms since the epoch); None if there is
-    none."""
+    """Returns the first time after `after_ms` at which the schedule fires (ms since the epoch); None if there is none
+    (for a cron expression: none within YEARS_MAX years). Raises InvalidRequest if the cron expression is invalid, or
+    this broker does not have the time zone."""
     if schedule.cron:
         return next_cron_ms(parse_cron(schedule.cron), find_zone(schedule.zone), after_ms)
     if schedule.every_ms:
@@ -289,9 +290,10 @@ class DueFires(NamedTuple):
 
 
 def decide_fires(schedule: Schedule, last_ms: int, now_ms: int) -> DueFires:
-    """Returns what is due at `now_ms`. `last_ms`: the time up to which everything was decided before (exclusive). The
-    work is bounded: of a schedule that was not checked for long, only about the latest MISSED_MAX fires are found, and
-    all earlier ones are dropped."""
+    """Returns what is due at `now_ms`. `last_ms`: the time up to which everything was decided before (exclusive). A
+    fire that is more than LATE_MS late is missed; `schedule.missed` says whether missed ones are dropped. The work is
+    bounded: of a schedule that was not checked for long, only about the latest MISSED_MAX fires are found, and all
+    earlier ones are dropped. Raises the errors of `next_fire_ms`."""
     found = _find_latest_fires(schedule, last_ms, now_ms)
     late = [each for each in found if now_ms - each > LATE_MS]
     due = found[len(late) :]
@@ -329,7 +331,7 @@ def _fires_between(schedule: Schedule, after_ms: int, until_ms: int) -> Iterator
 
 def check_schedule(schedule: Schedule, now_ms: int) -> None:
     """Raises InvalidRequest if the schedule does not have exactly one of the three forms, has a value out of its range,
-    or would not fire after `now_ms`."""
+    or would not fire after `now_ms` (by a cron expression: within YEARS_MAX years)."""
     if sum((bool(schedule.cron), bool(schedule.every_ms), bool(schedule.at_ms))) != 1:
         raise InvalidRequest("a schedule has a cron expression, an interval or a time: one of the three")
     if schedule.every_ms and not EVERY_MS_MIN <= schedule.every_ms <= TIME_MS_MAX:

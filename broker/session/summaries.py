@@ -90,7 +90,8 @@ async def collect_topic_stats(
 ) -> values.TopicStats:
     """Returns the statistics of a topic and of its subscriptions. `owner`: the address (HOST:PORT) of its owner.
     `precise`: counts the messages of each backlog exactly, which reads the log. `ages`: if False, reads no entry from
-    bookies; then `oldest_ms` is 0, and backlogs for which an entry would have to be read are estimated."""
+    bookies; then `oldest_ms` is 0, and backlogs for which an entry would have to be read are estimated. Raises the
+    errors of reading the log."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -158,7 +159,7 @@ async def collect_subscription_stats(
 ) -> values.SubscriptionStats:  # fmt: skip
     """Returns the statistics of a subscription. `precise`: counts the messages of the backlog, which reads the log.
     `ages`: may read entries for the length of the backlog, and reads the arrival time of its oldest message; otherwise
-    the backlog is an estimate, and that time is 0."""
+    the backlog is an estimate, and that time is 0. Raises the errors of reading the log."""
     log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
     backlog = (
         (await analyze_backlog(log, subscription)).messages
@@ -397,7 +398,8 @@ class ClusterSummaries:
 
     async def list_topic_page(self, query: TopicPageQuery, *, here: bool) -> TopicPage:
         """Returns one page of the list of topics that are loaded at any broker. `here`: at this broker only. Raises
-        InvalidRequest if the query is invalid."""
+        InvalidRequest if the query's `limit` is not 0 to LIMIT_MAX (0: LIMIT), its `sort` is unknown, or its `after`
+        does not fit."""
         query = query._replace(limit=query.limit or LIMIT)
         if not 1 <= query.limit <= LIMIT_MAX:
             raise InvalidRequest(f"limit must be 1 to {LIMIT_MAX}, not {query.limit}")
@@ -418,7 +420,8 @@ class ClusterSummaries:
 
     async def list_bundles(self, name: NamespaceName | None, *, here: bool) -> BundlePage:
         """Returns the bundles of a namespace that brokers own, with their topics and rates, sorted by name. None: the
-        bundles of all namespaces. `here`: those of this broker only."""
+        bundles of all namespaces. `here`: those of this broker only. Raises Unavailable if this broker has no ownership
+        session."""
         mine = await self._list_own_bundles(name)
         if here:
             return BundlePage(mine, ())

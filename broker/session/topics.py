@@ -75,7 +75,8 @@ def find_listener_endpoint(broker: BrokerRecord, listener: str) -> str:
 
 class TopicQueries:
     """Answers requests of clients about topics: who owns a topic, its partitions, its message indexes (offsets), and
-    which topics exist."""
+    which topics exist. Methods raise Unavailable if this broker has no ownership session, and the errors of the
+    metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -83,7 +84,7 @@ class TopicQueries:
     async def look_up_owner(self, topic: TopicName, listener: str = "") -> TopicOwner:
         """Returns the broker that owns a topic, even if the topic does not exist yet. `listener`: the name of the
         listener that the client uses; empty: the default one. Raises Unavailable if the owner is not known at the
-        moment; NotFound if the owner has no listener of this name."""
+        moment; NotFound if the owner has no listener of this name, or the namespace does not exist."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(find_listener_endpoint(owner, listener), owner.name == self._broker.name)
 
@@ -91,7 +92,8 @@ class TopicQueries:
         """Returns the number of partitions of a topic, and for a topic without partitions its owner if it is known.
         `create`: creates the topic if it is missing and may be created, with the namespace's default number of
         partitions. `by_use`: if that number is 0, does not create the topic now, because its first use creates it.
-        Raises TopicNotFound if the topic is missing and not created."""
+        Raises TopicNotFound if the topic is missing and not created; TenantNotFound or NamespaceNotFound if its
+        namespace is missing; NotAllowed if the namespace has its maximum of topics."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return PartitionsAndOwner(0)  # a partition is used like a topic without partitions
@@ -115,7 +117,9 @@ class TopicQueries:
         `aborted_in`: a range of indexes (first, end). The result says how many messages in this range belong to aborted
         transactions, so that a reader can distinguish these from lost ones. `incarnation`: the one that the caller
         means; 0: any. Raises InvalidRequest if there are more than TIMES_MAX times; NotAllowed if the topic has
-        partitions; TopicNotFound if it does not exist, or has another incarnation.
+        partitions; TopicNotFound if it does not exist, or has another incarnation; Unavailable or NotOwner if this
+        broker may not answer for the topic now; and the errors of reading the log and of
+        `SubscriptionRegistry.subscribe`.
         """
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
@@ -153,8 +157,8 @@ class TopicQueries:
     ) -> None:
         """Acknowledges, for a subscription, every message with an index below `index`; never moves the cursor
         backwards. The acknowledgement is durable when this method returns. `incarnation`: the one that the caller
-        means; 0: any. Raises TopicNotFound if the topic has another one, SubscriptionNotFound, or the errors of
-        `get_offsets`."""
+        means; 0: any. Raises TopicNotFound if the topic has another one, SubscriptionNotFound, TransactionConflict if a
+        message is acknowledged in an open transaction, or the errors of `get_offsets`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription = topic.find_subscription(subscription_name)
@@ -172,7 +176,8 @@ class TopicQueries:
 
         For a caller that may not look up all topics, `after_revision` is ignored: it always gets the list first. Topics
         that it may look up only after a later grant are not reported; it must watch again. The removal of a topic is
-        reported only if the topic was reported before.
+        reported only if the topic was reported before. Raises the errors of `TopicWatcher.watch_namespace`, and
+        Unavailable if the grants cannot be read; then the caller must watch again.
         """
         if may_call_every_operation(principal):
             async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):
@@ -208,7 +213,8 @@ class SchemaVerdict(NamedTuple):
 
 
 class SchemaQueries:
-    """Answers requests about the schemas of topics."""
+    """Answers requests about the schemas of topics. Methods raise Unavailable if this broker has no ownership session,
+    and the errors of the metadata."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -225,14 +231,15 @@ class SchemaQueries:
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
         """Returns the schema versions of the topic that are not deleted, in order. Raises SchemaNotFound if there are
-        none."""
+        none, NotAllowed if together they are too large for one answer."""
         return await self._broker.schemas.list_versions(topic)
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
         """Registers a schema for a topic, and returns its version. The namespace must exist; the topic need not exist.
         `user`: the role that is stored with the schema. `by_hand`: True if an operator registers the schema, which is
         allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or NotAllowed if the
-        schema may not be registered."""
+        schema may not be registered; OutcomeUnknown if it may be registered; TenantNotFound or NamespaceNotFound if the
+        namespace does not exist."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register_schema(topic, info, rules, user=user, by_hand=by_hand)
 
@@ -243,13 +250,15 @@ class SchemaQueries:
 
     async def judge_schema_compatibility(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
         """Returns why the schema could not be registered for the topic, or that it could, and the compatibility rule
-        that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid."""
+        that decides this. Registers nothing. Raises InvalidRequest if `info` is invalid, NotAllowed if there are too
+        many bytes to compare, TenantNotFound or NamespaceNotFound if the namespace does not exist."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete_schemas(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all schema versions of the topic. Returns the number of the newest one; None if the topic had no
-        schema."""
+        """Marks all schema versions of the topic as deleted; with `force`, also deletes their definitions. Returns the
+        number of the newest one; None if the topic had no schema. Raises OutcomeUnknown if others keep changing the
+        schemas."""
         return await self._broker.schemas.delete_schemas(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaPolicies:

@@ -335,7 +335,8 @@ def _inside(key: CursorChunkKey, entry_id: int) -> Position:
 
 
 def decode_snapshot(data: bytes) -> CursorState:
-    """Returns the state of a cursor that a snapshot contains. Raises DamagedCursorState if the snapshot is damaged."""
+    """Returns the state of a cursor that a snapshot contains. Raises DamagedCursorState if the snapshot is damaged,
+    NewerFormat if a later version of Magnetar wrote it."""
     pieces, offset = [], 0
     while offset < len(data):
         if offset + _COUNT.size > len(data):

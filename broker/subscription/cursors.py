@@ -164,7 +164,7 @@ class DurableCursor:
         commit: Callable[[NodeUpdate], Awaitable[object]],
     ) -> None:
         """Creates a subscription that has acknowledged everything up to `mark`. `commit`: the function that stores its
-        record. Raises AlreadyExists if the topic has a subscription of that name."""
+        record. Raises AlreadyExists if the topic has a subscription of that name, and the errors of `commit`."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -181,14 +181,14 @@ class DurableCursor:
 
     async def set_properties(self, properties: dict[str, str]) -> None:
         """Replaces all properties of the subscription, durably. Raises TopicFenced if another broker has claimed the
-        subscription; SubscriptionNotFound if the subscription is deleted."""
+        subscription; SubscriptionNotFound if the subscription is deleted; and the errors of the metadata."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
         """Claims the record of the subscription, fences and recovers the cursor ledger, and reads the last complete
         state. If that state is damaged or lost, an earlier one is used, and the damage is logged. Raises
         SubscriptionNotFound if there is no record; DataLost if the record is damaged; Unavailable if the bookies do not
-        answer; TopicFenced if another broker has claimed the topic.
+        answer; TopicFenced if another broker has claimed the topic; and the errors of the metadata.
 
         TopicFenced protects the next owner from a former owner that was suspended for a while. If the former owner
         claimed the subscription, it would adapt the state to its own older log, and drop later acknowledgements.
@@ -299,7 +299,7 @@ class DurableCursor:
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
         """Adds the buckets `add` of delayed entries to the subscription's record, and removes those in the ledgers
         `remove`, durably. Raises TopicFenced if another broker has claimed the subscription; SubscriptionNotFound if it
-        is deleted. If the outcome is unknown, the caller may repeat the call."""
+        is deleted; and the errors of the metadata. If the outcome is unknown, the caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -453,7 +453,8 @@ class DurableCursor:
     async def close(self) -> None:
         """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner of the
         topic need not recover it. Acknowledgements that cannot be stored within `close_timeout_s` seconds are lost; the
-        next owner delivers their messages again."""
+        next owner delivers their messages again. Raises TopicFenced if another broker has claimed the subscription, or
+        the error of a write that failed for good."""
         if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
@@ -495,7 +496,7 @@ class DurableCursor:
     async def delete(self) -> None:
         """Deletes the subscription: its record first, then its ledgers. May be repeated if the outcome is unknown.
         Raises TopicFenced if another owner has claimed the subscription, or if the record belongs to a new subscription
-        of the same name."""
+        of the same name; BadVersion if the record changes at the same moment; and the errors of the metadata."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

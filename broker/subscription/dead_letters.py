@@ -111,8 +111,8 @@ async def find_whole_message(
 ) -> MessageChunkRun | None:
     """Returns all chunks of the large message to which the chunk `entry` belongs; None if the message will never be
     complete. Does not search the entries up to and including `mark`. `now_ms`: ms since the epoch. `budget`: counts the
-    entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive,
-    and the errors of reading."""
+    entries that may still be read; None: SEARCH_ENTRIES_MAX. Raises Unavailable if the missing chunks may still arrive
+    (the last one came less than INCOMPLETE_MS ago), and the errors of reading the log."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -136,7 +136,8 @@ async def find_whole_message(
 
 async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[MessageChunkRun]:
     """Returns the complete chunked messages of which some chunks are at or before `mark`, and some are after it.
-    Searches only the messages of the entry at the mark, and of the entries after it that one read returns."""
+    Searches only the messages of the entry at the mark, and of the entries after it that one read returns. A message
+    with a lost or missing chunk is not complete. Raises Unavailable if bookies do not answer."""
     shape, runs, seen, budget = log.shape, list[MessageChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.has_visible_entry(mark) and shape.skipped_lost_range_end(mark) is None:
@@ -161,13 +162,14 @@ async def find_messages_across_mark(log: ReadableLog, mark: Position) -> list[Me
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
     """Returns the positions of the chunks after `mark` of those messages whose first chunks are at or before `mark`.
-    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
+    The caller acknowledges these chunks too, because a message can only be skipped or expired as a whole. Raises
+    Unavailable if bookies do not answer."""
     return [place for run in await find_messages_across_mark(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, or, if `mark` is inside a chunked message, the position before this message. So a consumer that
-    seeks to `mark` receives all chunks of the message."""
+    seeks to `mark` receives all chunks of the message. Raises Unavailable if bookies do not answer."""
     return min(
         [mark, *(log.shape.position_before(run.places[0]) for run in await find_messages_across_mark(log, mark))]
     )
@@ -337,9 +339,9 @@ class HeldBackEntries:
         self.failures = dict(islice(kept.items(), max(0, len(kept) - FAILURES_MAX), None))
 
     def on_entries_returned(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
-        """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry. Then
-        holds each entry back, until the end of its back-off or until it is moved to the dead-letter topic. `at_once`:
-        the entries have no back-off, so that only dead letters are held back."""
+        """Called before the dispatcher takes back the entries at `positions`. Counts a redelivery of each entry; a task
+        stores the counts. Then holds each entry back, until the end of its back-off or until it is moved to the
+        dead-letter topic. `at_once`: the entries have no back-off, so that only dead letters are held back."""
         policy, now_ms = self._policy(), self._now_ms()
         counted = [position for position in positions if not self._cursor.is_acked_or_pending(position)]
         for position in counted:

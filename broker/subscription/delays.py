@@ -294,8 +294,8 @@ class DelayedDelivery:
         self._drop(core.take_unused_ledgers())
 
     def set_release_timer(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer that wakes the delivery when the next entry is due, unless another event wakes it earlier.
-        Called after each run of the pump."""
+        """Sets the timer that wakes the delivery when the next entry is due, after at most MAX_SLEEP_S seconds, unless
+        another event wakes it earlier. Called after each run of the pump."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:
@@ -479,8 +479,8 @@ class DelayedDelivery:
 
     async def close(self) -> None:
         """Stores a last bucket with the held entries that are in no bucket yet, if there are at least CLOSE_ENTRIES_MIN
-        of them. Takes at most `close_timeout_s` seconds. The next owner of the topic finds entries that are in no
-        bucket by reading the log."""
+        of them. Then stops, and waits for deletions of buckets that have begun. Waits at most `close_timeout_s` seconds
+        for each of the two. The next owner of the topic finds entries that are in no bucket by reading the log."""
         if not self._closed and self.is_ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

@@ -363,7 +363,8 @@ class ReadAheadBuffer:
 
 def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
     """Returns the first and the last position of a range of entries that one read can return. The range begins at the
-    first of `positions`, and includes the next ones that are near it in the same ledger."""
+    first of `positions`, and includes the next ones in the same ledger, each at most GAP_ENTRIES_MAX entries after the
+    one before."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

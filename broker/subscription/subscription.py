@@ -347,8 +347,8 @@ class Subscription:
         self.pump.wake()
 
     async def wait_entries_returned(self, consumer: Consumer) -> None:
-        """Waits until all entries that consumers are giving back were given back, also those of an earlier connection
-        of `consumer`. Called before `join`."""
+        """Gives back the entries that are outstanding at an earlier connection of `consumer` (the same instance), and
+        waits until all entries that consumers are giving back were given back. Called before `join`."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.return_queue.add_returned_entries(other.member, list(other.member.outstanding), counted=False)
@@ -380,8 +380,9 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each of the entries as a whole, or only those of its messages that are named. Ignores entries
-        that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log; TransactionConflict if
-        an entry is pending in a transaction (all other entries are acknowledged nevertheless)."""
+        that were trimmed. Raises InvalidRequest if an entry is after the last entry of the log, or has no such message;
+        TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged
+        nevertheless)."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
@@ -523,7 +524,8 @@ class Subscription:
 
     def on_batch_part_acked(self, consumer: Consumer) -> None:
         """Called when a consumer acknowledges a part of a batch for the first time. From now on the acknowledged
-        messages of a batch are hidden from it, and from later consumers of the same client (its name and version)."""
+        messages of a batch are hidden from it, and from later consumers of the same client (its name and version); at
+        most INDEX_CLIENTS_MAX clients are remembered."""
         consumer.member.acks_by_index = True
         if len(self.index_clients) < INDEX_CLIENTS_MAX:
             self.index_clients |= {consumer.client}
@@ -566,8 +568,9 @@ class Subscription:
             tell(None)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that was acknowledged in this subscription before the call is durable. Raises an error
-        if that is not known. Returns at once if the subscription is not durable."""
+        """Waits until everything that was acknowledged in this subscription before the call is durable. Raises
+        TopicFenced, or the error of a write that failed for good, if that is not known. Returns at once if the
+        subscription is not durable."""
         if self.store is not None:
             await self.store.make_durable_future()
 
@@ -579,7 +582,8 @@ class Subscription:
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
         """Moves the subscription: it continues after `mark`, and after the first `acked_messages` messages of the next
-        entry. The new position is durable when this method returns.
+        entry. The new position is durable when this method returns. Raises the errors of `wait_durable`; then it is
+        unknown which position is stored.
 
         The caller must hold `seek_lock`. Disconnects all consumers except `keep`: their outstanding entries are not
         valid any more.
@@ -618,7 +622,8 @@ class Subscription:
 
     async def close(self) -> None:
         """Stops the delivery as `stop` does, and stores the delayed entries and the cursor. Takes at most some times
-        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic."""
+        `close_timeout_s` seconds; what is not stored by then is delivered again by the next owner of the topic. Raises
+        the errors of `DurableCursor.close`."""
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()

@@ -118,7 +118,7 @@ class TopicMaintenance:
 
     async def expire_messages(self) -> None:
         """Acknowledges, for each durable subscription, the messages that are older than the time to live (TTL) of the
-        policy. Does nothing if the policy has none."""
+        policy. Does nothing if the policy has none. Raises the errors of reading the log."""
         ttl_s = self._topic.applied.message_ttl_s
         if ttl_s:
             for subscription in self._durable():
@@ -126,8 +126,8 @@ class TopicMaintenance:
 
     async def expire_messages_older_than(self, subscription: Subscription, seconds: float) -> int:
         """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns an estimate of
-        the number of entries that were not acknowledged before. Does not wait until the acknowledgements are
-        durable."""
+        the number of entries that were not acknowledged before. Does not wait until the acknowledgements are durable.
+        Raises the errors of reading the log."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_arrival_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -140,7 +140,7 @@ class TopicMaintenance:
     async def skip_whole_messages(self, subscription: Subscription, mark: Position) -> int:
         """Acknowledges everything up to `mark` for the subscription. If a chunked message has chunks on both sides of
         `mark`, also acknowledges its later chunks. Returns an estimate of the entries up to `mark` that were not
-        acknowledged before."""
+        acknowledged before. Raises the errors of reading the log."""
         entries = self.skip_up_to(subscription, mark)
         if entries:
             log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
@@ -166,7 +166,7 @@ class TopicMaintenance:
 
     async def oldest_arrival_ms(self, subscription: Subscription) -> int | None:
         """Returns the arrival time (ms since the epoch) of the subscription's oldest unacknowledged message; None if
-        there is none. Reads the entry if its time is not in memory."""
+        there is none. Reads the entry if its time is not in memory. Raises the errors of reading the log."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_unskipped_position(log.shape.position_after(subscription.cursor.mark))
         if not log.shape.has_visible_entry(position):
@@ -195,7 +195,7 @@ class TopicMaintenance:
     async def apply_backlog_quota(self) -> None:
         """Checks the backlog quota. If the backlog has reached the quota, reacts as the policy says: producers wait,
         publishes are refused, or the oldest messages are acknowledged. The quota does not apply to a topic without
-        durable subscriptions."""
+        durable subscriptions. Raises the errors of reading the log."""
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
         logged, self._evicts = self._evicts, False
         if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
@@ -270,7 +270,7 @@ class TopicMaintenance:
     async def delete_idle_subscriptions(self) -> None:
         """Deletes the durable subscriptions that were unused for as long as the policy allows (0: for any time). A
         subscription is used while it has a consumer, or acknowledgements of an open transaction: a commit must find
-        these."""
+        these. Raises the errors of `SubscriptionRegistry.unsubscribe`."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         unused = (each for each in self._durable() if not each.consumers and not each.pending_transactions)
         names = {each.name for each in unused} if limit_s else set()

@@ -282,7 +282,7 @@ class OutcomesLedger:
     async def recover(self, place: TransactionOutcomesLocation) -> TxnSnapshot:
         """Returns the last stored snapshot of the topic's transactions. `place`: the outcomes ledger that the topic's
         record names. If the ledger has no readable snapshot, returns an empty one at the start of the log. The log must
-        be taken over before. Raises Unavailable if bookies do not answer."""
+        be taken over before. Raises the errors of `SnapshotLedger.recover_state`."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:

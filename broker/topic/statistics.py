@@ -117,7 +117,8 @@ def find_blocked_reason(topic: Topic, subscription: Subscription, backlog: int |
 
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
     """Returns the number of messages that the subscription has not acknowledged. The number is exact, except that a
-    batch after the mark that is acknowledged as a whole counts as one acknowledged message."""
+    batch after the mark that is acknowledged as a whole counts as one acknowledged message. Raises the errors of
+    reading the log."""
     return _size(log, subscription, await log.reader.find_message_index_after(subscription.cursor.mark))
 
 
@@ -156,7 +157,7 @@ PEEK_BYTES_MAX = 8 << 20
 async def read_first_backlog_entries(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """Returns the first entries that the subscription has not acknowledged: as many as contain `messages` messages, but
     at most PEEK_BYTES_MAX bytes. Returns at least one entry if there is any and `messages` is above 0; else an empty
-    list."""
+    list. Raises the errors of reading the log."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.position_after(subscription.cursor.mark)
     while messages > 0 and shape.has_visible_entry(
@@ -177,7 +178,8 @@ async def read_first_backlog_entries(log: ReadableLog, subscription: Subscriptio
 async def skip_messages(log: ReadableLog, subscription: Subscription, messages: int) -> None:
     """Acknowledges the next `messages` messages of the subscription (-1: all messages), and returns when that is
     durable. Skips over messages that are acknowledged in an open transaction. Each chunk counts as one message, as in
-    the size of the backlog; if the last message is a chunk, acknowledges all chunks of the same message."""
+    the size of the backlog; if the last message is a chunk, acknowledges all chunks of the same message. Raises the
+    errors of reading the log and of `Subscription.wait_durable`."""
     shape = log.shape
     mark, acked = shape.last_position, 0
     if messages >= 0:
@@ -220,8 +222,9 @@ class Backlog(NamedTuple):
 async def analyze_backlog(
     log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX
 ) -> Backlog:
-    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size. Reads only the
-    ledgers with acknowledgements after the mark; with a filter, all ledgers of the backlog."""
+    """Reads the subscription's backlog, at most about `entries_max` entries of it, and returns its size; `complete`
+    says whether all of it was read. Reads only the ledgers with acknowledgements after the mark; with a filter, all
+    ledgers of the backlog. Raises the errors of reading the log."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -292,7 +295,7 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
 async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
     """Returns the entry that contains the n-th message of the topic, and the index of the message in its batch (from 0;
     0 if it is in none). `number`: n, from 1; `from_latest`: counts from the newest message, else from the oldest.
-    Raises NotFound if the topic has fewer messages, or `number` is below 1."""
+    Raises NotFound if the topic has fewer messages, or `number` is below 1; and the errors of reading the log."""
     shape = log.shape
     count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:
@@ -303,7 +306,8 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
-    """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed or lost."""
+    """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed or skipped as lost;
+    and the errors of reading the log."""
     if not log.shape.has_visible_entry(position) or log.shape.skipped_lost_range_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

@@ -47,7 +47,8 @@ _LOG = logging.getLogger("magnetar.broker")
 
 class TopicStorage(Protocol):
     """Creates the log and the subscriptions of a topic. DurableTopicStorage and NonPersistentStorage implement it;
-    Topic and SubscriptionRegistry call it."""
+    Topic and SubscriptionRegistry call it. The asynchronous methods raise the errors of `DurableCursor.open` and
+    `DurableCursor.create`, and of the metadata."""
 
     def create_log(self, topic: Topic) -> Log:
         """Returns a new object for the topic's log, which is not opened yet."""

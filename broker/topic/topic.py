@@ -387,7 +387,7 @@ class Topic:
     async def trim_ledgers(self, *, retained: bool = True) -> list[int]:
         """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns the ids of the deleted
         ledgers; none after the topic has ended. If `retained` is False, also deletes ledgers that are kept only by the
-        retention, or only because the topic has no subscription."""
+        retention, or only because the topic has no subscription. Raises the errors of `TopicLog.trim_ledgers`."""
         async with self.registry.changing:
             if self._ended:
                 return []
@@ -543,8 +543,8 @@ class Topic:
 
         `abort`: first aborts the open transactions (storage.py). `inactive`: deletes the topic only if it is still
         inactive, even with `force`. Raises Busy if the topic is in use and `force` is False; TransactionsOpen if a
-        transaction is left, or a coordinator does not answer; NotOwner if another call has deleted the topic. After
-        Busy and TransactionsOpen the topic is served as before.
+        transaction is left, or a coordinator does not answer; NotOwner if another call has deleted the topic; and the
+        errors of `SubscriptionRegistry.unsubscribe`. After Busy and TransactionsOpen the topic is served as before.
         """
         if self._deleting is None:
             self._deleting = asyncio.Lock()
@@ -589,7 +589,8 @@ class ProducerRegistry:
         """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Returns
         when the producer may publish: a new epoch is stored, and no earlier entry under its name is in flight. Raises
         ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
-        publishes; NotOwner if the topic has ended at this broker. After an error the caller must call `leave`."""
+        publishes; NotOwner if the topic has ended at this broker; and the errors of `Log.commit_fields`. After an error
+        the caller must call `leave`."""
         topic = self._topic
         topic.check_not_ended()
         refusal = topic.maintenance.why_publish_refused()
@@ -696,7 +697,7 @@ class SubscriptionRegistry:
 
     async def open(self) -> None:
         """Opens the stored subscriptions, and creates those again whose records were lost. The log must be taken over
-        before."""
+        before. Raises the errors of the methods of TopicStorage."""
         topic = self._topic
         for subscription in await self._storage.open_subscriptions(topic, topic.compaction.shape):
             self.add_subscription(subscription)
@@ -729,7 +730,7 @@ class SubscriptionRegistry:
     async def commit_cursor_record(self, name: str, record: NodeUpdate) -> None:
         """Stores the record of a new subscription, and in the same commit adds its name to the topic's record. The
         topic's record keeps the names of lost subscriptions that are not created again yet. The caller must not be
-        cancelled during this call."""
+        cancelled during this call. Raises the errors of `Log.commit_fields`."""
         named = self._topic.log.record.subscriptions or ()
         await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
@@ -773,7 +774,7 @@ class SubscriptionRegistry:
         form. `by_consumer`: True if a consumer, and not an operator, asks for the subscription. A policy may forbid
         that consumers create subscriptions (SubscriptionNotFound). Raises NotAllowed if the topic has its maximum of
         subscriptions; InvalidRequest if `name` or `properties` are invalid; NotOwner if the topic has ended at this
-        broker.
+        broker; and the errors of `TopicStorage.create_subscription`.
         """
         check_subscription_name(name)
         async with self.changing:
@@ -804,7 +805,8 @@ class SubscriptionRegistry:
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionTypeRow, consumer: Consumer) -> None:
-        """Raises NotAllowed or ConsumerBusy if the consumer may not join (admission_core.py)."""
+        """Raises NotAllowed if the topic does not allow the subscription type, ConsumerBusy if a maximum of consumers
+        is reached (admission_core.py)."""
         everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)
@@ -852,7 +854,8 @@ class SubscriptionRegistry:
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Deletes the subscription `name`, durably; its consumers are disconnected with SubscriptionNotFound. Raises
         Busy if consumers are connected and `force` is False; SubscriptionNotFound if the topic has no such
-        subscription."""
+        subscription. Raises the errors of `Log.commit_fields` and `DurableCursor.delete`; the subscription is ended
+        here then, and may come back with the next load of the topic."""
         async with self.changing:
             subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:
@@ -871,7 +874,8 @@ class SubscriptionRegistry:
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
         """Replaces all properties of a durable subscription, durably. A dead-letter policy or a filter in the
         properties applies from now on. Raises InvalidRequest if the properties are too large, or if the dead-letter
-        policy or the filter is invalid; Busy if the filter changes and consumers are connected."""
+        policy or the filter is invalid; Busy if the filter changes and consumers are connected; and the errors of
+        `DurableCursor.set_properties`."""
         check_properties(properties)
         check_fair_properties(properties)
         assert subscription.store is not None, "it is durable"

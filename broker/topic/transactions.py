@@ -169,7 +169,8 @@ class TopicTransactions:
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
         """Loads the stored state of the transactions, if the topic's record says that there is such a state. After this
-        call `add_replayed_entry` must be called for each later entry of a transaction in the log."""
+        call `add_replayed_entry` must be called for each later entry of a transaction in the log. Raises Unavailable if
+        bookies do not answer."""
         place = self._log.record.transactions
         if place is None:
             return

@@ -260,12 +260,13 @@ class TopicTransactionsCore:
         return found.phase
 
     def is_full(self, txn: TxnId) -> bool:
-        """Returns True if the topic has its maximum of open transactions and the transaction is not one of them."""
+        """Returns True if the topic has OPEN_MAX open transactions, the most, and the transaction is not one of
+        them."""
         return len(self.known) >= OPEN_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
-        """Returns True if the topic may join the transaction: the transaction has not ended here, and the topic does
-        not have its maximum of open transactions."""
+        """Returns True if the topic may join the transaction: the transaction has not ended here, and the topic has
+        fewer than OPEN_MAX open transactions."""
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhaseAtTopic.ENDED
 

@@ -307,7 +307,9 @@ class SinkBatchDecider:
         """Commits the transactions that `intent` names, all of them or none. If the intent names a sink, they are a
         batch of this sink. Answers the intent with True if the sink had committed the batch before; else with False,
         when the commit is durable. Raises TransactionEnded if some of the transactions are committed already; the
-        errors of `has_committed_batch`; else the reason why a transaction cannot be committed."""
+        errors of `has_committed_batch`; InvalidRequest if a name is too long or the batch too large;
+        IntentQueuedUntilDurable if the decision waits for a record; else the reason why a transaction cannot be
+        committed."""
         sink = None
         if intent.sink_id:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
@@ -398,7 +400,8 @@ class TransactionBeginDecider:
         sink is committed already. If the intent gives a name but no holder, the client becomes the new holder of the
         name; this is stored durably before the answer. Raises BackPressure if there are too many open transactions or
         names; InvalidRequest if an argument is invalid; SinkFenced or TransactionFenced if another query or holder took
-        over."""
+        over; NotOwner or Unavailable as `reserve_transaction_ids` does; IntentQueuedUntilDurable if the answer waits
+        for a record that is being written."""
         limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(
@@ -440,7 +443,7 @@ class TransactionBeginDecider:
 
     def on_name_holder_changed(self, record: NameHolderChanged, intent: BeginTransactions, now: float) -> None:
         """Called when the new holder of a name is stored durably. Aborts the transactions of earlier holders, and
-        answers the intent with new transaction ids."""
+        answers the intent with new transaction ids, or with the error if none can be leased."""
         for txn in list(self._table.by_name.get((record.owner, record.name), ())):
             # what an earlier begin was given in the meantime, or was in doubt
             self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)

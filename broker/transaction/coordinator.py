@@ -238,7 +238,8 @@ class RunningCoordinator:
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
         """Takes the coordinator of `log` over, starts it, and returns it. Raises CoordinatorFenced if another broker
-        took it over first; DataLost if its ledger is lost or damaged; errors of the metadata and the bookies."""
+        took it over first; DataLost if its ledger is lost or damaged; and the other errors of
+        `CoordinatorLog.take_over`."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
@@ -258,7 +259,8 @@ class RunningCoordinator:
     ) -> BeginAnswer:  # fmt: skip
         """Begins up to `count` transactions for the role `owner`, and returns their ids. Raises BackPressure if there
         are too many open transactions; InvalidRequest if an argument is invalid; SinkFenced if another query writes the
-        sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`."""
+        sink of `tag`; TransactionFenced if the name `name` has a later holder than `holder`; Unavailable if the
+        coordinator has no ids left."""
         found = await self._ask(
             lambda to: BeginTransactions(to, owner, count, timeout_s, name, holder, tag, adopt, address)
         )
@@ -269,7 +271,8 @@ class RunningCoordinator:
         """Makes `topic` a participant of the transaction. Returns the state of the transaction; or, if it is committed
         and the topic has not stored that yet, the Settlement that the topic must store. If `topic` is empty, only
         starts the timeout of the transaction. `owner`: the role that writes in the transaction; None: the topic itself
-        asks. Raises InvalidRequest if another role began the transaction."""
+        asks. Raises InvalidRequest if the id was never given to a client, another role began the transaction, or it has
+        its maximum of topics; TransactionEnded if it is prepared."""
         state = await self._state(lambda to: JoinTransaction(to, txn.least, topic, owner))
         owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
@@ -303,7 +306,8 @@ class RunningCoordinator:
         the state of the transaction. `participants`: the entries in each topic, as the client counted them; () if it
         did not. `prepared_s`: for how long a prepared transaction may stay so, 0 for the longest time; `visible`: also
         waits until all participants have stored the outcome. Raises TransactionAborted, TransactionFenced or
-        TransactionForgotten if it cannot commit."""
+        TransactionForgotten if it cannot be ended so; InvalidRequest if the id was never given to a client, another
+        role began it, or its participants are too many."""
         return await self._state(
             lambda to: EndTransaction(to, txn.least, verb, owner, participants, prepared_s, visible)
         )
@@ -318,7 +322,9 @@ class RunningCoordinator:
     ) -> bool:
         """Commits the transactions `txns`, all of them or none, durably; with `tag`, as a batch of a sink. Returns True
         if the sink has committed this batch before; then this call commits nothing. `adopt`: this query may take the
-        sink over from another one; else raises SinkFenced if another query writes it."""
+        sink over from another one; else raises SinkFenced if another query writes it. Raises TransactionEnded if only
+        some of them are committed already; TransactionAborted or TransactionForgotten if one cannot commit;
+        InvalidRequest if an id, a name or the batch is invalid; BackPressure if there are too many sinks."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitSinkBatch(to, owner, least, *sink, adopt))
@@ -327,12 +333,13 @@ class RunningCoordinator:
 
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
         """Returns the state of a transaction. `owner`: the role that asks; None: an operator asks. Raises
-        InvalidRequest if another role began the transaction."""
+        InvalidRequest if the id was never given to a client, or another role began the transaction."""
         return await self._state(lambda to: GetTransactionStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         """Aborts a transaction for an administrator, also a prepared one. Returns its state afterwards: COMMITTED if it
-        was committed before. Raises TransactionForgotten if its outcome was discarded."""
+        was committed before. Raises TransactionForgotten if its outcome was discarded; InvalidRequest if the id was
+        never given to a client."""
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_if_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
@@ -380,7 +387,7 @@ class RunningCoordinator:
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskAboutHalfMessage, None]:
         """Makes the caller a member of the group, and yields the checks that it must answer, until the generator is
-        closed. Raises NotOwner if the coordinator moves to another broker."""
+        closed. Raises NotOwner if the coordinator moves to another broker, BackPressure if it has too many members."""
         with self._halves.connect_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
@@ -397,7 +404,7 @@ class RunningCoordinator:
         return self.core.halves.list_half_message_rows(now, half.least if half is not None else None, group, limit)
 
     def half_message_counts(self) -> dict[str, int]:
-        """Returns the numbers of open and of parked half messages, the bytes of the open ones, and counters since the
+        """Returns the numbers of open and of parked half messages, the bytes of both together, and counters since the
         take-over."""
         return {**self.core.halves.counters, **self.core.halves.statistics()}
 
@@ -556,7 +563,7 @@ class RunningCoordinator:
 
     async def is_owner(self) -> bool:
         """Returns True if the metadata says that this broker still runs the coordinator: no other broker has taken it
-        over."""
+        over. Raises the errors of the metadata."""
         return await self.log.is_owner()
 
     def _start_ending(self, work: Any) -> None:

@@ -224,8 +224,8 @@ class TransactionCoordinatorCore:
         return True
 
     def begin_transaction_for_half_message(self, owner: str, timeout_s: float, now: float) -> int:
-        """Opens a transaction for the role `owner`, which times out after `timeout_s` seconds, and returns its id.
-        Raises NotOwner or Unavailable if this epoch has no ids left."""
+        """Opens a transaction for the role `owner`, which times out after `timeout_s` seconds, and returns its id. If
+        this epoch has no ids left, raises NotOwner; Unavailable if no further epoch is possible."""
         txn = self.begins.reserve_transaction_ids(1)
         self.table.add_transaction(LiveTransaction(txn, TransactionOwner(owner, timeout_s), now, now + timeout_s))
         return txn
@@ -235,7 +235,7 @@ class TransactionCoordinatorCore:
     ) -> None:
         """Decides to commit the open transaction `txn`, and with it the half message. `listed`: its topics, each with
         the number of its entries. Raises TransactionAborted if the transaction is not open any more, or lacks one of
-        the topics."""
+        the topics; InvalidRequest as `TransactionEndDecider.match_reported_participants` does."""
         live = self.table.live.get(txn)
         if live is None or live.phase is not TransactionPhase.OPEN:
             raise self.table.make_abort_error(txn)

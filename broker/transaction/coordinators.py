@@ -91,7 +91,7 @@ class TransactionCoordinators:
     """The transaction coordinators that this broker runs, and look-ups of the owners of the others. Implements
     `Coordinators` (broker/common/transactions.py) for topics. There is one object for each ownership session.
     `is_settled`: a function that returns True when the broker knows which bundles it owns; before that it becomes the
-    owner of no coordinator."""
+    owner of no coordinator. A method that reads or changes the metadata also raises the errors of the metadata."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -173,7 +173,8 @@ class TransactionCoordinators:
     async def load_owned_coordinator(self, number: int) -> RunningCoordinator:
         """Returns the running coordinator with this number. Loads it first, if necessary; becomes its owner if there is
         none. Raises NotOwner if another broker owns the coordinator; the field `owner` of the error is the endpoint of
-        that broker. Raises the errors of `find_owner`, and DataLost if the coordinator's ledger is lost or damaged."""
+        that broker. Raises the errors of `find_owner` and of `RunningCoordinator.load`; Unavailable if this broker gave
+        the coordinator up meanwhile."""
         found = self._loaded.get(number)
         if found is not None:
             return found

@@ -202,14 +202,15 @@ class CoordinatorLog:
         """Takes the coordinator over. Must be called once, before any append. Returns its state, and the epoch of this
         owner. Raises CoordinatorFenced if another broker took it over first; DataLost if its metadata record or its
         ledger is lost or damaged (then this owner has claimed nothing); Unavailable if bookies or the metadata do not
-        answer."""
+        answer; and the other errors of its steps."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
 
     async def read_coordinator_claim(self) -> None:
         """Step of a take-over: reads the record of the coordinator, with the claim of its former owner, from the
-        metadata."""
+        metadata. Raises DataLost if the record is damaged, or missing although the coordinator had one; and the errors
+        of the metadata."""
         self._found = await self._metadata.get(self._path)
         if self._found is None:
             fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
@@ -223,7 +224,8 @@ class CoordinatorLog:
 
     async def recover_ledger(self) -> None:
         """Step of a take-over: fences and recovers the ledger of the former owner, and reads the state from its
-        records."""
+        records. Raises DataLost if the ledger is lost or damaged, Unavailable if bookies do not answer or another
+        broker is taking over, NewerFormat if an entry has a newer format, and the errors of the metadata."""
         ledger_id = self._record.ledger_id
         if ledger_id < 0:
             return
@@ -259,7 +261,9 @@ class CoordinatorLog:
         return node is not None and self._found is not None and node.value == self._found.value
 
     async def store_coordinator_claim(self) -> None:
-        """Step of a take-over: stores the claim of this owner, and the next epoch, in the metadata."""
+        """Step of a take-over: stores the claim of this owner, and the next epoch, in the metadata. Raises
+        CoordinatorFenced if another broker was faster, DataLost if all epochs are used up, and the errors of the
+        metadata."""
         if self._record.epoch >= (1 << EPOCH_BITS) - 1:
             raise DataLost(f"coordinator {self.number} has no epochs any more; its ids are used up")
         claim = self._world.rng.randbytes(8).hex()
@@ -288,7 +292,8 @@ class CoordinatorLog:
         self._found = None
 
     async def is_owner(self) -> bool:
-        """Returns True if the record in the metadata is still the one that this owner wrote last."""
+        """Returns True if the record in the metadata is still the one that this owner wrote last. Raises the errors of
+        the metadata."""
         node = await self._metadata.get(self._path)
         return node is not None and node.value == self._stored
 
@@ -332,7 +337,7 @@ class CoordinatorLog:
         """Appends the records, and returns when they are durable. Retries in a new ledger for `give_up_s` seconds.
         `state`: the state before these records; `failed`: the error of an earlier append of the same records. If this
         call raises, it is not known whether the records are durable. Raises LedgerFenced or CoordinatorFenced if
-        another broker owns the coordinator."""
+        another broker owns the coordinator, and the last other error when `give_up_s` has passed."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -392,7 +397,8 @@ class CoordinatorLog:
     # ------------------------------------------------------------------ ending
     async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
         """Appends the last records, which hand over to the next epoch, and closes the ledger. `idle`: True if no broker
-        needs to load the coordinator; this is stored in the metadata record. Raises the errors of `append`."""
+        needs to load the coordinator; this is stored in the metadata record. Raises the errors of `append`, of closing
+        the ledger (LedgerFenced, OutcomeUnknown), and of the metadata."""
         if records:
             await self.append(records, state)
         writer, self._writer = self._writer, None

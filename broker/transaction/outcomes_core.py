@@ -180,7 +180,8 @@ class OutcomeDecider:
         self, txn: int, intent: Intent, now: float, owner: str | None = None
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
         """Returns the same as `find_transaction`. If a record about the transaction is being written (it is in doubt),
-        queues `intent` to be handled later, and raises IntentQueuedUntilDurable."""
+        queues `intent` to be handled later, and raises IntentQueuedUntilDurable. Raises the errors of
+        `find_transaction`."""
         found = self.find_transaction(txn, now, owner)
         if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
             found.waiting_intents.append(intent)

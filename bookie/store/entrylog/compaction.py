@@ -143,7 +143,8 @@ class EntryLogCompactor:
 
     # ------------------------------------------------------------------------------------ what there is
     async def list_log_usage(self) -> list[EntryLogUsage]:
-        """Returns how much of each entry log is live, in ascending order of log numbers."""
+        """Returns how much of each entry log is live, in ascending order of log numbers. Leaves out logs that are
+        drained, made meanwhile or removed meanwhile."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []

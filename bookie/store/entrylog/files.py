@@ -124,7 +124,7 @@ def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
     """Yields all extents of log `number`, as lists of at most `SLICE_HEADS` extents, in the order of the index file.
-    `end` is the committed end of the index file; None: the end of the file. Raises DamagedFile.
+    `end` is the committed end of the index file; None: the end of the file. Raises the errors of `read_index_groups`.
 
     The checksum of a group is verified before the group's first extent is yielded."""
     for _, _, slices in _groups(files, directory, number, uuid, end):
@@ -133,7 +133,8 @@ def read_extents(
 
 
 def list_entry_log_numbers(files: Files, directory: str) -> list[int]:
-    """Returns the numbers of all entry logs whose log file or index file exists, in ascending order."""
+    """Returns the numbers of all entry logs whose log file or index file exists, in ascending order. Raises OSError if
+    the directory cannot be listed."""
     found = {
         int(name.partition(".")[0])
         for name in files.list_directory(directory)
@@ -144,7 +145,7 @@ def list_entry_log_numbers(files: Files, directory: str) -> list[int]:
 
 def stored_bytes(files: Files, directory: str) -> int:
     """Returns the total size in bytes of all log files in the directory. A file that is removed during the call does
-    not count."""
+    not count. Raises OSError if the directory cannot be listed."""
     total = 0
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):
@@ -380,7 +381,8 @@ class ExtentScan:
 
 def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentScan) -> bool:
     """Makes the table of an undamaged extent anew and writes it at `offset` of the index file. `walk` has scanned the
-    extent. Returns False, and writes nothing, if the new table does not match the checksum in the extent's head."""
+    extent. Returns False, and writes nothing, if the new table does not match the checksum in the extent's head. Raises
+    NoSpace if the disk is full, or OSError if the index file cannot be opened."""
     again, table = encode_extent(extent.ledger, walk.entries, walk.offsets, extent.start)
     if again != extent:
         return False

@@ -266,7 +266,8 @@ class LiveBytesCounter:
 
     @property
     def facts(self) -> EntryLogUsage:
-        """Returns what was counted so far. It is complete when `run_step` has returned False."""
+        """Returns what was counted so far, with the HOLDERS_MAX largest ledgers. It is complete when `run_step` has
+        returned False."""
         largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
         return EntryLogUsage(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
@@ -350,7 +351,7 @@ class EntryMover:
     # ------------------------------------------------------------------------------------ moving
     def run_step(self) -> int:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
-        bytes read and written; 0: everything is moved. Raises NoSpace."""
+        bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -363,7 +364,8 @@ class EntryMover:
 
     def finish(self) -> WrittenEntries | None:
         """Writes and syncs the index of the moved entries. Must be called once, after `run_step` has returned 0.
-        Returns the result, which the caller must commit; None if nothing was moved. Raises NoSpace."""
+        Returns the result, which the caller must commit; None if nothing was moved. Raises NoSpace if the disk is
+        full."""
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None

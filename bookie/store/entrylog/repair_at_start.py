@@ -216,7 +216,8 @@ def rebuild_index(
 ) -> None:
     """Makes the index file of entry log `number` anew by scanning the log. Before it replaces the old index, calls
     `tell` with the ranges of the log that cannot be read. `exact`: zeros at the end of the log count as unreadable.
-    Raises NoSpace."""
+    Cuts an unreadable range at the end of the log off. Raises NoSpace if the disk is full, or OSError if the log cannot
+    be read."""
     log_path, path = (
         join_path(directory, entry_log_file_name(number)),
         join_path(directory, entry_log_index_file_name(number)),

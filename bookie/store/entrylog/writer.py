@@ -109,7 +109,7 @@ class EntryLogWriter:
 
     def ensure_room(self, size: int) -> None:
         """Makes sure that the open log has room for `size` more bytes on the disk. Begins another log if this one would
-        become too large. Raises NoSpace."""
+        become too large. Raises NoSpace if the disk is full."""
         current = self._open
         if (
             current is not None
@@ -181,13 +181,14 @@ class EntryLogWriter:
         return file
 
     def append_slices(self, slices: Sequence[Sequence[Buffer]]) -> None:
-        """Writes each of `slices` like `append`, one after the other."""
+        """Writes each of `slices` like `append`, one after the other. Raises NoSpace if the disk is full; then some of
+        them may be written."""
         for buffers in slices:
             self.append(buffers)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """Writes `buffers` after the last record of the open log, and syncs the log. `ensure_room` must have been
-        called before. Raises NoSpace. The bytes count only when `write_index` is committed."""
+        called before. Raises NoSpace if the disk is full. The bytes count only when `write_index` is committed."""
         current = self._open
         assert current is not None
         if current.log.direct:
@@ -216,7 +217,7 @@ class EntryLogWriter:
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> WrittenEntries:
         """Writes and syncs the index group of all records that were appended since `ensure_room`. Returns the result,
-        which the caller must commit with a checkpoint mark. Raises NoSpace."""
+        which the caller must commit with a checkpoint mark. Raises NoSpace if the disk is full."""
         current = self._open
         assert current is not None
         group = index.encode_index_group(extents, tables)
@@ -281,7 +282,8 @@ class MemtableFlush:
         self._taken = 0
 
     def start(self) -> None:
-        """Makes sure that the hot log has room for the table, and begins another log if necessary. Raises NoSpace."""
+        """Makes sure that the hot log has room for the table, and begins another log if necessary. Raises NoSpace if
+        the disk is full."""
         table = self._table
         overhead = ENTRY_OVERHEAD_BYTES - entry_log.RECORD_HEADER_BYTES
         self._bytes = table.size_bytes - table.entries * overhead
@@ -314,7 +316,7 @@ class MemtableFlush:
 
     def write_index(self) -> WrittenEntries:
         """Writes and syncs the index group of the table, after all its slices were appended. Returns the result, which
-        the caller must commit. Raises NoSpace."""
+        the caller must commit. Raises NoSpace if the disk is full."""
         return self._writer.write_index(self._extents, self._tables)
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:

@@ -201,8 +201,8 @@ def parse_page_action(form: Mapping[str, str]) -> PageAction:
 
 
 async def preview_page_action(call: RestRequest, action: PageAction) -> str:
-    """Returns a text that tells the user what `run_page_action` would do with this action. Changes nothing. Raises
-    Unauthorized if the caller may not analyze the backlog, and the errors of that operation."""
+    """Returns a text that tells the user what `run_page_action` would do with this action. Changes nothing. Raises the
+    errors of `RestRequest.authorize`, and of the operation that analyzes the backlog."""
     topic, name = call.topic, call.names["subscription"]
     await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
     found = await call.call_topic_owner(op.ANALYZE_BACKLOG, topic, name=name)
@@ -219,8 +219,8 @@ async def preview_page_action(call: RestRequest, action: PageAction) -> str:
 
 
 async def run_page_action(call: RestRequest, action: PageAction) -> None:
-    """Changes the backlog of the subscription in the path of the request, as the action requests. Raises Unauthorized
-    if the caller may not do that, and the errors of the operation."""
+    """Changes the backlog of the subscription in the path of the request, as the action requests. Raises the errors of
+    `RestRequest.authorize` and of the operation."""
     topic, name = call.topic, call.names["subscription"]
     if action.act == "skip":
         await call.authorize(op.SKIP_MESSAGES, topic=topic.full, name=name)

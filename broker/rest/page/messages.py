@@ -76,8 +76,8 @@ T = TypeVar("T")
 
 
 async def ask_owner(call: RestRequest, operation: Operation[T], **arguments: object) -> T:
-    """Calls an operation at the owner of the topic in the path, and returns the answer. Raises Unauthorized if the
-    caller may not call the operation."""
+    """Calls an operation at the owner of the topic in the path, and returns the answer. Raises the errors of
+    `RestRequest.authorize` and `RestRequest.call_topic_owner`."""
     await call.authorize(operation, **{operation.rule.field: call.topic.full}, **arguments)
     return await call.call_topic_owner(operation, call.topic, **arguments)
 
@@ -212,7 +212,7 @@ def is_search_query(call: RestRequest) -> bool:
 async def view_messages(call: RestRequest) -> MessagesView | Response:
     """Returns the messages of the topic that the query selects. With the parameter `download`, returns a response with
     the payload of the single message that `id` names. Raises HttpError if the query is invalid; NotFound if the message
-    does not exist."""
+    does not exist; BackPressure if memory for answers is short; and the errors of `ask_owner` and `decode_entry`."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     asked = {name: call.query.get(name, "") for name in FIELDS}
     asked |= {name: text.strip() for name, text in asked.items() if name not in ("key", "text", "where")}
@@ -244,7 +244,8 @@ async def view_messages(call: RestRequest) -> MessagesView | Response:
 
 async def view_newest_messages(call: RestRequest) -> NewestMessagesView:
     """Returns the newest messages of the topic: at most TAIL_MAX, and fewer if they are large. Stores nothing between
-    two calls, so an open page costs the same for each call, and a closed page costs nothing."""
+    two calls, so an open page costs the same for each call, and a closed page costs nothing. Raises HttpError (405) if
+    the topic is partitioned, and the errors of `ask_owner` and `decode_entry`."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     offsets = await ask_owner(call, op.OFFSETS)
     end, count = offsets.end_index, offsets.end_index - offsets.earliest_index
@@ -270,7 +271,7 @@ def find_real_topic(message: DecodedMessage, here: TopicName) -> TopicName | Non
 
 async def find_allowed_actions(call: RestRequest, messages: Sequence[DecodedMessage]) -> list[tuple[str, ...]]:
     """Returns, for each message, the actions that the caller may do with it: RESEND (publish it again), REDRIVE (send a
-    dead letter back to the topic from which it came)."""
+    dead letter back to the topic from which it came). Raises Unavailable if the caller's grants cannot be read."""
     may = dict[TopicName, bool]()
     for target in (call.topic, *(find_real_topic(each, call.topic) for each in messages)):
         if target is not None and target not in may:
@@ -292,8 +293,8 @@ async def _may_produce(call: RestRequest, topic: TopicName) -> bool:
 
 
 async def check_produce_permission(call: RestRequest, topic: TopicName, *, audited: bool = True) -> None:
-    """Raises Unauthorized if the caller may not publish to the topic. `audited`: whether a refusal is written to the
-    audit log."""
+    """Raises Unauthorized if the caller may not publish to the topic, Unavailable if its grants cannot be read.
+    `audited`: whether a refusal is written to the audit log."""
     context = call.context
     await call.broker.access.check_permission(
         context.principal, Permission.PRODUCE, topic=topic, peer=context.peer, audited=audited
@@ -302,7 +303,7 @@ async def check_produce_permission(call: RestRequest, topic: TopicName, *, audit
 
 async def make_message_views(call: RestRequest, found: list[DecodedMessage], way: str) -> tuple[MessageView, ...]:
     """Returns the messages `found` in the form in which the page shows them. Their payloads together have at most
-    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads."""
+    PAYLOADS_BYTES, in equal shares. `way`: the format of the payloads. Raises the errors of `find_allowed_actions`."""
     most = PAYLOADS_BYTES // max(1, len(found))
     acts = await find_allowed_actions(call, found)
     return tuple(_message(each, way, most, may) for each, may in zip(found, acts, strict=True))
@@ -382,7 +383,8 @@ def _message(found: DecodedMessage, way: str, most: int, acts: tuple[str, ...]) 
 # ----------------------------------------------------------------------------------------------------- search
 async def search_messages(call: RestRequest, asked: dict[str, str]) -> tuple[list[DecodedMessage], SearchProgress]:
     """Searches the topic backwards for the messages that meet the criteria in `asked`. Returns at most FOUND_MAX
-    messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter is invalid."""
+    messages, the newest first, and the progress of the search. Raises HttpError (400) if a parameter is invalid, and
+    the errors of `ask_owner` and `decode_entry`."""
     times = {f"{each}_ms": parse_form_time(asked[each]) for each in ("since", "until") if asked[each]}
     before = parse_number(call.query.get("before", "") or "0")
     if before is None:
@@ -460,7 +462,8 @@ async def plan_resend(call: RestRequest, act: str, id_: str, once: str) -> Resen
     """Prepares to publish the message `id_` again, and returns the plan; publishes nothing. `act`: RESEND (to the same
     topic) or REDRIVE (a dead letter back to the topic from which it came). `once`: a text that is different for each
     plan. Raises HttpError (409) if the page cannot make a correct copy of the message; NotFound if there is no such
-    message; Unauthorized if the caller may not consume the one topic, or publish to the other."""
+    message; Unauthorized if the caller may not consume the one topic, or publish to the other; and the errors of
+    `ask_owner` and `decode_entry`."""
     if act not in (RESEND, REDRIVE):
         raise HttpError(f"an action is {RESEND} or {REDRIVE}")
     await call.check_unpartitioned(op.GET_MESSAGE, "open one of them")

@@ -237,7 +237,8 @@ class LedgersView:
 
 async def view_topic(call: RestRequest) -> TopicView:
     """Returns the content of the page of one topic. Explains at most WHY_MAX subscriptions, each by a request to the
-    topic's owner. Raises TopicNotFound if the topic does not exist; Unauthorized if the caller may not see it."""
+    topic's owner. Raises TopicNotFound if the topic does not exist; and the errors of `RestRequest.authorize` and
+    `ask_owner`."""
     name = call.topic.full
     await call.authorize(op.TOPIC_STATS, name=name)
     if partitions := await call.list_partitions():
@@ -260,7 +261,7 @@ async def _why(call: RestRequest, subscription: str) -> WhyStuck | None:
 
 async def view_subscription(call: RestRequest) -> SubscriptionView:
     """Returns the content of the page of one subscription. Raises HttpError (404) if the topic has no such
-    subscription."""
+    subscription, and the errors of `ask_owner`."""
     name, full = call.names["subscription"], call.topic.full
     stats = await ask_owner(call, op.TOPIC_STATS)
     found = next((each for each in stats.subscriptions if each.name == name), None)
@@ -275,7 +276,7 @@ async def view_subscription(call: RestRequest) -> SubscriptionView:
 
 async def view_ledgers(call: RestRequest) -> LedgersView:
     """Returns the content of one page with up to LEDGERS ledgers of a topic, after the ledger id in the query parameter
-    `after`. Raises HttpError (405) if the topic is partitioned."""
+    `after`. Raises HttpError (405) if the topic is partitioned, and the errors of `ask_owner`."""
     await call.check_unpartitioned(op.DESCRIBE_LEDGERS, ONE)
     after = parse_number(call.query.get("after", "0")) or 0
     found = await ask_owner(call, op.DESCRIBE_LEDGERS, after=after, limit=LEDGERS)
@@ -398,7 +399,7 @@ class SettingsView:
 
 async def view_overview(call: RestRequest) -> OverviewView:
     """Returns the content of the start page. Brokers that do not answer in time are missing from its sums, and cause an
-    alarm; so does a metadata store that does not answer."""
+    alarm; so does a metadata store that does not answer. Raises the errors of `RestRequest.call_local`."""
     summary = await call.call_local(op.BROKER_SUMMARIES)
     unread = summary.metadata_away_ms or summary.metadata_late
     status = None if unread else await _repair_status(call)
@@ -424,7 +425,8 @@ async def view_overview(call: RestRequest) -> OverviewView:
 async def view_landing_page(call: RestRequest) -> LandingView | Response:
     """Returns the namespaces and topics in which the caller has rights: looks at the first NAMESPACES_MAX namespaces of
     the first TENANTS_MAX tenants, and returns at most PLACES_MAX names of each sort. If the query names a topic,
-    returns a redirect to its page, which checks the caller's rights itself."""
+    returns a redirect to its page, which checks the caller's rights itself. Raises InvalidName if the name is invalid,
+    Unavailable if grants cannot be read, and the errors of `RestRequest.call_local`."""
     if named := call.query.get("topic", "").strip():
         return RedirectResponse(f"/ui/topics/{topic_path(TopicName.parse(named).full)}", 303)
     if of := call.query.get("namespace", ""):
@@ -485,7 +487,7 @@ def _alarms(found: ClusterSummary, now_ms: int, departing: Collection[str]) -> l
 
 async def view_topics(call: RestRequest) -> TopicsView:
     """Returns one page of the list of topics in the cluster: at most 100, selected by the query parameters `q`, `sort`
-    and `after`."""
+    and `after`. Raises the errors of `RestRequest.call_local`."""
     q, sort = call.query.get("q", ""), call.query.get("sort", "")
     page = await call.call_local(
         op.TOPIC_PAGE, prefix="", contains=q, sort=sort, after=call.query.get("after", ""), limit=100, here=False
@@ -494,20 +496,20 @@ async def view_topics(call: RestRequest) -> TopicsView:
 
 
 async def view_brokers(call: RestRequest) -> BrokersView:
-    """Returns the content of the page about brokers."""
+    """Returns the content of the page about brokers. Raises the errors of `RestRequest.call_local`."""
     found = await call.call_local(op.BROKER_SUMMARIES)
     return BrokersView(found.brokers, found.silent, found.died)
 
 
 async def view_bookies(call: RestRequest) -> BookiesView:
-    """Returns the content of the page about bookies."""
+    """Returns the content of the page about bookies. Raises the errors of `RestRequest.call_local`."""
     found = await call.call_local(op.LIST_BOOKIES)
     return BookiesView(tuple(found))
 
 
 async def view_settings(call: RestRequest) -> SettingsView:
     """Returns the content of the page about settings: the settings of this broker, each with its default and its
-    meaning."""
+    meaning. Raises the errors of `RestRequest.call_local`."""
     described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
     config = type(call.broker.config)
     defaults, meanings = list_setting_defaults(config), {each.name: each.doc for each in list_settings(config)}
@@ -536,14 +538,14 @@ async def view_repair(call: RestRequest) -> RepairView:
 
 async def view_metadata(call: RestRequest) -> MetadataNode:
     """Returns the metadata node that the query parameter `path` names, with at most CHILDREN children after the name
-    `after`."""
+    `after`. Raises the errors of `RestRequest.call_local`."""
     path, after = call.query.get("path", ""), call.query.get("after", "")
     return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
 
 
 async def view_security(call: RestRequest) -> SecurityView:
     """Returns the caller of the page, with the method and expiry of its credentials, and the other callers that are
-    connected to this broker."""
+    connected to this broker. Raises the errors of `RestRequest.call_local`."""
     found, who = await call.call_local(op.DESCRIBE_SECURITY), call.context.principal
     return SecurityView(str(who), who.method, who.expires_ms, found)
 

@@ -218,8 +218,8 @@ class Cursor:
         return new
 
     def ack_first_messages(self, position: Position, messages: int, size: int = 0) -> bool:
-        """Acknowledges the first `messages` messages of a batch. `size`: the number of messages in the batch (0: not
-        known). Returns True if the whole entry is acknowledged by this call."""
+        """Acknowledges the first `messages` messages of a batch, at most BATCH_INDEXES_MAX. `size`: the number of
+        messages in the batch (0: not known). Returns True if the whole entry is acknowledged by this call."""
         return self.ack_messages_of_batch(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_messages_of_batch(self, position: Position, bits: int, size: int = 0) -> bool:

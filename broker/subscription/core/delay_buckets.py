@@ -341,7 +341,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
         """Returns requests to read segments: those whose first entry is due within LOOKAHEAD_MS after `now_ms` (ms
-        since the epoch), and those that a merge of buckets needs. Each request is returned once."""
+        since the epoch), and those that a merge of buckets needs. A request has at most LOAD_SEGMENTS_MAX segments, and
+        is returned once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -385,9 +386,9 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest buckets, if at least MERGE_MIN of them have at most `keys_max` keys together.
-        Returns those of their keys that are in memory; from then on these keys belong to no bucket. The other keys are
-        read by `take_segment_reads`."""
+        """Begins to merge the smallest buckets, at most MERGE_MAX, if at least MERGE_MIN of them have at most
+        `keys_max` keys together. Returns those of their keys that are in memory; from then on these keys belong to no
+        bucket. The other keys are read by `take_segment_reads`."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}

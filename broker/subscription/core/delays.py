@@ -275,9 +275,9 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal_bucket(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
-        """Moves the entries that are due far in the future to a new bucket, and returns the bucket, which the caller
-        must store. Then the caller must call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls
-        `seal_bucket` again.
+        """Moves the entries that are due far in the future (NEAR_MS after `now_ms`; all of them if they exceed
+        `memory_bytes_max`) to a new bucket, and returns the bucket, which the caller must store. Then the caller must
+        call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls `seal_bucket` again.
 
         Returns None if too few entries are due far in the future: fewer than `least`; None: fewer than half of those
         without a bucket. A merge of buckets needs only one."""

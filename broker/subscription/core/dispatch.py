@@ -229,8 +229,8 @@ class Dispatcher:
         return want if isinstance(want, PlannedRead) else self.choose_waiting_entries() or want
 
     def choose_waiting_entries(self) -> ReadForRedelivery | None:
-        """Returns a request for entries that wait with the policy and could be delivered now; None if there are
-        none."""
+        """Returns a request for at most REPLAY_ENTRIES_MAX entries that wait with the policy and could be delivered
+        now; None if there are none."""
         ready = self.policy.next_ready_entries(REPLAY_ENTRIES_MAX)
         if ready and self.failed:
             ready = [each for each in ready if not self.policy.is_held_back_by_failure(each)]

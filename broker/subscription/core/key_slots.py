@@ -371,8 +371,9 @@ class KeySlotTable:
 
     def find_held_slots(self, now_s: float) -> list[HeldSlot]:
         """Returns the slots in which entries wait until the oldest outstanding one is acknowledged, the longest held
-        first. `now_s`: monotonic seconds. A slot is held since the first call that found its oldest outstanding entry.
-        An entry that was given back and delivered again counts as the same entry."""
+        first. `now_s`: monotonic seconds. Looks at the slots of the OLDEST_ENTRIES_MAX entries that are outstanding for
+        longest. A slot is held since the first call that found its oldest outstanding entry. An entry that was given
+        back and delivered again counts as the same entry."""
         before, self._oldest = self._oldest, {}
         for position, numbers in islice(self._held.items(), OLDEST_ENTRIES_MAX):
             for number in numbers:

@@ -86,14 +86,16 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
 
     def resolve_for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
         """Returns the policy that the subscription uses. If the topic is itself a dead-letter topic, this is a policy
-        without back-offs that moves no entries, because they would circulate for ever."""
+        without back-offs that moves no entries, because they would circulate for ever. Raises InvalidName as
+        `dead_letter_topic` does."""
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
         return NO_LETTERS if its_own or self.dead_letter_topic(topic, subscription).base == topic.base else self
 
     def dead_letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
-        """Returns the name of the topic to which the dead letters of the subscription are published."""
+        """Returns the name of the topic to which the dead letters of the subscription are published. Raises InvalidName
+        if `topic` of the policy, or the default name, is no valid name."""
         return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}{SUFFIX}")
 
 
