@@ -277,9 +277,15 @@ class Stopping:
         await life.store.close()
 
     async def _open(self) -> None:
-        """Again, in the same process."""
-        self.life.disk.faults = []
-        self.life.store = await Store.open(self.life.simulation.world(NODE), DATA, UUID, TINY)
+        """Again, in the same process. If the disk fills meanwhile, the start is refused, and the next one succeeds."""
+        for _ in range(2):
+            self.life.disk.faults = []
+            try:
+                self.life.store = await Store.open(self.life.simulation.world(NODE), DATA, UUID, TINY)
+                return
+            except store_disk.NoSpace as error:
+                refused = error
+        raise refused
 
     def _clients(self, count: int) -> None:
         """Adds that come meanwhile, also to a ledger that was not there, and perhaps a fence."""

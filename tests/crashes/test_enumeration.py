@@ -35,6 +35,12 @@ def test_a_stop_over_running_work_loses_nothing_wherever_it_is_cancelled(kind: s
     assert part.states > 10 * STOPS
 
 
+def test_a_disk_that_fills_while_the_bookie_starts_again_loses_nothing() -> None:
+    part = run.some_stops([2895])  # its start is cancelled; the next one finds the disk full, and the third has room
+    assert [f"{failure.state}: {failure.reason}" for failure in part.failures] == []
+    assert part.states > 0
+
+
 def test_stops_go_over_every_operation_of_their_work() -> None:
     places = stops.places_of("checkpoint", 0)
     assert sorted(places) == list(range(1, len(places) + 1))

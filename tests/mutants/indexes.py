@@ -98,7 +98,7 @@ def unread_is_not_stable(stack: Stack) -> None:
     class Unbounded:
         def __init__(self, shape: Any) -> None:
             self._shape = shape
-            self.stable = shape.last_confirmed
+            self.stable_position = shape.last_confirmed
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._shape, name)
