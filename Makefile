@@ -39,8 +39,8 @@ demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
 # Two halves, one after the other: beside each other they starve the workers of Spark, which then do not connect in time.
-# Tests wait for the disk, for processes and for the clock nearly as long as for a core: four workers kept two cores busy
-# for four fifths of the time, and each worker more takes 6 s of them to read the files.
+# Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two. Four
+# keep two cores busy; six were no faster, as each worker takes 6 s of a core to read the files.
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
 # begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler, and after
 # `servers`, whose packages the files look for. Those are downloaded while the compiler and mypy each have a core.
@@ -59,7 +59,7 @@ servers: $(STAMP)
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
 # and which stay together).
 test-cores: servers
-	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 6 --dist worksteal
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
 
 # It reads the files alone that name its marks: each worker reads them all.
 test-processes: servers
@@ -109,7 +109,7 @@ TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/j
 # gcc does not optimize what is tested alone; `make compiled`, `make bench` and `make wheels` do.
 test-compiled: export MAGNETAR_COMPILE_LEVEL := 0
 test-compiled: compiled collected
-	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 5 --dist worksteal \
+	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
 		-m 'not processes and not spark and not interop' $(TEST_COMPILED)
 
 # Pulsar's official clients against a real server; Maven brings the Java client.
