@@ -284,6 +284,9 @@ TRUNCATE_TOPIC: Operation[None] = _topic(
         "topic {place} truncated", "Delete all messages of {place}",
     ),
 )  # fmt: skip
+NO_LEDGER = (1 << 62) - 1
+"""The ledger that a decision about lost outcomes names in SKIP_LOST: a broker that knows no such decision refuses it,
+and skips nothing."""
 SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
 TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
 COMPACT: Operation[None] = _topic(

@@ -332,6 +332,17 @@ class TxnState(enum.IntEnum):
     ABORTED = 3
 
 
+class ForgottenOutcome(enum.IntEnum):
+    """Why a coordinator does not know any more whether a transaction was committed, with the numbers of
+    proto/wire.proto."""
+
+    DISCARDED = 1
+    """The outcome was discarded after its retention. If the transaction was committed, each of its topics had stored
+    that before: a topic that lost nothing, and does not know the commit, has nothing in a committed transaction."""
+    GIVEN_UP = 2
+    """An operator gave up what the coordinator had lost. Topics may wait for the outcome still."""
+
+
 class Isolation(enum.IntEnum):
     """Which messages a consumer receives. READ_COMMITTED: the messages of committed transactions, and those outside of
     transactions. READ_UNCOMMITTED: all stored messages, also those of open and aborted transactions."""

@@ -36,6 +36,7 @@ __all__ = (
     "BrokerInfo", "BrokerSummary", "BundleMove", "BundlePage", "BundleRow",
     "ClusterSummary", "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
     "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "FilterTrial",
+    "ForgottenTransaction",
     "HalfDecision", "HalfState", "HalfStats", "HeldKey", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState",
     "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
@@ -410,12 +411,24 @@ class LostOfSubscription(Value, frozen=True):
     messages: int  # that it had not acknowledged; -1: it is not known how many
 
 
+class ForgottenTransaction(Value, frozen=True):
+    """A transaction at a topic whose outcome is lost: the topic lost it, and the coordinator has forgotten it. Its
+    entries, and all later ones, are held back until an operator decides (`skip_lost` with `forgotten`)."""
+
+    txn: TxnId
+    first: Position  # its first entry
+    entries: int
+    bytes: int
+
+
 class SkippedLost(Value, frozen=True):
     """The result of `skip_lost`: the ranges of lost entries that readers skip now, and the durable subscriptions
-    concerned. No ranges: nothing is lost."""
+    concerned. No ranges: no entry is lost. `forgotten`: the transactions whose outcomes are lost; with a decision,
+    those that it ended."""
 
     ranges: tuple[LostRange, ...]
     subscriptions: tuple[LostOfSubscription, ...]
+    forgotten: tuple[ForgottenTransaction, ...] = ()
 
 
 class BacklogAnalysis(Value, frozen=True):

@@ -13,10 +13,19 @@ class TransactionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREPARED: _ClassVar[TransactionState]
     COMMITTED: _ClassVar[TransactionState]
     ABORTED: _ClassVar[TransactionState]
+
+class ForgottenOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOT_FORGOTTEN: _ClassVar[ForgottenOutcome]
+    DISCARDED: _ClassVar[ForgottenOutcome]
+    GIVEN_UP: _ClassVar[ForgottenOutcome]
 OPEN: TransactionState
 PREPARED: TransactionState
 COMMITTED: TransactionState
 ABORTED: TransactionState
+NOT_FORGOTTEN: ForgottenOutcome
+DISCARDED: ForgottenOutcome
+GIVEN_UP: ForgottenOutcome
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "fields")
@@ -808,16 +817,18 @@ class EndRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ...) -> None: ...
 
 class TransactionReply(_message.Message):
-    __slots__ = ("txn", "state", "error", "settlement")
+    __slots__ = ("txn", "state", "error", "settlement", "forgotten")
     TXN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     txn: TransactionId
     state: TransactionState
     error: Error
     settlement: Settlement
-    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., settlement: _Optional[_Union[Settlement, _Mapping]] = ...) -> None: ...
+    forgotten: ForgottenOutcome
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., settlement: _Optional[_Union[Settlement, _Mapping]] = ..., forgotten: _Optional[_Union[ForgottenOutcome, str]] = ...) -> None: ...
 
 class EndReply(_message.Message):
     __slots__ = ("items",)
@@ -1487,22 +1498,38 @@ class WhyKeptReply(_message.Message):
     def __init__(self, ledgers: _Optional[_Iterable[_Union[KeptLedger, _Mapping]]] = ...) -> None: ...
 
 class SkipLostRequest(_message.Message):
-    __slots__ = ("topic", "ledger_id", "force")
+    __slots__ = ("topic", "ledger_id", "force", "forgotten")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     topic: str
     ledger_id: int
     force: bool
-    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., force: bool = ...) -> None: ...
+    forgotten: str
+    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., force: bool = ..., forgotten: _Optional[str] = ...) -> None: ...
 
 class SkipLostReply(_message.Message):
-    __slots__ = ("ranges", "subscriptions")
+    __slots__ = ("ranges", "subscriptions", "forgotten")
     RANGES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     ranges: _containers.RepeatedCompositeFieldContainer[LostRange]
     subscriptions: _containers.RepeatedCompositeFieldContainer[LostOfSubscription]
-    def __init__(self, ranges: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[LostOfSubscription, _Mapping]]] = ...) -> None: ...
+    forgotten: _containers.RepeatedCompositeFieldContainer[ForgottenTransaction]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[LostOfSubscription, _Mapping]]] = ..., forgotten: _Optional[_Iterable[_Union[ForgottenTransaction, _Mapping]]] = ...) -> None: ...
+
+class ForgottenTransaction(_message.Message):
+    __slots__ = ("txn", "first", "entries", "bytes")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    first: Position
+    entries: int
+    bytes: int
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., first: _Optional[_Union[Position, _Mapping]] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class LostRange(_message.Message):
     __slots__ = ("ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from ...proto.errors import NotAllowed
 from ...proto.names import Position, TopicName
-from ...proto.states import TxnId, TxnState
+from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 
@@ -49,12 +49,16 @@ class Settlement(NamedTuple):
     """Position of the last receipt. An entry after it had no receipt: it does not count."""
 
 
-JoinAnswer = TxnState | Settlement
-"""The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement."""
+JoinAnswer = TxnState | Settlement | ForgottenOutcome
+"""The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement; or why
+the coordinator does not know the outcome any more."""
 
 
 def convert_join_answer_to_state(joined: JoinAnswer) -> TxnState:
-    """Returns the state of the transaction that the coordinator's answer to a join implies."""
+    """Returns the state of the transaction that the coordinator's answer to a join implies for a topic that lost
+    nothing: a transaction with a forgotten outcome is ABORTED for it."""
+    if isinstance(joined, ForgottenOutcome):
+        return TxnState.ABORTED
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
     return joined
@@ -90,10 +94,11 @@ class Coordinators(Protocol):
         belongs to another role. `owner` is None for a caller that may write in every transaction
         (`get_writable_transactions_role`), and for a topic that was loaded with entries of the transaction.
 
-        Never raises TransactionForgotten: a transaction that ended long ago is ABORTED for a topic that does not know
-        its outcome, because a coordinator forgets a commit only after every participant has stored it. Any other error
-        says nothing about the outcome, and the caller should ask again. Joins that are requested in one turn of the
-        loop are sent together.
+        Never raises TransactionForgotten. Returns a ForgottenOutcome if the coordinator does not know the outcome any
+        more. After DISCARDED a topic that lost no outcomes counts the transaction as aborted, because a coordinator
+        discards a commit only after every participant has stored it; a topic that lost outcomes decides nothing. Any
+        error says nothing about the outcome, and the caller should ask again. Joins that are requested in one turn of
+        the loop are sent together.
         """
 
     def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:

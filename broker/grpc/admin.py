@@ -107,7 +107,10 @@ class MessageAdminService:
 
     async def skip_lost(self, request: wire.SkipLostRequest, context: CallContext) -> SkippedLost:
         ledger_id = request.ledger_id if request.HasField("ledger_id") else -1
-        return await self._administration.skip_lost(TopicName.parse(request.topic), ledger_id, force=request.force)
+        topic = TopicName.parse(request.topic)
+        if request.forgotten:
+            return await self._administration.decide_forgotten_transactions(topic, request.forgotten)
+        return await self._administration.skip_lost(topic, ledger_id, force=request.force)
 
     async def expire_messages(self, request: wire.ExpireMessagesRequest, context: CallContext) -> int:
         up_to = _position(request.message_id) if request.HasField("message_id") else None

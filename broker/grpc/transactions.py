@@ -18,7 +18,7 @@ from ...proto.entry import parse_header
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotAllowed, to_wire
 from ...proto.names import Position, TopicName
 from ...proto.operations import Permission
-from ...proto.states import HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
+from ...proto.states import HALF_MESSAGES_MAX, ForgottenOutcome, TxnId, TxnState, coordinator_of
 from ...proto.statistics import TransactionHere
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..common.token_bucket import EventLoopSlices
@@ -308,7 +308,10 @@ class TransactionService:
         except MagnetarError as error:
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
         told = encode_settlement(joined, topic) if isinstance(joined, Settlement) else None
-        return wire.TransactionReply(txn=item.txn, state=_state(convert_join_answer_to_state(joined)), settlement=told)
+        return wire.TransactionReply(
+            txn=item.txn, state=_state(convert_join_answer_to_state(joined)), settlement=told,
+            forgotten=joined.name if isinstance(joined, ForgottenOutcome) else None,
+        )  # fmt: skip
 
     async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
         _bounded(request.items)

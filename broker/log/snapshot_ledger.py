@@ -17,7 +17,8 @@ Rules (docs of the callers say what a snapshot is)
   `name` was refused and wrote nothing before (`TopicFenced.unwritten`).
 - **Reading** goes back from the end to the last whole snapshot. A crash may leave an incomplete snapshot (not all
   pieces of one sequence number), which is skipped. For damage and loss `alarm` is called, and the snapshot before
-  counts.
+  counts. It is called, too, if the ledger has no snapshot: a record names a ledger after the first one is stored. After
+  an alarm `is_lost` is True: a later state may have been stored than the one that was found.
 - **Quorums** of a new ledger are those of the policy at that time; smaller ones if bookies are missing and
   `degraded_writes` allows it (broker/log/log_shape_core.py).
 
@@ -140,7 +141,7 @@ class SnapshotLedger(Generic[P]):
     to a new one (`roll_ledger`). The function `alarm(what, error)` is called for each ledger or snapshot that cannot be
     used."""
 
-    __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
+    __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "is_lost", "ledger_id", "sequence")
 
     def __init__(
         self, ledgers: TopicStateLedgers, decode: Callable[[bytes], P], damage: type[Exception],
@@ -150,6 +151,8 @@ class SnapshotLedger(Generic[P]):
         """The ledger that the record names; -1: none."""
         self.sequence = 0
         """Sequence number of the last write; the owner counts it up before each."""
+        self.is_lost = False
+        """True if `recover_state` did not find, or could not read, what the former owner stored last."""
         self._ledgers = ledgers
         self._decode = decode
         self._damage = damage
@@ -168,7 +171,7 @@ class SnapshotLedger(Generic[P]):
         try:
             reader = await self._ledgers.recover_ledger(ledger_id)
         except LedgerNotFound as error:
-            self._alarm(f"snapshot ledger {ledger_id} is lost", error)
+            self._report_lost(f"snapshot ledger {ledger_id} is lost", error)
             return None
         for last in range(reader.last_entry, -1, -1):
             try:
@@ -176,8 +179,14 @@ class SnapshotLedger(Generic[P]):
                 if pieces:
                     return await whole(reader, pieces)
             except (self._damage, DataLost) as error:
-                self._alarm(f"snapshot ledger {ledger_id}, entry {last} cannot be used", error)
+                self._report_lost(f"snapshot ledger {ledger_id}, entry {last} cannot be used", error)
+        error = DataLost(f"ledger {ledger_id} of {reader.last_entry + 1} entries begins with no snapshot")
+        self._report_lost(f"snapshot ledger {ledger_id} has no snapshot", error)
         return None
+
+    def _report_lost(self, what: str, error: Exception) -> None:
+        self.is_lost = True
+        self._alarm(what, error)
 
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
         """Returns all pieces of the snapshot that ends at the entry `last`; none if no snapshot ends there, or it is

@@ -445,11 +445,14 @@ async def delete_topic(call: RestRequest) -> None:
 
 
 @register_route("POST", TOPIC + "/skipLost",
-       "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have.",
-       answer="[{topic, ranges, subscriptions}]")  # fmt: skip
+       "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have. "
+       "With `forgotten` it skips nothing, and ends transactions whose outcomes are lost: by commit or abort.",
+       answer="[{topic, ranges, subscriptions, forgotten}]")  # fmt: skip
 async def skip_lost(call: RestRequest) -> object:
     only = call.query.get("ledger", "")
-    ledger = {"ledger_id": call.parse_number(only, "the parameter ledger")} if only else {}
+    ledger: dict[str, object] = {"ledger_id": call.parse_number(only, "the parameter ledger")} if only else {}
+    if decision := call.query.get("forgotten", ""):
+        ledger |= {"forgotten": decision, "ledger_id": op.NO_LEDGER}
     found = await call.call_each_partition(op.SKIP_LOST, force=call.parse_flag("force"), **ledger)
     topics = await call.list_partitions() or [call.topic]
     return [
@@ -463,6 +466,10 @@ async def skip_lost(call: RestRequest) -> object:
                 for each in reply.ranges
             ],
             "subscriptions": {each.name: each.messages for each in reply.subscriptions},
+            "forgotten": [
+                {"txn": str(each.txn), "first": str(each.first), "entries": each.entries, "bytes": each.bytes}
+                for each in reply.forgotten
+            ],
         }
         for topic, reply in zip(topics, found, strict=True)
     ]  # fmt: skip

@@ -36,7 +36,7 @@ from ...proto.errors import (
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, find_answer_type
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
-from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
+from ...proto.statistics import BrokerInfo, ForgottenTransaction, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import convert_reply, make_request
 from ...runtime.network import Endpoint, World, find_rpc
 from ..cluster.bundles_core import compute_bundle_number
@@ -527,7 +527,27 @@ class Administration:
         missed = (
             LostOfSubscription(each, count_lost_messages(cursor, ranges)) for each, cursor in sorted(cursors.items())
         )
-        return SkippedLost(tuple(lost), tuple(missed))
+        return SkippedLost(tuple(lost), tuple(missed), await self._forgotten(name))
+
+    async def _forgotten(self, name: TopicName) -> tuple[ForgottenTransaction, ...]:
+        """Returns the transactions of the topic whose outcomes are lost; () if the topic cannot be loaded."""
+        try:
+            topic = await self._broker.load_topic(name, create=False)
+            return tuple(await topic.transactions.decide_forgotten_transactions(committed=None))
+        except (DataLost, Unavailable) as error:
+            _LOG.warning("topic %s does not open: %s", name, error)
+            return ()
+
+    async def decide_forgotten_transactions(self, name: TopicName, outcome: str) -> SkippedLost:
+        """Ends the transactions of a topic whose outcomes are lost: `outcome` is "commit", which shows their messages,
+        or "abort", which hides them for ever. Skips no entries. Returns the transactions that it ended. Raises
+        InvalidRequest if `outcome` is something else."""
+        if outcome not in ("commit", "abort"):
+            raise InvalidRequest(f"{outcome[:100]!r} is no outcome: commit or abort")
+        await self._check_here(name)
+        topic = await self._broker.load_topic(name, create=False)
+        found = await topic.transactions.decide_forgotten_transactions(committed=outcome == "commit")
+        return SkippedLost((), (), tuple(found))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
         """Returns the cursors of the durable subscriptions, by name. Empty if the topic cannot be loaded."""

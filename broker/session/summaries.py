@@ -699,7 +699,10 @@ def _describe_waiting_for_transaction(topic: Topic) -> str:
     transactions, waiting = topic.transactions.statistics(), topic.waiting_message_count
     assert transactions is not None, "without transactions every message is shown"
     which = "one that is ending"
-    if transactions.oldest is not None:
+    core = topic.transactions.core
+    if core is not None and (lost := core.forgotten_transaction_ids):
+        which = f"{lost[0]}, whose outcome is lost: 'magnetar topics skip-lost --forgotten' decides"
+    elif transactions.oldest is not None:
         which = f"{transactions.oldest}, open for {_span(transactions.oldest_ms / 1000)}"
     return f"{_count(waiting, 'message')} wait{'' if waiting > 1 else 's'} for {which}."
 

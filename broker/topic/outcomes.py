@@ -9,18 +9,22 @@ each valid part. The write counts when the marker is stored. Rules
   that the write does not have. So the log may be longer than the position of the write by any number of entries.
 - The log after the position of the last *stored* write is not trimmed (`position`).
 - The ledger is replaced in the order of broker/log/snapshot_ledger.py; the topic's record names the current one.
-- If a ledger cannot be read, the broker logs an error, replays the whole log, and asks for all outcomes again.
-Guarding tests: tests/broker/topic/test_transactions.py.
+- If a ledger cannot be read, or has nothing, the broker logs an error, replays the log from the last snapshot that it
+  can read, or all of it, and asks for all outcomes again. It stores up to where outcomes may be lost
+  (`TxnSnapshot.lost_to`), because coordinators do not have those of long ago any more.
+Guarding tests: tests/broker/topic/test_transactions.py
+(`test_what_a_topic_and_its_coordinator_forgot_is_decided_by_an_operator_alone`).
 
 The format of the stored outcomes: a snapshot is a *marker* and the parts that it names, which earlier snapshots may
 have stored. A marker or a part is one entry, or several consecutive entries if it is larger than PIECE_BYTES:
 
     entry = magic "MX" | version u8 | kind u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
-    kind 0  marker    MessagePack: {position, open, parts, ended}
+    kind 0  marker    MessagePack: {position, open, parts, ended, lost_to}
                       position [ledger, entry]    what is known is known of all entries up to it
                       open     of each open transaction [most, least, first, entries, indexes, starts, bytes, numbers]
                       ended    [most, least] of each that has ended with entries on their way, which are aborted
+                      lost_to  [ledger, entry]    outcomes of transactions with entries up to it may be lost; [-1, -1]
                       parts    of each ledger with aborted entries [ledger, sequence, first entry, pieces]
     kind 1  part      MessagePack: [ledger, entries, indexes, bytes]: what is aborted in one ledger of the log
 
@@ -61,7 +65,7 @@ from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, TopicStateLedgers
 from .dedup_core import ProducerSequenceProgress
-from .transactions_core import AbortedEntriesOfLedger, OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
+from .transactions_core import NOWHERE, AbortedEntriesOfLedger, OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
 
 MAGIC = b"MX"
 PIECE_BYTES = 1 << 20
@@ -106,12 +110,14 @@ class OutcomesPiece(NamedTuple):
 class OutcomesSnapshotMarker(NamedTuple):
     """The marker at the end of a snapshot of a topic's transactions. `position`: the snapshot has all that is known of
     the entries up to it; `open`: the open transactions; `parts`: the places of the snapshot's parts, by the ledger of
-    the log. `ended`: the transactions that ended while entries of them were in flight; these entries are aborted."""
+    the log. `ended`: the transactions that ended while entries of them were in flight; these entries are aborted.
+    `lost_to`: as of TxnSnapshot."""
 
     position: Position
     open: tuple[OpenTxnInSnapshot, ...]
     parts: Mapping[int, OutcomesPartPlace]
     ended: tuple[TxnId, ...] = ()
+    lost_to: Position = NOWHERE
 
 
 class _Open(msgspec.Struct, frozen=True, array_like=True):
@@ -130,6 +136,7 @@ class _Marker(msgspec.Struct, frozen=True):
     open: list[_Open]
     parts: list[tuple[int, int, int, int]]
     ended: list[tuple[int, int]] = []
+    lost_to: tuple[int, int] = (-1, -1)
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -153,7 +160,8 @@ def encode_marker(marker: OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
     the number of the write."""
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
     opened = [_open(each) for each in marker.open]
-    stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended))
+    lost_to = marker.lost_to[0], marker.lost_to[1]
+    stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended), lost_to)
     return _pieces(MARKER, sequence, msgspec.msgpack.encode(stored))
 
 
@@ -213,7 +221,8 @@ def decode_marker(pieces: Sequence[OutcomesPiece]) -> OutcomesSnapshotMarker:
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
         raise DamagedTransactionOutcomes(f"it is no marker: {error}") from error
     rows = {row[0]: OutcomesPartPlace(*row[1:]) for row in found.parts}
-    return OutcomesSnapshotMarker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
+    ended = tuple(TxnId(*each) for each in found.ended)
+    return OutcomesSnapshotMarker(Position(*found.position), opened, rows, ended, Position(*found.lost_to))
 
 
 def decode_outcomes_part(
@@ -281,14 +290,17 @@ class OutcomesLedger:
     # ------------------------------------------------------------------ opening
     async def recover(self, place: TransactionOutcomesLocation) -> TxnSnapshot:
         """Returns the last stored snapshot of the topic's transactions. `place`: the outcomes ledger that the topic's
-        record names. If the ledger has no readable snapshot, returns an empty one at the start of the log. The log must
-        be taken over before. Raises the errors of `SnapshotLedger.recover_state`."""
+        record names. If the ledger has no readable snapshot, returns an empty one at the start of the log. If any part
+        of the ledger cannot be read, `lost_to` of the snapshot is the end of the log. The log must be taken over
+        before. Raises the errors of `SnapshotLedger.recover_state`."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
             found = await self._ledger.recover_state(place.ledger_id, self._whole) or TxnSnapshot(
                 self._log.shape.start_position
             )
+            if self._ledger.is_lost:
+                found = found._replace(lost_to=self._log.shape.last_confirmed)
         self.position, self.stored_index = found.position, self._log.shape.end_index
         return found
 
@@ -311,7 +323,7 @@ class OutcomesLedger:
             if isinstance(found, BaseException):
                 raise found
             aborted[ledger_id] = found
-        return TxnSnapshot(marker.position, marker.open, aborted, marker.ended)
+        return TxnSnapshot(marker.position, marker.open, aborted, marker.ended, marker.lost_to)
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, outcomes of transactions are asked for again: %s", self._log.topic, what, error)
@@ -428,7 +440,9 @@ class OutcomesLedger:
                 entries += pieces
             rows[ledger_id] = row
         entries += encode_marker(
-            OutcomesSnapshotMarker(position, core.open_transactions(), rows, core.ended_txns_with_entries_in_flight()),
+            OutcomesSnapshotMarker(
+                position, core.open_transactions(), rows, core.ended_txns_with_entries_in_flight(), core.lost_to
+            ),
             sequence,
         )
         return entries, rows

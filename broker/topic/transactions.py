@@ -21,6 +21,9 @@ coordinators. Rules
   aborted. The answer ABORTED ends the transaction at once; so does a settlement, which names the last receipt. After
   COMMITTED without a settlement (an operator made the coordinator wait for this topic no more) the topic waits
   `SETTLEMENT_S` for one, and then counts every entry.
+- **Forgotten.** If the topic may have lost outcomes that it stored, and the coordinator has forgotten the outcome, the
+  topic decides nothing: the messages stay hidden, and so do all later ones. An error is logged, and
+  `decide_forgotten_transactions` does what an operator says.
 Guarding tests: tests/broker/topic/test_transactions.py.
 """
 
@@ -43,6 +46,7 @@ from ...proto.errors import (
 )
 from ...proto.names import Position
 from ...proto.states import LedgerStays, TxnId
+from ...proto.statistics import ForgottenTransaction
 from ...runtime.network import World
 from ..common.config import BrokerConfig, Policy
 from ..common.transactions import Coordinators, Settlement
@@ -62,6 +66,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
+LOGGED = 100
+"""Most transactions that one line of the log names."""
 SETTLE_AT_ONCE = 100
 """Settlements that are applied in one step of the loop: a millisecond."""
 
@@ -384,6 +390,27 @@ class TopicTransactions:
         return _Writes(
             tuple(touched), end.shown, txn if core is not None and core.count_entries_in_flight(txn) else None
         )
+
+    async def decide_forgotten_transactions(self, *, committed: bool | None) -> list[ForgottenTransaction]:
+        """Asks the coordinators about the transactions whose outcomes the topic may have lost, and returns those whose
+        outcomes are forgotten there, too. `committed`: ends these transactions at this topic, as committed or aborted,
+        and returns when that is durable; None: ends nothing. Raises NotOwner if the topic has ended at this broker."""
+        core = self.core
+        if core is None or not core.perhaps_forgotten_transaction_ids:
+            return []
+        found = [
+            ForgottenTransaction(txn, first=each.first, entries=each.entries, bytes=each.size)
+            for txn in await self.outcome_resolver.ask_about_forgotten()
+            if (each := core.find_open_statistics(txn)) is not None and each.first is not None
+        ]
+        if committed is not None:
+            _LOG.error(
+                "%s: an operator says that %d transactions whose outcomes are lost are %s: %s", self.topic.name,
+                len(found), "committed" if committed else "aborted", [str(each.txn) for each in found[:LOGGED]],
+            )  # fmt: skip
+            for run in self.start_settling([Settlement(each.txn, committed) for each in found]):
+                await asyncio.shield(run)
+        return found
 
     async def _written(self, writes: _Writes) -> None:
         """Waits until the writes `writes` are durable, and no entry of the transaction is in flight."""

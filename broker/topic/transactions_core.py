@@ -12,6 +12,8 @@ whether they become visible; the topic learns its decision by `TopicTransactions
 | OPEN | an entry is confirmed | it is hidden, and the last stable position stays before the first of them |
 | ASKED, OPEN | committed | its entries are shown, and its numbers count; an entry after `Settlement.last` is aborted |
 | ASKED, OPEN | aborted | its entries are aborted; its sequence numbers are forgotten |
+| ASKED, OPEN | its coordinator has forgotten the outcome, and the topic may have lost it | FORGOTTEN: it stays hidden |
+| FORGOTTEN | an operator decides; or its coordinator knows an outcome after all | as above |
 | ENDED | an entry that was on its way is confirmed | it is aborted, whatever the outcome: it had no receipt |
 
 Rules
@@ -24,6 +26,10 @@ Rules
   topic's deduplication keeps; an abort drops them, and entries with the same ids are NEW again.
 - A `snapshot` has a position, the open transactions and the aborted entries up to it. A load calls `add_replayed_entry`
   for each later entry of a transaction in the log, in order.
+- **Lost outcomes.** If the stored outcomes could not be read (`TxnSnapshot.lost_to`), the topic may have known the
+  outcome of each transaction with an entry up to that position. Then the coordinator's "forgotten" does not mean
+  aborted: the transaction may be committed. It is FORGOTTEN, until an operator decides (`topics skip-lost
+  --forgotten`). The position is stored with each later snapshot.
 - `version` grows with each outcome that has to be stored.
 
 Bounds: `OPEN_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
@@ -39,7 +45,7 @@ from typing import NamedTuple
 from pyroaring import BitMap, BitMap64
 
 from ...proto.names import Position
-from ...proto.states import TxnId
+from ...proto.states import ForgottenOutcome, TxnId
 from ..common.transactions import Settlement
 from ..log.log_queue_core import ID_END, SequenceRange
 from ..log.log_shape_core import LogShape
@@ -55,6 +61,7 @@ class TxnPhaseAtTopic(enum.Enum):
 
     ASKED = "its coordinator is asked"
     OPEN = "the topic is a participant, and it has not ended"
+    FORGOTTEN = "it has ended, and neither the topic nor its coordinator has its outcome"
     ENDED = "it has ended, and entries of it are on their way"
 
 
@@ -177,6 +184,8 @@ class TxnSnapshot(NamedTuple):
     aborted: Mapping[int, AbortedEntriesOfLedger] = {}
     ended: tuple[TxnId, ...] = ()
     """Transactions that had ended while entries of them were in flight: their entries after `position` are aborted."""
+    lost_to: Position = NOWHERE
+    """Of transactions with an entry up to this position, outcomes that were stored may be lost; NOWHERE: none is."""
 
 
 class TxnEndEffect(NamedTuple):
@@ -220,12 +229,13 @@ class TopicTransactionsCore:
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
-        "changed", "commits", "known", "position", "sizes", "version",
+        "changed", "commits", "known", "lost_to", "position", "sizes", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, snapshot: TxnSnapshot) -> None:
         self._shape = shape
         self.position = snapshot.position  # entries up to it are known
+        self.lost_to = snapshot.lost_to
         self.known: dict[TxnId, TopicTxn] = {}
         self.aborted: dict[int, BitMap] = {}
         self.aborted_indexes = BitMap64()
@@ -285,6 +295,33 @@ class TopicTransactionsCore:
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhaseAtTopic.ASKED and not found.entry_count:
             del self.known[txn]
+
+    def on_outcome_forgotten(self, txn: TxnId, why: ForgottenOutcome) -> bool:
+        """Called when the coordinator does not know the outcome of a transaction any more. Returns True if the topic
+        cannot tell the outcome either: the transaction stays hidden. Returns False if it is aborted: the topic has no
+        entry of it, or has lost no outcome that it stored."""
+        found = self.known.get(txn)
+        if found is None or found.phase is TxnPhaseAtTopic.ENDED or found.first is None:
+            return False
+        if why is ForgottenOutcome.DISCARDED and found.first > self.lost_to:
+            return False
+        found.phase = TxnPhaseAtTopic.FORGOTTEN
+        return True
+
+    @property
+    def forgotten_transaction_ids(self) -> list[TxnId]:
+        """Returns the transactions whose outcomes neither the topic nor their coordinators know, in the order of their
+        first entries."""
+        return [txn for txn, each in self._hidden.items() if each.phase is TxnPhaseAtTopic.FORGOTTEN]
+
+    @property
+    def perhaps_forgotten_transaction_ids(self) -> list[TxnId]:
+        """Returns the transactions that are FORGOTTEN, or will be when their coordinators answer that they have
+        forgotten the outcomes."""
+        return [
+            txn for txn, each in self._hidden.items()
+            if each.phase is TxnPhaseAtTopic.FORGOTTEN or (each.first is not None and each.first <= self.lost_to)
+        ]  # fmt: skip
 
     def is_open(self, txn: TxnId) -> bool:
         """Returns True if the transaction is open at this topic."""
@@ -613,8 +650,9 @@ class TopicTransactionsCore:
         """Returns a snapshot of the topic's transactions as of the last confirmed entry."""
         parts = {each: self.get_aborted_entries_of_ledger(each) for each in self.aborted}
         return TxnSnapshot(
-            self._shape.last_confirmed, self.open_transactions(), parts, self.ended_txns_with_entries_in_flight()
-        )
+            self._shape.last_confirmed, self.open_transactions(), parts, self.ended_txns_with_entries_in_flight(),
+            self.lost_to,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raises AssertionError unless these invariants hold: hidden entries are in log order and not aborted; the last

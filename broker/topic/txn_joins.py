@@ -21,7 +21,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName
-from ...proto.states import TxnId, TxnState
+from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.tasks import Tasks
 from ..common.transactions import JoinAnswer, Settlement, convert_join_answer_to_state
 from .transactions_core import OPEN_MAX, TopicTransactionsCore, TxnPhaseAtTopic
@@ -124,12 +124,13 @@ class TransactionOutcomeResolver:
     """Asks coordinators for the outcomes of one topic's open transactions. While the topic has open transactions, a
     task asks again and again."""
 
-    __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
+    __slots__ = ("_asking", "_committed_at", "_has_alarmed", "_of", "_runs", "_suspects")
 
     def __init__(self, of: TopicTransactions, runs: SharedTransactionTasks) -> None:
         self._of = of
         self._runs = runs
         self._asking: asyncio.Task[None] | None = None
+        self._has_alarmed = False  # that an outcome is lost
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
 
@@ -156,7 +157,7 @@ class TransactionOutcomeResolver:
             return None
         joined = await self._of.coordinators.join_transaction(txn, self._of.topic.name)
         state = convert_join_answer_to_state(joined)
-        if state in (TxnState.OPEN, TxnState.PREPARED):
+        if state in (TxnState.OPEN, TxnState.PREPARED) or self._is_forgotten(txn, joined):
             return None
         if core.is_known(txn):
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -245,10 +246,13 @@ class TransactionOutcomeResolver:
     def on_outcome_answered(self, txn: TxnId, joined: JoinAnswer) -> None:
         """Called when the coordinator has answered a question about a transaction that is not settled at this topic.
         `joined`: the answer. If the transaction has ended, starts to settle it at this topic; after COMMITTED without a
-        settlement only when SETTLEMENT_S seconds have passed since the first such answer."""
+        settlement only when SETTLEMENT_S seconds have passed since the first such answer. If the outcome is forgotten,
+        and the topic may have lost it, raises an alarm and settles nothing."""
+        if self._is_forgotten(txn, joined):
+            return
         if isinstance(joined, Settlement):
             self._of.start_settling([joined])
-        elif joined is TxnState.ABORTED:
+        elif convert_join_answer_to_state(joined) is TxnState.ABORTED:
             self._of.start_settling([Settlement(txn, False)])
         elif joined is TxnState.COMMITTED:
             now = self._of.world.clock.monotonic()
@@ -256,6 +260,28 @@ class TransactionOutcomeResolver:
                 topic = self._of.topic.name
                 _LOG.error("%s: no settlement of the committed %s has come: every entry counts", topic, txn)
                 self._of.start_settling([Settlement(txn, True)])
+
+    def _is_forgotten(self, txn: TxnId, joined: JoinAnswer) -> bool:
+        """Returns True if nothing tells the outcome of the transaction any more: `joined` is the coordinator's answer
+        that it is forgotten, and the topic may have known a commit. Logs an error for the first one of a load."""
+        core = self._of.core
+        if core is None or not isinstance(joined, ForgottenOutcome) or not core.on_outcome_forgotten(txn, joined):
+            return False
+        if not self._has_alarmed:
+            self._has_alarmed = True
+            _LOG.error(
+                "%s: the outcome of transaction %s is lost, perhaps of more: it and all later messages are held back "
+                "until 'magnetar topics skip-lost --forgotten' decides", self._of.topic.name, txn,
+            )  # fmt: skip
+        return True
+
+    async def ask_about_forgotten(self) -> list[TxnId]:
+        """Asks the coordinators about all open transactions with entries up to the position of lost outcomes, and
+        those that are FORGOTTEN. Returns the transactions that are FORGOTTEN afterwards."""
+        if (core := self._of.core) is None:
+            return []
+        await self._ask_all(core.perhaps_forgotten_transaction_ids)
+        return core.forgotten_transaction_ids
 
 
 # ----------------------------------------------------------------------------------------------------- txn_joins

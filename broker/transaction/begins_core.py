@@ -26,7 +26,7 @@ from ...proto.errors import (
     TransactionEnded,
     Unavailable,
 )
-from ...proto.states import COUNTER_BITS, TxnState
+from ...proto.states import COUNTER_BITS, ForgottenOutcome, TxnState
 from .halves_core import IntentQueuedUntilDurable
 from .intents_core import (
     NAME_MAX,
@@ -93,14 +93,17 @@ class TransactionEndDecider:
         self._outcomes = outcomes
 
     # ------------------------------------------------------------------ join
-    def join_transaction(self, intent: JoinTransaction, now: float) -> TxnState:
+    def join_transaction(self, intent: JoinTransaction, now: float) -> TxnState | ForgottenOutcome:
         """Makes the topic that `intent` names a participant of the transaction, and returns the state of the
         transaction. If the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the
         transaction is prepared; InvalidRequest if it has its maximum of topics, or another role began it;
-        IntentQueuedUntilDurable while it is in doubt. If the transaction has an outcome, only returns that."""
+        IntentQueuedUntilDurable while it is in doubt. If the transaction has an outcome, only returns that; a
+        ForgottenOutcome if the outcome was discarded."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
+        if found is TxnState.ABORTED and intent.txn < self._table.state.forgotten_below:
+            return ForgottenOutcome.DISCARDED
         return txn_state_of_table_entry(found)
 
     def _add_participant(self, live: LiveTransaction, topic: str) -> None:

@@ -35,7 +35,7 @@ from typing import Any, Protocol, assert_never
 
 from ...proto.errors import ConnectionLost, InternalError, InvalidRequest, MagnetarError, NotOwner, TimedOut
 from ...proto.names import Position
-from ...proto.states import TxnId, TxnState
+from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import JoinAnswer, Settlement
@@ -269,11 +269,12 @@ class RunningCoordinator:
 
     async def join_transaction(self, txn: TxnId, topic: str, owner: str | None = None) -> JoinAnswer:
         """Makes `topic` a participant of the transaction. Returns the state of the transaction; or, if it is committed
-        and the topic has not stored that yet, the Settlement that the topic must store. If `topic` is empty, only
-        starts the timeout of the transaction. `owner`: the role that writes in the transaction; None: the topic itself
-        asks. Raises InvalidRequest if the id was never given to a client, another role began the transaction, or it has
-        its maximum of topics; TransactionEnded if it is prepared."""
-        state = await self._state(lambda to: JoinTransaction(to, txn.least, topic, owner))
+        and the topic has not stored that yet, the Settlement that the topic must store; or a ForgottenOutcome. If
+        `topic` is empty, only starts the timeout of the transaction. `owner`: the role that writes in the transaction;
+        None: the topic itself asks. Raises InvalidRequest if the id was never given to a client, another role began the
+        transaction, or it has its maximum of topics; TransactionEnded if it is prepared."""
+        state = await self._ask(lambda to: JoinTransaction(to, txn.least, topic, owner))
+        assert isinstance(state, TxnState | ForgottenOutcome), "the question is about a state"
         owed = self.core.outcomes.find_unsettled_participant(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 

@@ -21,8 +21,9 @@ Rules (docs/transactions.md)
   All of this runs in one event loop, so two requests to commit make one record.
 - **Settling.** A durable outcome is kept until each participant has stored it (`TransactionsSettled`), and for
   `retention_s` after that: `tick` records the lowest unsettled id, and discards the outcomes below it after that time.
-  A participant that asks later gets ABORTED. That is right: if it does not know the outcome, there was no commit, for a
-  commit is settled only after each participant has stored it (invariant 87).
+  A participant that asks later is told that the outcome is discarded. If it does not know the outcome, and has lost
+  none that it stored, there was no commit: a commit is settled only after each participant has stored it. If it may
+  have lost some, it decides nothing (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
 `TransactionCoordinatorCore` has an object for each idea: the table of ids (state_core.py); what is decided, and

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...proto.errors import MagnetarError
-from ...proto.states import TxnState
+from ...proto.states import ForgottenOutcome, TxnState
 from .records_core import AnyRecord, HalfMessage, Participant, SinkTag
 
 NAME_MAX = 512
@@ -240,7 +240,7 @@ class TransactionRow(NamedTuple):
     timeout_s: float = 0.0
 
 
-Result = BeginAnswer | TxnState | TransactionRow | bool | MagnetarError | None
+Result = BeginAnswer | TxnState | ForgottenOutcome | TransactionRow | bool | MagnetarError | None
 
 
 class AnswerRequest(NamedTuple):

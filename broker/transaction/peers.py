@@ -28,7 +28,7 @@ from google.protobuf.message import Message
 from ...proto import wire_pb2 as wire
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, from_wire
 from ...proto.names import Position, TopicName
-from ...proto.states import TxnId, TxnState
+from ...proto.states import ForgottenOutcome, TxnId, TxnState
 from ...runtime.network import Channel, Endpoint, Rpc, World, find_rpc
 from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
@@ -73,6 +73,9 @@ class TransactionPeerClient:
         if reply.HasField("settlement"):
             told = reply.settlement
             return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
+        if reply.forgotten:
+            known = reply.forgotten == ForgottenOutcome.DISCARDED
+            return ForgottenOutcome.DISCARDED if known else ForgottenOutcome.GIVEN_UP
         return TxnState(reply.state)
 
     async def abort_if_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:

@@ -471,37 +471,63 @@ def last_message_id(session: CommandSession, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "lastMessageId"))
 
 
+TXN_COLUMNS = ("topic", "txn", "first", "entries", "bytes")
+
+
 @session_command(
     option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]"),
     option(
         "--force", is_flag=True,
         help="Also what a replica that does not answer may have: when it comes back, its messages stay lost.",
     ),
+    option(
+        "--forgotten", type=click.Choice(["commit", "abort"]),
+        help="Skip nothing: show the messages of transactions whose outcomes are lost, or hide them for ever.",
+    ),
 )  # fmt: skip
-def skip_lost(session: CommandSession, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
+def skip_lost(
+    session: CommandSession, topic: str, ledger: int | None, force: bool, forgotten: str | None, yes: bool
+) -> None:
     """Skip entries of which every copy is lost, for all consumers and readers of a topic.
 
     If the last ledger of the topic is lost, the topic opens again and continues in a new ledger. Only entries that are
     certainly lost are skipped: a bookie that is gone for good must be forgotten before (magnetar bookies forget). This
     cannot be undone.
 
+    Also list the transactions whose outcomes are lost: the topic cannot read the outcomes that it stored, and the
+    coordinators have forgotten them. They hold back all later messages until --forgotten decides about all of them.
+
     Example: magnetar topics skip-lost orders --yes
     """
-    confirm_deletion(
-        f"Pass over what {full_name(topic)} lost, for ever" + (", and what it may not have lost" if force else ""), yes
-    )
-    admin, rows, missed = session.admin, [], []
+    if forgotten and (force or ledger is not None):
+        raise click.UsageError("--forgotten skips nothing: it needs neither --ledger nor --force")
+    what = f"Pass over what {full_name(topic)} lost, for ever" + (", and what it may not have lost" if force else "")
+    if forgotten:
+        ended = "committed" if forgotten == "commit" else "aborted"
+        what = f"Count all transactions of {full_name(topic)} whose outcomes are lost as {ended}, for ever"
+    confirm_deletion(what, yes)
+    admin, rows, missed, undecided = session.admin, [], [], []
     for part in admin.parts(topic):
-        found = admin.skip_lost(part, ledger_id=ledger, force=force)
+        found = admin.skip_lost(part, ledger_id=ledger, force=force, forgotten=forgotten or "")
+        undecided += [
+            {"topic": part, "txn": str(each.txn), "first": str(each.first), "entries": each.entries,
+             "bytes": each.bytes}
+            for each in found.forgotten
+        ]  # fmt: skip
         rows += [{"topic": part, **asdict(each)} for each in found.ranges]
         missed += [{"topic": part, **asdict(each)} for each in found.subscriptions] if found.ranges else []
     if session.out.is_structured:
-        session.out.print_document({"ranges": rows, "subscriptions": missed})
+        session.out.print_document({"ranges": rows, "subscriptions": missed, "forgotten": undecided})
+        return
+    if forgotten:
+        session.out.print_rows(undecided, TXN_COLUMNS, empty="no outcome is lost")
         return
     columns = ("topic", "ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")
     session.out.print_rows(rows, columns, empty="nothing is lost")
     if missed:
         session.out.print_rows(missed, ("topic", "name", "messages"))
+    if undecided:
+        session.out.print_rows(undecided, TXN_COLUMNS)
 
 
 @session_command(

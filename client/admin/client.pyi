@@ -577,13 +577,24 @@ class AdminClient(ClosedAfterAsyncWith):
         or too long (proto/policies.py).
         """
 
-    async def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
+    async def skip_lost(
+        self,
+        topic: str,
+        *,
+        ledger_id: int | None = None,
+        force: bool = False,
+        forgotten: str = "",
+    ) -> values.SkippedLost:
         """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or
         only in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned.
         Unloads the topic.
 
         Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped
         entries stay skipped, even if such a replica comes back.
+
+        The field `forgotten` of the result names the transactions whose outcomes are lost, which hold back all later
+        messages. The parameter `forgotten` decides about them: "commit" shows their messages, "abort" hides them for
+        ever. Then no entry is skipped.
         """
 
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:

@@ -204,16 +204,23 @@ async def _pages(
 
 
 async def skip_lost(
-    self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
+    self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False, forgotten: str = ""
 ) -> values.SkippedLost:
     """Skips, for all readers of one partition, the entries that every replica certainly lost: in all ledgers, or
     only in the ledger `ledger_id`. Returns the ranges that are skipped now, and the subscriptions concerned.
     Unloads the topic.
 
     Raises NotAllowed if a replica that does not answer may have the entries, unless `force` is true. Skipped
-    entries stay skipped, even if such a replica comes back."""
+    entries stay skipped, even if such a replica comes back.
+
+    The field `forgotten` of the result names the transactions whose outcomes are lost, which hold back all later
+    messages. The parameter `forgotten` decides about them: "commit" shows their messages, "abort" hides them for
+    ever. Then no entry is skipped."""
+    decision = {"forgotten": forgotten} if forgotten else {}
+    if forgotten:
+        ledger_id = op.NO_LEDGER
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
-    return await self._call(op.SKIP_LOST, topic=to_full_topic_name(topic), force=force, **ledger)
+    return await self._call(op.SKIP_LOST, topic=to_full_topic_name(topic), force=force, **ledger, **decision)
 
 
 # ------------------------------------------------------------------------------------ messages

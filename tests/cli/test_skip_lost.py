@@ -95,7 +95,7 @@ async def test_the_route_passes_over_what_is_lost_of_the_topic_or_of_a_ledger(tm
         assert done.status == 200
         (found,) = done.json
         assert found == {
-            "topic": NAME.full, "subscriptions": {"s": 4},
+            "topic": NAME.full, "subscriptions": {"s": 4}, "forgotten": [],
             "ranges": [{"ledgerId": ledger, "firstEntryId": 0, "lastEntryId": 3, "firstIndex": 0, "endIndex": 4,
                         "forced": False}],
         }  # fmt: skip

@@ -377,6 +377,10 @@ def _passed_over() -> Iterator[Mutant]:
          f"{topic}test_transactions_core.py::"
          "test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer",
          "in the walk every coordinator answers"),
+        *((id_, plant, "87",
+           f"{topic}test_transactions.py::"
+           "test_what_a_topic_and_its_coordinator_forgot_is_decided_by_an_operator_alone", "no seed loses outcomes")
+          for id_, plant in (("M67b", transactions.forgotten_is_aborted), ("M67c", transactions.loss_is_not_stored))),
         ("M68", brokers.commit_sets_numbers_back, "84",
          f"{topic}test_dedup_core.py::"
          "test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an_abort_takes_back_is_new",

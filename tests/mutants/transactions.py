@@ -5,13 +5,14 @@ from typing import Any
 
 from pyroaring import BitMap64
 
+from magnetar.broker.topic import outcomes
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.broker.topic.transactions_core import TopicTransactionsCore, TxnEndEffect, TxnPhaseAtTopic
+from magnetar.broker.topic.transactions_core import NOWHERE, TopicTransactionsCore, TxnEndEffect, TxnPhaseAtTopic
 from magnetar.broker.topic.txn_joins import TransactionJoins
 from magnetar.proto.names import Position
-from magnetar.proto.states import TxnId, TxnState
+from magnetar.proto.states import ForgottenOutcome, TxnId, TxnState
 from tests.mutants.ledgers import Stack, put
 
 
@@ -84,6 +85,25 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
         return
 
     put(stack, Deduplication, "set_snapshot_limit", hold_before)
+
+
+def forgotten_is_aborted(stack: Stack) -> None:
+    """M67b: a topic that lost the outcomes that it stored takes what its coordinator forgot for aborted."""
+
+    def on_outcome_forgotten(self: TopicTransactionsCore, txn: TxnId, why: ForgottenOutcome) -> bool:
+        return False
+
+    put(stack, TopicTransactionsCore, "on_outcome_forgotten", on_outcome_forgotten)
+
+
+def loss_is_not_stored(stack: Stack) -> None:
+    """M67c: the next outcomes that a topic stores do not say that earlier ones are lost."""
+    honest = outcomes.encode_marker
+
+    def encode_marker(marker: outcomes.OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
+        return honest(marker._replace(lost_to=NOWHERE), sequence)
+
+    put(stack, outcomes, "encode_marker", encode_marker)
 
 
 def forgotten_without_an_answer(stack: Stack) -> None:

@@ -268,6 +268,8 @@ topics trim orders
 topics skip-lost orders
 topics skip-lost orders -y
 topics skip-lost orders -y -o json
+topics skip-lost orders -y --forgotten abort
+topics skip-lost orders -y --forgotten abort --force
 topics truncate orders
 topics truncate orders -y
 topics compaction-status orders -w -o json

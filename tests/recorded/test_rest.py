@@ -376,6 +376,8 @@ OF_ENDS = f"""
 GET /admin/v2/broker-stats/topics
 POST {T}/skipLost
 POST {T}/skipLost?ledger=x
+POST {T}/skipLost?forgotten=commit
+POST {T}/skipLost?forgotten=x
 PUT {T}/unload
 PUT /admin/v2/persistent/public/default/wide/unload
 POST {T}/trim

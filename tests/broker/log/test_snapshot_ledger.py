@@ -353,6 +353,7 @@ async def test_a_torn_snapshot_is_skipped_and_damage_is_an_alarm() -> None:
     second = Owner(storage, "b")
     assert await second.open() == 1
     assert not second.alarms, "a torn snapshot is no damage"
+    assert not second.ledger.is_lost
     assert second.ledger.sequence == owner.ledger.sequence, "sequence numbers of torn snapshots are not used again"
     entries.append(owner.entries(3)[-1])
     assert await Owner(storage, "b").open() == 1, "pieces of two snapshots are none"
@@ -360,12 +361,18 @@ async def test_a_torn_snapshot_is_skipped_and_damage_is_an_alarm() -> None:
     third = Owner(storage, "c")
     assert await third.open() == 1
     assert len(third.alarms) == 1
+    assert third.ledger.is_lost, "a later snapshot may have been there"
     del entries[whole_entries - 1 :]
     fourth = Owner(storage, "d")
     assert await fourth.open() is None, "no piece is taken for a snapshot"
+    nothing = f"snapshot ledger {owner.ledger.ledger_id} has no snapshot"
+    assert fourth.alarms == [nothing], "a record names a ledger that begins with one"
+    entries.clear()
+    assert await fourth.open() is None
     storage.ledgers.clear()
     assert await fourth.open() is None
-    assert fourth.alarms == [f"snapshot ledger {owner.ledger.ledger_id} is lost"]
+    assert fourth.alarms == [nothing, nothing, f"snapshot ledger {owner.ledger.ledger_id} is lost"]
+    assert fourth.ledger.is_lost
 
 
 async def test_a_dropped_ledger_is_deleted_and_a_closed_one_stays() -> None:

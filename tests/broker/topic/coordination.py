@@ -13,7 +13,7 @@ from magnetar.proto.entry import encode_batch, encode_entry, encode_plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import InvalidRequest, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
-from magnetar.proto.states import TxnId, TxnState
+from magnetar.proto.states import ForgottenOutcome, TxnId, TxnState
 
 
 class FakeCoordinator:
@@ -28,6 +28,7 @@ class FakeCoordinator:
         self.deciding = asyncio.Event()  # until then such a question is not answered
         self.deciding.set()
         self.owed: dict[TxnId, Settlement] = {}  # what a join is answered
+        self.forgotten: dict[TxnId, ForgottenOutcome] = {}
         self.down: MagnetarError | None = None
         self.is_near = False  # in the process of the topics
         self._next = 0
@@ -47,6 +48,8 @@ class FakeCoordinator:
             raise InvalidRequest(f"{txn} was never given")
         if txn in self.owed:
             return self.owed[txn]
+        if txn in self.forgotten:
+            return self.forgotten[txn]
         state = self.states.get(txn, TxnState.OPEN)
         if state is TxnState.OPEN:
             self.participants.setdefault(txn, []).append(topic)
@@ -54,6 +57,8 @@ class FakeCoordinator:
 
     def join_transaction_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         if self._is_foreign(txn, owner):
+            return False
+        if txn in self.forgotten:
             return False
         if not self.is_near or self.down is not None or self.states.get(txn, TxnState.OPEN) is not TxnState.OPEN:
             return False

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.broker.log.appender import LogAppender
@@ -14,6 +15,7 @@ from magnetar.broker.topic import transactions_core
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions_core import TxnPhaseAtTopic
+from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, encode_plain_items, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -30,7 +32,7 @@ from magnetar.proto.errors import (
     from_wire,
 )
 from magnetar.proto.names import TopicName
-from magnetar.proto.states import LedgerStays, TxnId, TxnState
+from magnetar.proto.states import ForgottenOutcome, LedgerStays, TxnId, TxnState
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of_delay_key, settle_at
@@ -610,6 +612,101 @@ async def test_a_load_that_cannot_read_the_outcomes_says_so_and_the_next_one_has
         with pytest.raises(Unavailable, match="no bookie answers"):
             await loaded(broker)
     assert await shown(broker) == [b"1"]
+
+
+async def _lose_outcomes(running: Cluster, how: str, former: list[bytes]) -> None:
+    """The topic is unloaded, and the ledger that its record names as that of its outcomes is not what it was.
+    `former`: an earlier snapshot."""
+    broker = running.brokers[-1]
+    topic = await loaded(broker)
+    record, ledgers = topic.log.record.transactions, broker.topic_manager._open().ledgers
+    assert record is not None
+    if how != "missing":
+        writer = await ledgers.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        for entry in [*former, b"damaged"] if how == "damaged" else []:
+            await writer.append(entry)
+        await writer.close()
+        await topic.log.commit_fields(transactions=msgspec.structs.replace(record, ledger_id=writer.ledger_id))
+    await broker.topic_manager.unload_topic(NAME)
+    if how == "missing":
+        await ledgers.delete(record.ledger_id)
+
+
+@pytest.mark.parametrize("choice", ["commit", "abort"])
+@pytest.mark.parametrize("how", ["missing", "without a snapshot", "damaged"])
+async def test_what_a_topic_and_its_coordinator_forgot_is_decided_by_an_operator_alone(
+    coordinator: FakeCoordinator, how: str, choice: str, caplog: pytest.LogCaptureFixture, running: Cluster
+) -> None:
+    broker = running.brokers[0]
+    producer = await TxnProducer(running.world, broker, TOPIC).opened()
+    await producer.send(b"0")
+    committed, plain = coordinator.begin(), b"2"
+    await producer.send_in(committed, b"1")
+    topic = await loaded(broker)
+    former, _ = topic.transactions._ledger._plan(topic.log.shape.last_confirmed, {}, set(), 0)
+    await coordinator.end(topic, committed, True)
+    await producer.send(plain)
+    await _lose_outcomes(running, how, former)
+    coordinator.forgotten[committed] = ForgottenOutcome.DISCARDED
+    topic = await loaded(broker)
+    await until(lambda: topic.transactions.core.forgotten_transaction_ids == [committed])
+    assert await shown(broker) == [b"0"], "nothing guesses that it is aborted"
+    assert f"the outcome of transaction {committed} is lost" in caplog.text
+    new = coordinator.begin()
+    again = await TxnProducer(running.world, broker, TOPIC, "q").opened()
+    await again.send_in(new, b"3")
+    await coordinator.end(topic, new, True)
+    await until(lambda: topic.log.record.transactions.ledger_id >= 0)
+    for _ in range(2):  # the outcomes that are stored now can be read, and tell that others are lost
+        await broker.topic_manager.unload_topic(NAME)
+        core = (await loaded(broker)).transactions.core
+        await until(lambda core=core: core.forgotten_transaction_ids == [committed])
+    assert await shown(broker) == [b"0"]
+    late = coordinator.begin()
+    coordinator.forgotten[late] = ForgottenOutcome.DISCARDED
+    third = await TxnProducer(running.world, broker, TOPIC, "r").opened()
+    third.publish_in(late, b"refused")
+    assert isinstance(from_wire((await third.next("failed")).error), TransactionAborted)
+
+    async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
+        with pytest.raises(InvalidRequest, match="commit or abort"):
+            await admin.skip_lost(TOPIC, forgotten="guess")
+        (seen,) = (await admin.skip_lost(TOPIC)).forgotten
+        assert (seen.txn, seen.entries, seen.bytes > 0) == (committed, 1, True)
+        assert await shown(broker) == [b"0"]
+        decided = await admin.skip_lost(TOPIC, forgotten=choice)
+        assert (decided.forgotten, decided.ranges) == ((seen,), ())
+        assert (await admin.skip_lost(TOPIC, forgotten=choice)).forgotten == ()
+    expected = [b"0", *([b"1"] if choice == "commit" else []), plain, b"3"]
+    assert await shown(broker) == expected
+    await broker.topic_manager.unload_topic(NAME)
+    topic = await loaded(broker)
+    assert await shown(broker) == expected
+    assert not topic.transactions.open_transactions
+
+
+@pytest.mark.parametrize("how", ForgottenOutcome)
+async def test_of_a_topic_that_lost_nothing_what_was_discarded_is_aborted_and_what_was_given_up_is_not(
+    coordinator: FakeCoordinator, how: ForgottenOutcome, running: Cluster
+) -> None:
+    """A coordinator discards an outcome after each topic has stored it. One that lost its state does not know that."""
+    broker = running.brokers[0]
+    producer = await TxnProducer(running.world, broker, TOPIC).opened()
+    txn, read = coordinator.begin(), coordinator.begin()
+    await producer.send_in(txn, b"0")
+    await producer.send(b"1")
+    await broker.topic_manager.unload_topic(NAME)
+    coordinator.forgotten = {txn: how, read: how}
+    topic = await loaded(broker)
+    core = topic.transactions.core
+    assert core is not None
+    core.register_unresolved_transaction(read)  # nothing of it is in the log
+    if how is ForgottenOutcome.DISCARDED:
+        await until(lambda: not topic.transactions.open_transactions)
+        assert await shown(broker) == [b"1"]
+    else:
+        await until(lambda: topic.transactions.open_transactions == core.forgotten_transaction_ids == [txn])
+        assert await shown(broker) == []
 
 
 async def test_a_ledger_switch_inside_a_commit_changes_nothing(tmp_path: Path, coordinator: FakeCoordinator) -> None:

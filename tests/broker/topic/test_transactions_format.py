@@ -15,7 +15,7 @@ OPEN = OpenTxnInSnapshot(
     {"p": (ProducerSequenceProgress(4, "u", 1), Position(9, 0))},
 )  # fmt: skip
 ROWS = {7: stored.OutcomesPartPlace(3, 0, 1), 9: stored.OutcomesPartPlace(5, 12, 2)}
-MARKER = stored.OutcomesSnapshotMarker(Position(9, 4), (OPEN,), ROWS, (TxnId(1, 2),))
+MARKER = stored.OutcomesSnapshotMarker(Position(9, 4), (OPEN,), ROWS, (TxnId(1, 2),), Position(8, 3))
 PART = AbortedEntriesOfLedger(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1]), 12)
 
 

@@ -34,7 +34,7 @@ from magnetar.broker.transaction.records_core import (
 )
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
-from magnetar.proto.states import TxnState
+from magnetar.proto.states import ForgottenOutcome, TxnState
 
 ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
 
@@ -236,15 +236,16 @@ class World:
                 and result is TxnState.COMMITTED
             ):
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
-            if isinstance(intent, JoinTransaction) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
-                pass  # its participants have their outcome: what is sent late counts nowhere, whatever that was
+            if isinstance(result, ForgottenOutcome):
+                assert isinstance(intent, JoinTransaction), "a client gets an error"
+                assert intent.txn < self.judge.forgotten, "forgotten is what is below the watermark"
             elif isinstance(result, TxnState):
                 self.judge.says(intent.txn, result)
             elif isinstance(result, TransactionAborted | TransactionFenced):
                 self.judge.says(intent.txn, TxnState.ABORTED)
             elif isinstance(result, TransactionForgotten):
                 assert intent.txn < self.judge.forgotten, "forgotten is what is below the watermark"
-                assert not isinstance(intent, JoinTransaction), "a participant is never told that it is forgotten"
+                assert not isinstance(intent, JoinTransaction), "a participant gets an answer, and no error"
             else:
                 assert isinstance(result, MagnetarError)
 

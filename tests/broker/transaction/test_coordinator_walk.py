@@ -22,7 +22,7 @@ from magnetar.broker.transaction.intents_core import (
 )
 from magnetar.broker.transaction.records_core import Participant, SinkTag
 from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted, TransactionForgotten
-from magnetar.proto.states import TxnState
+from magnetar.proto.states import ForgottenOutcome, TxnState
 from tests.broker.transaction.judge import World
 
 FIRST = {
@@ -330,7 +330,7 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
     assert [each.participant.topic for each in world.settling] in ([], ["a"]), "the detachment survives a crash"
 
 
-def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that_it_is_forgotten() -> None:
+def test_of_what_is_forgotten_a_participant_is_told_why_and_never_that_it_is_aborted() -> None:
     world = World(CoordinatorLimits(retention_s=900.0))
     txn = world.begin(0)
     world.ask(JoinTransaction(1, txn, "a"))
@@ -344,7 +344,13 @@ def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that
     world.ask(GetTransactionStatus(3, txn))
     assert isinstance(world.answers[3], TransactionForgotten)
     world.ask(JoinTransaction(4, txn, "a"))
-    assert world.answers[4] is TxnState.ABORTED, "a topic that does not know the commit took no part in it"
+    assert world.answers[4] is ForgottenOutcome.DISCARDED, "it is committed, and a topic may have lost that"
+    late = world.begin(5)
+    world.ask(JoinTransaction(6, late, "a"))
+    world.ask(EndTransaction(7, late, TransactionEndVerb.ABORT, "me"))
+    world.flush()
+    world.ask(JoinTransaction(8, late, "a"))
+    assert world.answers[8] is TxnState.ABORTED, "of what is not discarded the outcome is certain"
 
 
 def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() -> None:
