@@ -80,6 +80,11 @@ class PublishRefusal(_Refusal):
         InvalidRequest,
         "the part that an earlier publish stored",
     )
+    UNORDERED = (
+        "the chunk before it is not stored and not on its way: send the whole message again",
+        InvalidRequest,
+        "the chunks of the message that an earlier publish stored",
+    )
     IN_DOUBT = (
         "an earlier attempt with this sequence id is in flight: connect and send it again",
         DuplicateInDoubt,

@@ -107,7 +107,7 @@ class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_snapshot(snapshot: DedupSnapshot, sequence: int) -> list[bytes]:
     """Returns the ledger entries that store the snapshot, in the order in which the caller must append them.
     `sequence`: the number of the snapshot."""
-    rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
+    rows = [(name, *progress[:3]) for name, progress in snapshot.persisted.items()]
     gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
     body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
     bodies = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]

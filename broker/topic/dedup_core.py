@@ -9,6 +9,7 @@ Pulsar PR9):
 | all at or below `persisted` | DUPLICATE: it is in the log | a receipt without a position |
 | some at or below, some above | OVERLAP: a part is in the log and a part is not | refused: send that part again |
 | not above `pushed` | UNKNOWN: an entry with that id is in flight | unknown: keep the message, and send it again |
+| all above `pushed`, and a chunk whose predecessor is neither | UNORDERED | refused: send the whole message again |
 | all above `pushed` | NEW | its receipt, when it is stored |
 
 Rules
@@ -27,7 +28,11 @@ Rules
   take at most GAP_BYTES_MAX bytes; the lowest ones are dropped first, and count as persisted then. No entry in a
   transaction may span more than SPAN_MAX ids, because each id is recorded.
 - The chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their numbers; the id is persisted
-  with the last chunk. Chunks with another uuid are another attempt at the message, by a producer that began anew.
+  with the last chunk. So a chunk is NEW only if it is the first, or the chunk before it is stored or in flight: the log
+  has all of a message whose id is persisted. Chunks with another uuid are another attempt at the message, by a producer
+  that began anew. Of OTHERS_MAX + 1 incomplete messages of a producer the last chunk is known, so that their chunks may
+  come in turn; a snapshot stores it of the latest one. A message that is not complete when a higher id is stored is
+  never completed: its next chunk is UNORDERED, never a DUPLICATE.
 - While deduplication is off, each entry is NEW, and the persisted id is that of the producer's last confirmed entry.
   Turning it on keeps the ids of connected producers; earlier messages may be stored twice.
 
@@ -260,27 +265,50 @@ class DedupVerdict(enum.Enum):
     DUPLICATE = "it is in the log"
     UNKNOWN = "it is on its way into the log, with an outcome that is not known yet"
     OVERLAP = "a part of it is in the log and a part is not"
+    UNORDERED = "it is a chunk, and the one before it is not in the log and not on its way"
+
+
+OTHERS_MAX = 7
+"""Most incomplete chunked messages of a producer that are remembered beside the latest one."""
 
 
 class ProducerSequenceProgress(NamedTuple):
-    """How far one producer has come: it has sent all sequence ids up to `number`, and of the next message, if that is
-    the chunked message `uuid`, the chunks up to number `chunk`."""
+    """How far one producer has come: it has sent all sequence ids up to `number`; and of the latest incomplete chunked
+    message `uuid`, if there is one, the chunks up to number `chunk`. `others`: (uuid, chunk) of earlier incomplete
+    ones, which no snapshot stores."""
 
     number: int = -1
     uuid: str = ""
     chunk: int = -1
+    others: tuple[tuple[str, int], ...] = ()
 
     def extended_by(self, numbers: SequenceRange) -> ProducerSequenceProgress:
         """Returns the progress of the producer after it has also sent an entry with these sequence ids."""
-        if numbers.uuid and numbers.chunk < numbers.chunks - 1:
-            return ProducerSequenceProgress(self.number, numbers.uuid, numbers.chunk)
-        return ProducerSequenceProgress(max(self.number, numbers.last))
+        if not numbers.uuid:
+            return self._replace(number=max(self.number, numbers.last))
+        incomplete = ((self.uuid, self.chunk), *self.others) if self.uuid else ()
+        rest = tuple(each for each in incomplete if each[0] != numbers.uuid)
+        if numbers.chunk < numbers.chunks - 1:
+            return ProducerSequenceProgress(self.number, numbers.uuid, numbers.chunk, rest[:OTHERS_MAX])
+        latest = rest[0] if rest else ("", -1)
+        return ProducerSequenceProgress(max(self.number, numbers.last), *latest, rest[1:])
+
+    def last_chunk_of(self, uuid: str) -> int:
+        """Returns the number of the last chunk that was sent of the chunked message `uuid`; -1 if the message is
+        complete, or not known."""
+        if not uuid or uuid == self.uuid:
+            return self.chunk if uuid else -1
+        return next((chunk for other, chunk in self.others if other == uuid), -1)
 
     def includes(self, numbers: SequenceRange) -> bool:
         """Returns True if the producer has already sent an entry with these sequence ids."""
-        if numbers.last <= self.number:
-            return True
-        return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
+        if numbers.uuid and (chunk := self.last_chunk_of(numbers.uuid)) >= 0:
+            return numbers.chunk <= chunk
+        return numbers.last <= self.number
+
+    def is_followed_by(self, numbers: SequenceRange) -> bool:
+        """Returns False if the entry is a chunk and the chunk before it was not sent."""
+        return not numbers.uuid or self.last_chunk_of(numbers.uuid) == numbers.chunk - 1
 
 
 class DedupSnapshot(NamedTuple):
@@ -319,7 +347,7 @@ def judge_sequence_range(
     if persisted.includes(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
-        return DedupVerdict.OVERLAP
+        return DedupVerdict.UNORDERED if numbers.uuid else DedupVerdict.OVERLAP
     if pushed is not None and (pushed.includes(numbers) or numbers.first <= pushed.number):
         return DedupVerdict.UNKNOWN
     return DedupVerdict.NEW
@@ -361,6 +389,9 @@ class DedupCore:
                 known, again = self._judge_gap(persisted, pushed, numbers), True
                 if known is not DedupVerdict.NEW:
                     return known
+            sent = pushed.progress if pushed is not None and pushed.entries else persisted
+            if not sent.is_followed_by(numbers):
+                return DedupVerdict.UNORDERED
         if pushed is None:
             pushed = self._pushed[name] = _Pushed()
         if not pushed.entries:
@@ -487,7 +518,7 @@ class DedupCore:
         for name, progress in numbers.items():
             before = self._persisted.get(name, NOTHING)
             if progress.number > before.number:
-                self._persisted[name] = progress
+                self._persisted[name] = before._replace(number=progress.number)
                 if name not in self._connected:
                     self._away.setdefault(name, self._opened)
 

@@ -166,7 +166,7 @@ def encode_marker(marker: OutcomesSnapshotMarker, sequence: int) -> list[bytes]:
 
 
 def _open(each: OpenTxnInSnapshot) -> _Open:
-    numbers = [(name, *progress, *last) for name, (progress, last) in each.numbers.items()]
+    numbers = [(name, *progress[:3], *last) for name, (progress, last) in each.numbers.items()]
     entries = {ledger_id: entries.serialize() for ledger_id, entries in each.entries.items()}
     return _Open(
         *each.txn, (each.first[0], each.first[1]), entries, each.indexes.serialize(), each.starts.serialize(),

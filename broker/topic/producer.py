@@ -3,7 +3,8 @@ port. After it, the gate at which publishes wait (`PublishGate`).
 
 The session calls `publish` for each entry, in order. Outcomes are reported in the same order. A stored entry gets its
 receipt after an ack quorum of bookies has it. The outcome of a refused entry, or of a duplicate, is reported after
-those of all earlier entries; later entries are published nevertheless. With deduplication
+those of all earlier entries; later entries are published nevertheless, except that after a refused or failed chunk the
+later chunks of its message are refused for the same reason, until that chunk is published again. With deduplication
 (broker/topic/dedup_core.py) the producer is closed when an entry fails, or when an entry with the same sequence id is
 in flight. The client then opens the producer again, and sends all unanswered messages again, in order. The session
 bounds the bytes in flight (broker/session/producer.py); the port reports to it how many bytes each outcome frees.
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ...proto.entry import get_sequence_id, parse_checked_head
+from ...proto.entry import get_sequence_id, parse_checked_head, parse_stored_head
 from ...proto.entry_filter import find_redriven_to
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotOwner
 from ...proto.expiry import find_entry_expiry
@@ -30,7 +31,7 @@ from ..common.refusals import PublishRefusal
 from ..common.token_bucket import EventLoopSlices, RateLimit, compute_rate_delay_s
 from ..common.transactions import get_writable_transactions_role
 from ..log.appender import Publish
-from ..log.log_queue_core import ID_END, SPAN_MAX
+from ..log.log_queue_core import ID_END, SPAN_MAX, SequenceRange
 from .dedup import parse_sequence_range
 from .dedup_core import DedupVerdict, why_publish_refused
 from .transactions import TransactionEventToAwait, transaction_id_of
@@ -91,6 +92,7 @@ class TopicProducer:
         "_logged",
         "_outlet",
         "_refused",
+        "_refused_chunk",
         "_settled",
         "_topic",
         "address",
@@ -136,6 +138,7 @@ class TopicProducer:
         self.messages = self.bytes = self.duplicates = 0
         self._dedup = topic.dedup
         self.transactions = topic.transactions
+        self._refused_chunk: tuple[SequenceRange, MagnetarError] | None = None
         self.turn: asyncio.Future[None] | None = None  # of one that waits until it may join
         self._topic = topic
         self._outlet = outlet
@@ -189,6 +192,8 @@ class TopicProducer:
         if dedup.enabled and metadata.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = parse_sequence_range(metadata)
+        if self._refused_chunk is not None and (why_not := self._why_chunk_refused(numbers)) is not None:
+            return self.refuse(client_part, why_not)
         if txn is not None and dedup.enabled and numbers.has_too_many_ids:
             text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
             wide = PublishRefusal.WIDE_IDS.error(f"{text}; this one has {numbers.first} to {numbers.last}")
@@ -207,6 +212,8 @@ class TopicProducer:
             return TransactionEventToAwait(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, metadata.sequence_id, verdict)
+        if self._refused_chunk is not None and self._refused_chunk[0].uuid == numbers.uuid:
+            self._refused_chunk = None  # it was published again
         batched = metadata.HasField("num_messages_in_batch")
         publish = Publish(
             self, client_part, numbers, count=metadata.num_messages_in_batch if batched else 1,
@@ -219,7 +226,7 @@ class TopicProducer:
                 topic.check_delivery_time(publish.deliver_at_ms)
             topic.log.publish(publish)
         except MagnetarError as error:
-            self._has_failed(publish)
+            self._has_failed(publish, error)
             return self._answer_in_place(metadata.sequence_id, error)
         self._logged += 1
         return True
@@ -232,6 +239,8 @@ class TopicProducer:
             return self._answer_in_place(sequence_id, None)
         if verdict is DedupVerdict.OVERLAP:
             return self._refuse(client_part, PublishRefusal.OVERLAP)
+        if verdict is DedupVerdict.UNORDERED:
+            return self._refuse(client_part, PublishRefusal.UNORDERED)
         self.close(
             PublishRefusal.IN_DOUBT.error(
                 f"entry {sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
@@ -250,6 +259,8 @@ class TopicProducer:
         """Refuses the entry with `error`. The refusal is reported after the outcomes of all earlier entries. Returns
         False, as `publish` does for an entry that is not given to the log."""
         sequence_id = get_sequence_id(client_part)
+        if sequence_id is not None:
+            self._note_refused_chunk(parse_sequence_range(parse_stored_head(client_part).metadata), error)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
     async def wait_idle(self) -> None:
@@ -288,7 +299,7 @@ class TopicProducer:
         self._outlet.on_bytes_freed(publish.client_bytes)
         if self.close_error is None:
             self._outlet.on_failed(publish.numbers.first, error)
-        self._has_failed(publish)
+        self._has_failed(publish, error)
         if self._dedup.is_enabled or publish.txn is not None:
             self.close(error)  # later entries of this connection must not pass it
         self._settled += 1
@@ -298,7 +309,21 @@ class TopicProducer:
         if self.close_error is None:
             self._outlet.on_publish_waiting(error)
 
-    def _has_failed(self, publish: Publish) -> None:
+    def _note_refused_chunk(self, numbers: SequenceRange, error: MagnetarError) -> None:
+        """Records that an entry was refused or failed with `error`, if the entry is a chunk and no earlier chunk of its
+        message was."""
+        if numbers.uuid and self._why_chunk_refused(numbers) is None:
+            self._refused_chunk = numbers, error
+
+    def _why_chunk_refused(self, numbers: SequenceRange) -> MagnetarError | None:
+        """Returns the error of an earlier chunk of the same message; None if the entry is no chunk, or none failed."""
+        if self._refused_chunk is None or not numbers.uuid:
+            return None
+        refused, error = self._refused_chunk
+        return error if numbers.uuid == refused.uuid and numbers.chunk > refused.chunk else None
+
+    def _has_failed(self, publish: Publish, error: MagnetarError) -> None:
+        self._note_refused_chunk(publish.numbers, error)
         if publish.txn is None:
             self._dedup.on_publish_failed(self.name)
         else:

@@ -338,6 +338,8 @@ class TopicTransactionsCore:
         if own is None:
             own = found.numbers[name] = EntriesOfTxnProducer()
         answer = judge_sequence_range(own.progress, own.pushed, numbers)
+        if answer is DedupVerdict.NEW and not own.pushed.is_followed_by(numbers):
+            return DedupVerdict.UNORDERED
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.extended_by(numbers)
             numbers.add_sequence_ids_to(own.sent)

@@ -332,6 +332,8 @@ class ProducerCore:
                 self.last_sequence_id = last_sequence_id
             if entry_max:
                 self._entry_max = min(ENTRY_BYTES_MAX, entry_max)
+        elif entry_max:  # a smaller one counts from now on: the broker refuses what is larger
+            self._entry_max = min(self._entry_max, entry_max)
         self.epoch = epoch
         if schema_version and self.schema_version and schema_version != self.schema_version:
             self._entries.replace_schema_version(self.schema_version, schema_version)

@@ -385,6 +385,12 @@ def _passed_over() -> Iterator[Mutant]:
          f"{topic}test_dedup_core.py::"
          "test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an_abort_takes_back_is_new",
          "producers of seeds send beside no transaction of their own"),
+        ("M68b", brokers.lone_chunk_counts, "32",
+         f"{topic}test_dedup_core.py::test_an_id_counts_only_if_every_chunk_of_its_message_is_in_the_log",
+         "clients of seeds send all chunks, and none is refused"),
+        ("M68c", brokers.rest_of_a_refused_message, "32",
+         f"{topic}test_dedup.py::"
+         "test_after_a_chunk_that_is_refused_the_rest_of_its_message_is_too_and_its_id_is_new", "as M68b"),
         ("M69", subscriptions.persisted_mark_is_safe, "34",
          f"{core}test_cursor.py::test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again",
          "seeds of a cluster make no seeks"),

@@ -11,7 +11,7 @@ from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import SurvivingMessageSearch
 from magnetar.broker.log.log import Log
-from magnetar.broker.log.log_queue_core import LogQueue, QueuedPublish
+from magnetar.broker.log.log_queue_core import LogQueue, QueuedPublish, SequenceRange
 from magnetar.broker.log.log_shape_core import TrimLimit
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
@@ -166,6 +166,24 @@ def commit_sets_numbers_back(stack: Stack) -> None:
         self._persisted |= numbers
 
     put(stack, DedupCore, "on_transaction_committed", merged)
+
+
+def lone_chunk_counts(stack: Stack) -> None:
+    """M68b: a chunk is stored, and its id counts, without the chunks before it."""
+
+    def is_followed_by(self: ProducerSequenceProgress, numbers: SequenceRange) -> bool:
+        return True
+
+    put(stack, ProducerSequenceProgress, "is_followed_by", is_followed_by)
+
+
+def rest_of_a_refused_message(stack: Stack) -> None:
+    """M68c: after a chunk that is refused the other chunks of its message are stored."""
+
+    def why_chunk_refused(self: TopicProducer, numbers: SequenceRange) -> None:
+        return None
+
+    put(stack, TopicProducer, "_why_chunk_refused", why_chunk_refused)
 
 
 # ------------------------------------------------------------------------------------ compaction

@@ -11,7 +11,9 @@ from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.metadata.records import TopicRecord, decode_record
-from magnetar.proto.errors import DuplicateInDoubt, InvalidRequest, from_wire
+from magnetar.proto.entry import encode_entry
+from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.errors import BacklogQuotaExceeded, DuplicateInDoubt, InvalidRequest, MessageTooLarge, from_wire
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import decode_policies as policies
 from tests.broker.node.test_failover import until_owned_by, vanish
@@ -112,6 +114,93 @@ async def test_an_entry_under_another_producers_name_is_refused(tmp_path: Path) 
         error = from_wire((await producer.next("failed")).error)
         assert isinstance(error, InvalidRequest)
         assert "names another producer" in error.message
+
+
+def _chunk(producer: str, sequence_id: int, number: int, payload: bytes, chunks: int = 3) -> bytes:
+    return encode_entry(
+        MessageMetadata(
+            producer_name=producer, sequence_id=sequence_id, publish_time=1000, uuid=f"u-{sequence_id}",
+            chunk_id=number, num_chunks_from_msg=chunks, total_chunk_msg_size=9_000,
+        ), payload,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("why", ["size", "quota"])
+@pytest.mark.parametrize("deduplication", [True, False])
+async def test_after_a_chunk_that_is_refused_the_rest_of_its_message_is_too_and_its_id_is_new(
+    tmp_path: Path, deduplication: bool, why: str
+) -> None:
+    """A lowered limit counts at once, and a quota may end, between two chunks."""
+    async with cluster(tmp_path, deduplication=deduplication) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        topic = await settle(broker)
+        (connected,) = topic.producers
+        quota = BacklogQuotaExceeded("full")
+        if why == "quota":
+            connected.refuse(_chunk("p", 0, 0, b"0"), quota)
+        else:
+            connected.size_max = 2_000
+            producer.frame(publish=_chunk("p", 0, 0, b"0" * 4_000))
+        kind = type(from_wire((await producer.next("failed")).error))
+        assert kind is (BacklogQuotaExceeded if why == "quota" else MessageTooLarge)
+        for number in (1, 2):
+            producer.frame(publish=_chunk("p", 0, number, b"small"))
+            error = from_wire((await producer.next("failed")).error)
+            assert type(error) is kind
+            assert error.definite
+        producer.frame(publish=client_part("p", 1, b"plain"))
+        await producer.next("receipt")
+        for number in range(3):
+            producer.frame(publish=_chunk("p", 2, number, b"%d" % number))
+            assert not (await producer.next("receipt")).duplicate
+        for number in range(2):  # the same chunk again is no later one
+            if number:
+                producer.frame(publish=_chunk("p", 3, 0, b"0"))
+                await producer.next("receipt")
+            else:
+                connected.refuse(_chunk("p", 3, 0, b"0"), quota)
+                await producer.next("failed")
+        producer.frame(publish=_chunk("p", 3, 1, b"1"))
+        await producer.next("receipt")
+        assert await stored(broker) == [b"plain", b"0", b"1", b"2", b"0", b"1"]
+
+
+async def test_the_last_chunk_alone_is_refused_and_the_message_is_stored_when_it_comes_whole(tmp_path: Path) -> None:
+    async with cluster(tmp_path, deduplication=True) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        producer.frame(publish=_chunk("p", 0, 2, b"2"))
+        error = from_wire((await producer.next("failed")).error)
+        assert isinstance(error, InvalidRequest)
+        assert "chunk before it" in error.message
+        assert error.definite
+        for number in range(3):
+            producer.frame(publish=_chunk("p", 0, number, b"%d" % number))
+            assert not (await producer.next("receipt")).duplicate
+        await vanish(running, broker)
+        second = await running.add_broker(deduplication=True)
+        await until_owned_by(running, second)
+        assert (await TestProducer(running.world, second, TOPIC).opened()).answer.last_sequence_id == 0
+        assert await stored(second) == [b"0", b"1", b"2"]
+
+
+async def test_another_owner_goes_on_with_the_chunks_that_the_log_has(tmp_path: Path) -> None:
+    async with cluster(tmp_path, deduplication=True) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        for number in range(2):
+            producer.frame(publish=_chunk("p", 0, number, b"%d" % number))
+            await producer.next("receipt")
+        await vanish(running, broker)
+        second = await running.add_broker(deduplication=True)
+        await until_owned_by(running, second)
+        again = await TestProducer(running.world, second, TOPIC).opened()
+        assert again.answer.last_sequence_id == -1
+        for number in (1, 2):
+            again.frame(publish=_chunk("p", 0, number, b"%d" % number))
+        assert [(await again.next("receipt")).duplicate for _ in range(2)] == [True, False]
+        assert await stored(second) == [b"0", b"1", b"2"]
 
 
 async def test_a_batch_that_is_stored_in_part_is_refused(tmp_path: Path) -> None:

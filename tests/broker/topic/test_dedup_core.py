@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.topic.dedup import decode_piece, decode_snapshot, encode_snapshot
 from magnetar.broker.topic.dedup_core import (
     GAP_BYTES_MAX,
     NOTHING,
@@ -283,6 +284,115 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
     dedup.expire_producers(up_s + 100.5, inactive_s=100.0, producers_max=10)
     assert set(dedup.progress_by_producer) == {"back"}
+
+
+# ------------------------------------------------------------------------------------------------------- chunks
+def chunk_of(uuid: str, number: int, sequence_id: int = 7, chunks: int = 3) -> SequenceRange:
+    return SequenceRange(sequence_id, sequence_id, uuid, number, chunks)
+
+
+class Chunks:
+    """Entries of one producer: each that is NEW is stored at once, unless `flies`."""
+
+    def __init__(self) -> None:
+        self.dedup, self.entries = on(), 0
+        self.dedup.on_producer_joined("p")
+
+    def send(self, *entries: SequenceRange, flies: bool = False) -> list[str]:
+        found = []
+        for each in entries:
+            verdict = self.dedup.judge("p", each)
+            found.append(verdict.name)
+            if verdict is DedupVerdict.NEW and not flies:
+                self.store(each)
+        self.dedup.check()
+        return found
+
+    def store(self, numbers: SequenceRange) -> None:
+        self.dedup.on_publish_confirmed("p", numbers, Position(1, self.entries))
+        self.entries += 1
+
+    def crash(self) -> None:
+        pieces = [decode_piece(each) for each in encode_snapshot(self.dedup.snapshot(), 1)]
+        self.dedup = DedupCore(decode_snapshot(pieces), now=0.0)
+        self.dedup.on_producer_joined("p")
+
+
+def test_an_id_counts_only_if_every_chunk_of_its_message_is_in_the_log() -> None:
+    log = Chunks()
+    assert log.send(chunk_of("a", 2)) == ["UNORDERED"], "the first ones were refused"
+    assert log.send(chunk_of("a", 0), chunk_of("a", 2)) == ["NEW", "UNORDERED"]
+    assert log.dedup.last_sequence_id("p") == -1
+    assert log.send(chunk_of("b", 1), chunk_of("b", 0), chunk_of("b", 2)) == ["UNORDERED", "NEW", "UNORDERED"]
+    assert log.send(chunk_of("b", 1), chunk_of("b", 2)) == ["NEW", "NEW"]
+    assert log.dedup.last_sequence_id("p") == 7
+    assert log.send(chunk_of("c", 2)) == ["DUPLICATE"], "the message is in the log, by another attempt"
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_after_a_reconnect_chunks_go_on_where_the_log_ends(crashes: bool) -> None:
+    """What has a receipt is not sent again, and of the rest a part may be in the log."""
+    log = Chunks()
+    assert log.send(chunk_of("a", 0), chunk_of("a", 1)) == ["NEW", "NEW"]
+    if crashes:
+        log.crash()
+    assert log.send(chunk_of("a", 1), chunk_of("a", 2)) == ["DUPLICATE", "NEW"]
+    assert log.dedup.last_sequence_id("p") == 7
+
+
+def test_a_chunk_follows_one_that_is_on_its_way_and_none_that_failed() -> None:
+    log = Chunks()
+    assert log.send(chunk_of("a", 0), chunk_of("a", 1), flies=True) == ["NEW", "NEW"]
+    log.store(chunk_of("a", 0))
+    log.dedup.on_publish_failed("p")
+    assert log.send(chunk_of("a", 2)) == ["UNORDERED"]
+    assert log.send(chunk_of("a", 1), chunk_of("a", 2)) == ["NEW", "NEW"]
+
+
+def test_chunks_of_several_messages_may_come_in_turn_and_none_counts_that_is_not_complete() -> None:
+    log = Chunks()
+    both = [chunk_of(uuid, number, 7 + (uuid == "b")) for number in range(3) for uuid in "ab"]
+    assert log.send(*both) == ["NEW"] * 6
+    assert log.dedup.last_sequence_id("p") == 8
+    assert log.send(*both) == ["DUPLICATE"] * 6
+    first, later = chunk_of("c", 0, 9), [chunk_of("d", number, 10) for number in range(3)]
+    assert log.send(first, *later, SequenceRange(11, 11)) == ["NEW"] * 5
+    assert log.send(chunk_of("c", 1, 9)) == ["UNORDERED"], "its receipt would be one for a message that is not there"
+    assert log.send(first) == ["DUPLICATE"]
+
+
+def test_a_commit_in_the_middle_of_a_message_in_chunks_changes_nothing_for_it() -> None:
+    log = Chunks()
+    assert log.send(chunk_of("a", 0)) == ["NEW"]
+    log.dedup.on_transaction_committed({"p": ProducerSequenceProgress(5)})
+    assert log.send(chunk_of("a", 1), chunk_of("a", 2)) == ["NEW", "NEW"]
+
+
+def test_in_a_transaction_a_chunk_follows_one_of_the_same_transaction_and_an_abort_lets_all_come_again() -> None:
+    shape = LogShape()
+    span = shape.add(Span(1, 0, open=True))
+    dedup, core = on(), TopicTransactionsCore(shape, TxnSnapshot(START))
+    for born in (1, 2):
+        txn = TxnId.from_parts(1, 1, born)
+        core.register_unresolved_transaction(txn)
+        core.on_transaction_joined(txn)
+        assert core.judge(txn, "p", chunk_of("a", 1)) is DedupVerdict.UNORDERED
+        for number in (0, 1) if born == 1 else range(3):
+            assert dedup.judge_by_stored_entries("p", chunk_of("a", number)) is DedupVerdict.NEW
+            assert core.judge(txn, "p", chunk_of("a", number)) is DedupVerdict.NEW
+            span.last_entry, span.end_index = span.last_entry + 1, span.end_index + 1
+            position = Position(1, span.last_entry)
+            core.on_publish_confirmed(txn, "p", chunk_of("a", number), position, position[1], 1, 10)
+        end = core.settle(Settlement(txn, born == 2))
+        dedup.on_transaction_committed(end.numbers, end.sent)
+        dedup.add_aborted_sequence_gaps(end.back)
+        if born == 1:
+            assert dedup.judge_by_stored_entries("p", chunk_of("a", 2)) is DedupVerdict.NEW
+            dedup.on_publish_confirmed("p", SequenceRange(8, 8), Position(1, 90))
+            log = Chunks()
+            log.dedup, log.entries = dedup, 91
+            assert log.send(chunk_of("z", 1), chunk_of("z", 2)) == ["UNORDERED"] * 2, "its ids are a gap now"
+    assert dedup.judge("p", chunk_of("z", 2)) is DedupVerdict.DUPLICATE
 
 
 # ------------------------------------------------------------------------------------- transactions of a producer

@@ -411,3 +411,23 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     core.on_entry_receipt(1, LEDGER, 1, 0.0)
     assert not core.must_publish
     core.check()
+
+
+def test_a_limit_that_was_lowered_counts_from_the_next_attachment_on_and_a_raised_one_does_not() -> None:
+    """So what is sent then is cut into chunks that the broker takes."""
+    options = AttachedProducerOptions(chunking=True)
+    core = ProducerCore("p", options, max_pending=100, lock=nullcontext(), backoff=Backoff(random.Random(0)), uuid="u")
+    sizes = []
+    for attachment, entry_max in enumerate((500, 200, 0, 900)):
+        if attachment:
+            core.on_lost(ConnectionLost("again"), 0.0)
+        core.count_open_attempt()
+        core.on_opened("p", -1, entry_max, 100_000, 0, 0.0, 0)
+        core.add(b"x" * 2_000, None)
+        sent = [each for each in core.publish_closed_batches(0.0, 0) if isinstance(each, SendEntry)]
+        sizes.append(max(len(each.entry) for each in sent))
+        for _ in sent:
+            core.on_entry_receipt(attachment, LEDGER, 0, 0.0)
+        core.check()
+    assert 400 < sizes[0] <= 500
+    assert all(150 < each <= 200 for each in sizes[1:]), sizes
