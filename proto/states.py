@@ -339,8 +339,8 @@ class ForgottenOutcome(enum.IntEnum):
     DISCARDED = 1
     """The outcome was discarded after its retention. If the transaction was committed, each of its topics had stored
     that before: a topic that lost nothing, and does not know the commit, has nothing in a committed transaction."""
-    GIVEN_UP = 2
-    """An operator gave up what the coordinator had lost. Topics may wait for the outcome still."""
+    UNKNOWN = 2
+    """A reason of a later version: topics may wait for the outcome still."""
 
 
 class Isolation(enum.IntEnum):

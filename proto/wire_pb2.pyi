@@ -18,14 +18,12 @@ class ForgottenOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     NOT_FORGOTTEN: _ClassVar[ForgottenOutcome]
     DISCARDED: _ClassVar[ForgottenOutcome]
-    GIVEN_UP: _ClassVar[ForgottenOutcome]
 OPEN: TransactionState
 PREPARED: TransactionState
 COMMITTED: TransactionState
 ABORTED: TransactionState
 NOT_FORGOTTEN: ForgottenOutcome
 DISCARDED: ForgottenOutcome
-GIVEN_UP: ForgottenOutcome
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "fields")

@@ -68,15 +68,7 @@ class TransactionPeerClient:
         for it. After ConnectionLost and TimedOut the outcome is unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
-        if reply.HasField("error"):
-            raise from_wire(reply.error)
-        if reply.HasField("settlement"):
-            told = reply.settlement
-            return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
-        if reply.forgotten:
-            known = reply.forgotten == ForgottenOutcome.DISCARDED
-            return ForgottenOutcome.DISCARDED if known else ForgottenOutcome.GIVEN_UP
-        return TxnState(reply.state)
+        return read_join_answer(txn, reply)
 
     async def abort_if_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
         """Asks the broker at `endpoint`, which owns the coordinator, to abort a transaction if it is open. Returns the
@@ -157,6 +149,19 @@ class TransactionPeerClient:
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
+
+
+def read_join_answer(txn: TxnId, reply: wire.TransactionReply) -> JoinAnswer:
+    """Returns the answer to a join that the reply contains. Raises the error that it contains."""
+    if reply.HasField("error"):
+        raise from_wire(reply.error)
+    if reply.HasField("settlement"):
+        told = reply.settlement
+        return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
+    if reply.forgotten:
+        known = reply.forgotten == ForgottenOutcome.DISCARDED
+        return ForgottenOutcome.DISCARDED if known else ForgottenOutcome.UNKNOWN
+    return TxnState(reply.state)
 
 
 def encode_settlement(settlement: Settlement, topic: TopicName) -> wire.Settlement:

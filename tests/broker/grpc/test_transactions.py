@@ -10,6 +10,8 @@ import pytest
 from magnetar.broker.common.transactions import Settlement, convert_join_answer_to_state
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
+from magnetar.broker.transaction.peers import read_join_answer
+from magnetar.broker.transaction.records_core import OutcomesDiscarded
 from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -22,7 +24,7 @@ from magnetar.proto.errors import (
     from_wire,
 )
 from magnetar.proto.names import Position, TopicName
-from magnetar.proto.states import TxnId, TxnState
+from magnetar.proto.states import ForgottenOutcome, TxnId, TxnState
 from magnetar.runtime.network import Channel, find_rpc
 from tests.support.cluster import Cluster, cluster
 
@@ -129,6 +131,30 @@ async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Cl
     settled.failing = 0
     assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
     assert await coordinators.join_transaction(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
+
+
+async def test_a_topic_is_told_that_an_outcome_is_forgotten_and_an_earlier_version_that_it_is_aborted(
+    client: Client, settled: Settled
+) -> None:
+    await client.make_topic()
+    txn = await client.begin()
+    await client.join(txn)
+    assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
+    coordinators, name = client.broker.topic_manager.transactions, TopicName.parse(TOPIC)
+    running = await coordinators.load_owned_coordinator(txn.coordinator)
+    running.core.table.ending.clear()  # it is settled
+    running.core.state.unsettled.clear()
+    running.core.state.apply(OutcomesDiscarded(txn.least + 1))
+    peers, endpoint = coordinators.peers, str(client.broker.endpoint)
+    assert await coordinators.join_transaction(txn, name) is ForgottenOutcome.DISCARDED
+    assert await peers.join_transaction(endpoint, txn, name) is ForgottenOutcome.DISCARDED
+    item = wire.JoinItem(txn=_wire(txn), topic=TOPIC)
+    (reply,) = (await client.call("Join", wire.JoinRequest(items=[item]))).items
+    assert TxnState(reply.state) is TxnState.ABORTED, "an earlier version reads the state"
+    reply.forgotten = 7  # type: ignore[assignment]
+    assert read_join_answer(txn, reply) is ForgottenOutcome.UNKNOWN, "a later version has more reasons"
+    reply.ClearField("forgotten")
+    assert read_join_answer(txn, reply) is TxnState.ABORTED, "an earlier coordinator says no more"
 
 
 async def test_settlements_of_a_topic_that_are_none_are_refused_and_those_of_another_are_done(client: Client) -> None:

@@ -686,10 +686,10 @@ async def test_what_a_topic_and_its_coordinator_forgot_is_decided_by_an_operator
 
 
 @pytest.mark.parametrize("how", ForgottenOutcome)
-async def test_of_a_topic_that_lost_nothing_what_was_discarded_is_aborted_and_what_was_given_up_is_not(
+async def test_of_a_topic_that_lost_nothing_what_was_discarded_is_aborted_and_for_no_other_reason(
     coordinator: FakeCoordinator, how: ForgottenOutcome, running: Cluster
 ) -> None:
-    """A coordinator discards an outcome after each topic has stored it. One that lost its state does not know that."""
+    """A coordinator discards an outcome after each topic has stored it."""
     broker = running.brokers[0]
     producer = await TxnProducer(running.world, broker, TOPIC).opened()
     txn, read = coordinator.begin(), coordinator.begin()

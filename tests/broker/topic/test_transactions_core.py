@@ -13,7 +13,7 @@ from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import OpenTxnInSnapshot, TopicTransactionsCore, TxnSnapshot
 from magnetar.proto.names import Position
-from magnetar.proto.states import TxnId
+from magnetar.proto.states import ForgottenOutcome, TxnId
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 
@@ -319,6 +319,30 @@ def test_a_receipt_without_a_position_counts_too() -> None:
     store(core, txn, 0, 0)
     assert core.settle(Settlement(txn, True, 1)).numbers["p"].number == 0
     assert not core.aborted
+
+
+def test_a_forgotten_outcome_is_an_abort_only_of_what_began_after_all_that_may_be_lost() -> None:
+    core, before, after, read = opened(1), TxnId(0, 1), TxnId(0, 2), TxnId(0, 3)
+    store(core, before, 0, 0)
+    core.lost_to = Position(1, 0)
+    for txn in (after, read):
+        core.register_unresolved_transaction(txn)
+        core.on_transaction_joined(txn)
+    store(core, before, 1, 1)
+    store(core, after, 2, 2)
+    assert core.perhaps_forgotten_transaction_ids == [before]
+    found = [core.on_outcome_forgotten(txn, ForgottenOutcome.DISCARDED) for txn in (before, after, read)]
+    assert found == [True, False, False], "of `read` there is no entry to lose"
+    assert core.on_outcome_forgotten(after, ForgottenOutcome.UNKNOWN)
+    assert core.forgotten_transaction_ids == [before, after]
+    assert not core.is_open(before)
+    again = TopicTransactionsCore(core._shape, core.snapshot())
+    assert again.perhaps_forgotten_transaction_ids == [before], "it is stored what may be lost"
+    core.settle(Settlement(before, True))
+    core.settle(Settlement(after, False))
+    assert core.stable_position == Position(1, 2)
+    assert core.aborted == {1: BitMap([2])}
+    core.check()
 
 
 def test_entries_with_receipts_that_the_log_lacks_are_reported() -> None:
