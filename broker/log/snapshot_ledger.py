@@ -180,8 +180,8 @@ class SnapshotLedger(Generic[P]):
                     return await whole(reader, pieces)
             except (self._damage, DataLost) as error:
                 self._report_lost(f"snapshot ledger {ledger_id}, entry {last} cannot be used", error)
-        error = DataLost(f"ledger {ledger_id} of {reader.last_entry + 1} entries begins with no snapshot")
-        self._report_lost(f"snapshot ledger {ledger_id} has no snapshot", error)
+        nothing = DataLost(f"ledger {ledger_id} of {reader.last_entry + 1} entries begins with no snapshot")
+        self._report_lost(f"snapshot ledger {ledger_id} has no snapshot", nothing)
         return None
 
     def _report_lost(self, what: str, error: Exception) -> None:

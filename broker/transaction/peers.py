@@ -159,7 +159,7 @@ def read_join_answer(txn: TxnId, reply: wire.TransactionReply) -> JoinAnswer:
         told = reply.settlement
         return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
     if reply.forgotten:
-        known = reply.forgotten == ForgottenOutcome.DISCARDED
+        known = int(reply.forgotten) == ForgottenOutcome.DISCARDED
         return ForgottenOutcome.DISCARDED if known else ForgottenOutcome.UNKNOWN
     return TxnState(reply.state)
 
