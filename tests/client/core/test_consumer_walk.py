@@ -1,8 +1,8 @@
 """The consumer's core against a broker that loses connections, answers late or refuses: thousands of steps.
 
 The broker delivers entries in order while the consumer has permits, delivers again what was given back, and after a new
-connection, or when another consumer was active meanwhile, all that is not acknowledged. Requests are done in the order in which they come. What the application does,
-seeks, redeliveries and losses happen by chance, at any time.
+connection, or when another consumer was active meanwhile, all that is not acknowledged. Requests are done in the order
+in which they come. What the application does, seeks, redeliveries and losses happen by chance, at any time.
 """
 
 import random
