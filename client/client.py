@@ -767,7 +767,7 @@ class Client(ClosedAfterAsyncWith):
 
         def received_at() -> float:
             nonlocal unsettled
-            unsettled = sum(part.core.pending for part in self._partition_producers())
+            unsettled = count_unsettled_messages(self)
             return connections.received_at
 
         try:
@@ -805,6 +805,11 @@ class Client(ClosedAfterAsyncWith):
                 self._detach()
             connections, self._connections = self._connections, None
             await close_all_parts([self._service] if connections is None else [self._service, connections])
+
+
+def count_unsettled_messages(client: Client) -> int:
+    """Returns the number of messages of the client's open producers that have no outcome."""
+    return sum(part.core.pending for part in client._partition_producers())
 
 
 def parse_topic(text: str) -> TopicName:

@@ -277,7 +277,7 @@ TRIM_TOPIC: Operation[None] = _topic(
 TRUNCATE_TOPIC: Operation[None] = _topic(
     "TruncateTopic", MANAGE, method="truncate_topic",
     help="Acknowledges everything for every subscription, and deletes all ledgers but the one that is written.",
-    routes=(HttpRoute("DELETE", "/truncate", "Deletes its messages."),),
+    routes=(HttpRoute("DELETE", "/truncate", "Acknowledges everything and deletes what nothing else holds."),),
     cli=CliVerb(
         "topics truncate", "Acknowledge everything and delete all that is not written to.",
         "Acknowledge everything for every subscription, and delete all ledgers but the one that is written.", "orders",

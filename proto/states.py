@@ -170,7 +170,7 @@ class LedgerStays(_Words):
     NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
     TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
     NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
-    NOT_COMPACTED = "compaction is on or running, and has not read all of it"
+    NOT_COMPACTED = "compaction is on, running or was run once, and has not read all of it"
     NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"

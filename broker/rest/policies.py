@@ -602,7 +602,7 @@ class UnsupportedPolicy(NamedTuple):
 
 
 OF_NAMESPACES = (
-    UnsupportedPolicy("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
+    UnsupportedPolicy("encryptionRequired", "POST", False, "not built: an entry that is not encrypted is stored"),
     UnsupportedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE),
     UnsupportedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
     UnsupportedPolicy("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),

@@ -97,7 +97,9 @@ class Client(faces.ClientFacade):
             self._epoch = EPOCH[0]
             self._keep()
         if self._dropped is None:
-            self._dropped = finalize(self, close_soon, shared_loop_thread(), self._inner, self._epoch)
+            thread = shared_loop_thread()
+            thread.count_at_end(self._inner, aio.count_unsettled_messages)
+            self._dropped = finalize(self, close_soon, thread, self._inner, self._epoch)
             self._dropped.atexit = False
         return self._inner
 

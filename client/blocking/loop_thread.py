@@ -30,7 +30,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
 from ...proto.errors import MagnetarError
 from ...runtime.clock import SystemClock
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Of = TypeVar("Of")
 
 LOOK_S = 0.5
 monotonic = SystemClock.monotonic
@@ -126,17 +127,31 @@ class LoopThread:
         self.ident = self._thread.ident  # of the loop's own thread: there nothing may wait
         self._ended = False
         self._tasks = Tasks()
+        self._counts: WeakKeyDictionary[Any, Callable[[Any], int]] = WeakKeyDictionary()
         atexit.register(self.stop)
 
     def stop(self) -> None:
         """Stops the event loop and waits up to END_S seconds for its thread to end; does nothing at a second call, or
         in a forked child process. `stop` is called at the end of the interpreter: `atexit` runs functions that a
-        program registered later before it, and they still find the loop running."""
+        program registered later before it, and they still find the loop running.
+
+        Messages that have no outcome then are not waited for: a warning says how many there are."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
             return
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(END_S)
+        lost = 0 if self._thread.is_alive() else sum(count(client) for client, count in self._counts.items())
+        if lost:
+            _LOG.warning(
+                "the program ends without close: %d messages have no outcome, and those that were not sent are lost",
+                lost,
+            )
+
+    def count_at_end(self, client: Of, count: Callable[[Of], int]) -> None:
+        """Has `stop` call `count(client)`, which returns how many messages of the client have no outcome. The client is
+        not kept alive."""
+        self._counts[client] = count
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -252,9 +267,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_after_fork)
-
-
-Of = TypeVar("Of")
 
 
 class BlockingFacade(Generic[Of]):

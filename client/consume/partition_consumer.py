@@ -356,8 +356,9 @@ class PartitionConsumer:
                 self.end_of_topic = True
             case "active":
                 self.active = frame.active
-                if not frame.active and self.core.repeats is not None:
-                    self.core.repeats.on_consumer_inactive()
+                if not frame.active:
+                    self.acks.flush()
+                    self._do(self.core.on_inactive())
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, frame.active)
             case _:
@@ -425,30 +426,29 @@ class PartitionConsumer:
         self._timer.move_to_earlier(self.core.next_timer_at)
 
     def _drop_waiting(self) -> int:
-        """Drops what waits for the application; returns the number of its permits."""
+        """Drops what waits for the application; returns the number of its permits. The duplicate filter lets it pass
+        when it comes again."""
         held = self.debounce.clear() if self.debounce is not None else ()
-        freed = self._inbox.discard_matching_messages(lambda message: message.entry.consumer is self)
+        dropped: list[Message] = []
+
+        def unwanted(message: Message) -> bool:
+            ours = message.entry.consumer is self
+            if ours:
+                dropped.append(message)
+            return ours
+
+        freed = self._inbox.discard_matching_messages(unwanted)
+        if dropped and self.core.repeats is not None:
+            self.core.repeats.on_reading_restarted(min(map(find_place_of_received_message, dropped)))
         return freed + sum(message.permits for message in held)
 
     def _drop_lost(self) -> int:
         """Drops what waits for the application, which the next connection delivers again."""
-        repeats = self.core.repeats
         if self._resumes:
             self._resume_at_first_waiting()
-        if repeats is None:
-            return self._drop_waiting()
-        waited: list[Message] = []
-
-        def unwanted(message: Message) -> bool:
-            ours = message.entry.consumer is self
-            if ours and not waited:
-                waited.append(message)
-            return ours
-
-        freed = self._inbox.discard_matching_messages(unwanted)
-        if waited:
-            repeats.on_reading_restarted(find_place_of_received_message(waited[0]))
-        repeats.on_lost()
+        freed = self._drop_waiting()
+        if self.core.repeats is not None:
+            self.core.repeats.on_lost()
         return freed
 
     def _resume_at_first_waiting(self) -> None:

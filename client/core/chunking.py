@@ -532,6 +532,7 @@ def make_indefinite_error(error: MagnetarError) -> MagnetarError:
     if not error.definite:
         return error
     changed = type(error)(error.message)
+    changed.fields = dict(error.fields)
     changed.definite = False  # type: ignore[misc]
     return changed
 

@@ -13,10 +13,11 @@ over the next connection. A chunk that is requested again because its message is
 acknowledged. **Reconnect.** After a lost connection or an error that may pass the consumer is opened again, with
 back-off; an error of FINAL finishes it. Messages that wait for the application are discarded, and the broker delivers
 them again. A reader continues after the last message that the application took, or at the first chunk of a message that
-it has not read whole (`ReaderPosition`). **Seek.** When the broker has moved the cursor, all messages that were
-delivered before are discarded, together with their acknowledgements and negative acknowledgements that were not sent.
-An acknowledgement that is called later, of a message received before the seek, counts. A reader that was moved to a
-time or an index, and has read nothing since, seeks there again after a reconnect. It gets its first permits when the
+it has not read whole (`ReaderPosition`). **Failover.** A consumer that is not active any more drops what the
+application has not received: the active one gets it. **Seek.** When the broker has moved the cursor, all messages that
+were delivered before are discarded, together with their acknowledgements and negative acknowledgements that were not
+sent. An acknowledgement that is called later, of a message received before the seek, counts. A reader that was moved to
+a time or an index, and has read nothing since, seeks there again after a reconnect. It gets its first permits when the
 broker has answered: only the broker knows that position. **Requests** get exactly one AnswerRequest each, with
 ConnectionLost if the connection is lost before the answer. **Threads.** `permits.count_used_permits` and
 `set_resume_point` may be called from any thread. All else belongs to one thread. Guards:
@@ -232,15 +233,35 @@ class ConsumerCore:
         first = self.chunks.first_chunk_position()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
-        if self.repeats is not None:
-            unseen = [*self._withheld.permits] if first is None else [first, *self._withheld.permits]
-            for ledger_id, entry_id in unseen:
-                self.repeats.on_reading_restarted((ledger_id, entry_id, -1))
+        self._unsee_incomplete()
         self.discard_delivered()
         effects: list[ConsumerEffect] = [DropQueuedMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
         effects.append(AttachToBroker(self._backoff.next_delay_s()))
         return effects
+
+    def on_inactive(self) -> list[ConsumerEffect]:
+        """Fact: another consumer of the Failover subscription is the active one now, to which the broker delivers all
+        that is not acknowledged. Returns the effects: waiting acknowledgements are sent, messages that the application
+        has not received are dropped, and their permits are granted again."""
+        effects: list[ConsumerEffect] = []
+        if self.state is PartitionClientState.CONNECTED:
+            self._send_acks(effects)
+            self._unsee_incomplete()
+            if self.repeats is not None:
+                self.repeats.on_consumer_inactive()
+            effects.append(DropQueuedMessages(give_back=True))
+            self.discard_delivered()
+            self._grant(effects)
+        return effects
+
+    def _unsee_incomplete(self) -> None:
+        """Has the duplicate filter let pass what comes again and was not shown: withheld entries, and the messages from
+        the first incomplete one on."""
+        if self.repeats is not None:
+            first = self.chunks.first_chunk_position()
+            for ledger_id, entry_id in (*self._withheld.permits, *(() if first is None else (first,))):
+                self.repeats.on_reading_restarted((ledger_id, entry_id, -1))
 
     def discard_delivered(self) -> None:
         """Clears the state of all entries that were delivered and not acknowledged, because the broker will deliver

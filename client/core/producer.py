@@ -438,6 +438,7 @@ class ProducerCore:
         sent = self._entries.sent
         if sent and sent[0].sequence_id == sequence_id:
             why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
+            why.fields = dict(error.fields)
             for batch in self._entries.take_oldest_message():
                 self._settle(batch, why if batch.connections <= 1 else make_indefinite_error(why), effects)
         return effects

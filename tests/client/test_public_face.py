@@ -26,6 +26,7 @@ def test_every_public_name_is_there() -> None:
     for name in magnetar.__all__:
         assert getattr(magnetar, name) is not None
     assert set(magnetar.__all__) <= set(dir(magnetar))
+    assert set(errors.__all__) <= set(magnetar.__all__), "each exception is exported"
     with pytest.raises(AttributeError):
         magnetar.no_such_name  # noqa: B018
 

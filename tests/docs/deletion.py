@@ -41,7 +41,8 @@ ENDS: dict[enum.Enum, str] = {
     Stays.TRANSACTION_OPEN: "the transaction has ended: by its client, its time-out, or `magnetar transactions abort`",
     Stays.NOT_IN_OUTCOMES: "the outcomes are stored anew: after the next one, or at the next look after the topic "
     "went on",
-    Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
+    Stays.NOT_COMPACTED: "a compaction has passed it; of a topic that was never compacted also: the threshold is 0 "
+    "and none is running",
     Stays.NOT_SUBSCRIBED: "`unsubscribed_minutes` have passed since it ended, or the ledgers after it contain "
     "`unsubscribed_mib`; or a durable subscription is made, which needs it or not",
     Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended, or `retention_mib` is reached",

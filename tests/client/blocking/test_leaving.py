@@ -84,6 +84,27 @@ def _take(consumer: Any, count: int) -> set[bytes]:
     return found
 
 
+ENDS = """
+import magnetar, os, sys
+client = magnetar.Client(os.environ["MAGNETAR_URL"])
+producer = client.create_producer("ends", batching_enabled=True, batching_max_publish_delay_ms=60_000)
+for number in range(5):
+    producer.send_async(b"%d" % number, lambda result, id: None)
+if "close" in sys.argv:
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_program_that_ends_without_close_is_told_how_many_messages_have_no_outcome(close: bool, url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, *(["close"] if close else [])], env={**os.environ, "MAGNETAR_URL": url},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    said = done.stderr.splitlines()
+    assert said == [] if close else [each for each in said if "without close: 5 messages have no outcome" in each]
+
+
 @pytest.mark.parametrize("drop_client", [False, True], ids=["handle", "client"])
 def test_a_consumer_that_is_dropped_takes_no_more_messages(drop_client: bool, url: str) -> None:
     topic = f"dropped-{drop_client}"

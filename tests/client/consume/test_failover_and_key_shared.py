@@ -87,6 +87,35 @@ async def test_a_standby_takes_over_with_all_that_was_not_acknowledged_in_order(
     await second.close()
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_a_consumer_that_is_not_active_any_more_gives_its_program_nothing_that_the_active_one_gets(
+    client: Client, batch: int
+) -> None:
+    """What its program has comes to both, and an acknowledgement of either counts."""
+    told, topic = Told(), f"deposed-{batch}"
+    worse = await client.subscribe(
+        topic, "s", ConsumerType.Failover, initial_position=EARLIEST, priority_level=1, receiver_queue_size=10,
+        consumer_event_listener=told, ack_receipt_enabled=True,
+    )  # fmt: skip
+    assert await told.next() == (True, -1)
+    producer = await client.create_producer(topic, batching_max_messages=batch)
+    await producer.send_many([b"%d" % number for number in range(20)])
+    got = await taken(worse, 3)
+    await worse.acknowledge(got[0])
+    better = await client.subscribe(topic, "s", ConsumerType.Failover)
+    assert await told.next() == (False, -1)
+    assert not worse.inbox
+    waiter = asyncio.ensure_future(worse.receive(WAIT_MS))
+    assert await numbers(better, 19) == [*range(1, 20)]
+    assert not waiter.done()
+    await worse.acknowledge(got[1])
+    await better.close()
+    assert await told.next() == (True, -1)
+    again = [int((await waiter).data()), *await numbers(worse, 17)]
+    assert again == [*range(2, 20)], "it is active again, and its permits are all there"
+    worse.check()
+
+
 async def test_a_better_priority_becomes_active_and_the_stats_say_who_is(client: Client, url: str) -> None:
     worse = await client.subscribe("prio", "s", ConsumerType.Failover, consumer_name="worse", priority_level=1)
     told = Told()

@@ -1,8 +1,8 @@
 """The consumer's core against a broker that loses connections, answers late or refuses: thousands of steps.
 
 The broker delivers entries in order while the consumer has permits, delivers again what was given back, and after a new
-connection all that is not acknowledged. Requests are done in the order in which they come. What the application does,
-seeks, redeliveries and losses happen by chance, at any time.
+connection, or when another consumer was active meanwhile, all that is not acknowledged. Requests are done in the order
+in which they come. What the application does, seeks, redeliveries and losses happen by chance, at any time.
 """
 
 import random
@@ -71,6 +71,12 @@ class Broker:
         self.permits = 0
         self.again = sorted({*self.again, *self.held})
         self.held.clear()
+
+    def depose(self) -> None:
+        """Another consumer is active for a moment, and the broker takes all from this one."""
+        self.again = sorted({*self.again, *self.held})
+        self.held.clear()
+        self.down.append(("inactive",))
 
     def seek(self, to: int) -> None:
         self.acked = dict.fromkeys(range(min(to, len(self.sizes))), 0)
@@ -242,6 +248,10 @@ class Walk:
             request_id, error = content
             self.do(self.core.on_answered(request_id, error))
             return
+        if kind == "inactive":
+            self.do(self.core.on_inactive())
+            assert not self.queue, "the application gets nothing that another consumer has"
+            return
         entry, gone, charge = content
         self.core.permits.count_received(charge)
         messages = [index for index in range(self.broker.sizes[entry]) if not gone >> index & 1]
@@ -253,6 +263,10 @@ class Walk:
             self.connected = False
             self.broker.disconnected()
             self.do(self.core.on_lost(self.rng.choice([ConnectionLost("cut"), NotOwner("unloaded")])))
+
+    def depose(self) -> None:
+        if self.connected and self.rng.random() < 0.2:
+            self.broker.depose()
 
     # ------------------------------------------------------------------------------ the application
     def take(self) -> None:
@@ -330,7 +344,7 @@ class Walk:
         actions = [self.grow, self.open, self.work, self.work, self.work, self.deliver, self.deliver, self.deliver,
                    self.receive, self.receive, self.receive, self.take, self.take, self.ack, self.ack, self.take_late,
                    self.ack_up_to, self.give_back, self.redeliver, self.seek, self.pass_time, self.turn, self.turn,
-                   self.lose, self.resize]  # fmt: skip
+                   self.lose, self.depose, self.resize]  # fmt: skip
         for _ in range(steps):
             self.rng.choice(actions)()
             self.check()

@@ -234,9 +234,10 @@ async def test_a_fenced_producer_is_finished(client: Client, broker: FakeBroker,
 
 async def test_an_entry_that_is_refused_for_good_fails_alone(client: Client, broker: FakeBroker, /) -> None:
     producer = await client.create_producer("t", batching_enabled=False)
-    broker.publish_errors = [wire_errors.MessageTooLarge("of this topic")]
-    with pytest.raises(MessageTooBig):
+    broker.publish_errors = [wire_errors.MessageTooLarge("of this topic", size=11, limit=10)]
+    with pytest.raises(MessageTooBig) as refused:
         await producer.send(b"x")
+    assert refused.value.fields == {"size": "11", "limit": "10"}
     await producer.send(b"y")
     assert stored(broker.topics[FULL]) == [b"y"]
 

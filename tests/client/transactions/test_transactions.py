@@ -341,6 +341,25 @@ async def test_the_first_cumulative_acknowledgement_is_refused_when_copies_may_h
     assert broker.topics[TOPIC].subscriptions["s"].done == {0, 1}
 
 
+async def test_what_a_consumer_drops_when_it_is_not_active_any_more_comes_after_a_broken_connection(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    """The filter of repeats leaves out what the application has, and no more."""
+    producer = await client.create_producer("t", batching_enabled=False)
+    await producer.send_many([b"%d" % number for number in range(6)])
+    consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+    async with client.transaction() as txn:
+        await consumer.acknowledge_cumulative(await consumer.receive(), txn=txn)
+    await consumer.receive()
+    [member] = broker.topics[TOPIC].subscriptions["s"].consumers
+    member.say(active=False)
+    await asyncio.sleep(1)
+    assert not consumer.inbox
+    broker.cut()
+    assert [(await consumer.receive(5000)).data() for _ in range(4)] == [b"2", b"3", b"4", b"5"]
+    consumer.check()
+
+
 async def test_two_consumers_of_a_subscription_do_not_count_a_message_twice_in_one_transaction(
     client: Client, broker: FakeBroker, /
 ) -> None:
