@@ -261,14 +261,18 @@ class Cursor:
 
     def set_batch_size_if_unknown(self, position: Position, size: int) -> bool:
         """Sets the number of messages in a batch, after the entry was read. Returns True if the whole entry is
-        acknowledged by this call, because each of its messages was acknowledged already."""
+        acknowledged by this call, because each of its messages was acknowledged already. Does nothing then if the entry
+        is pending in a transaction as a whole: a commit acknowledges it, and after an abort it is read again."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
         if partial is None or not size:
             return False
+        whole = partial.bits.bit_count() >= size
+        if whole and self.pending is not None and self.pending.is_entry_pending(position):
+            return False
         partial.size = size
-        return partial.bits.bit_count() >= size and self.ack(position)
+        return whole and self.ack(position)
 
     def ack_cumulative(self, position: Position) -> bool:
         """Acknowledges all entries up to and including `position`, except those that are pending in a transaction.

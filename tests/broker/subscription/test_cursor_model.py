@@ -236,7 +236,13 @@ class CursorModel(RuleBasedStateMachine):
                 self.model |= self._messages(entry)
 
     def _is_pending(self, position: Position) -> bool:
-        return bool(self.pending.keys() & self._messages(POSITIONS.index(position)))
+        """In part, or below a cumulative acknowledgement, although each of its messages is acknowledged."""
+        entry = POSITIONS.index(position)
+        return entry <= self._up_to() or bool(self.pending.keys() & self._messages(entry))
+
+    def _up_to(self) -> int:
+        of = self.cursor.pending.of.values() if self.cursor.pending is not None else ()
+        return max((POSITIONS.index(acks.up_to) for acks in of if acks.up_to in POSITIONS), default=-1)
 
     @rule(entry=Entries)
     def the_next_one_that_is_not_acknowledged(self, entry: int) -> None:

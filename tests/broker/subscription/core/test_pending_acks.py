@@ -345,6 +345,24 @@ def test_two_transactions_share_a_batch() -> None:
     assert cursor.acked_indexes(batch) == [0, 2, 3]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_batch_whose_messages_are_all_acknowledged_is_whole_when_the_cumulative_one_above_it_ends(
+    committed: bool,
+) -> None:
+    """Its size is read while the transaction has it as a whole."""
+    shape = shape_of(4)
+    cursor, batch = Cursor(shape, CursorState(shape.start_position)), Position(10, 1)
+    cursor.ack_messages_of_batch(batch, 0b111)
+    assert up_to(cursor, shape, X, Position(10, 2), 0, 1) is None
+    assert not cursor.set_batch_size_if_unknown(batch, BATCH)
+    cursor.check()
+    pending_acks.settle_transactional_acks(cursor, X, committed=committed)
+    assert cursor.set_batch_size_if_unknown(batch, BATCH) is not committed
+    assert cursor.is_acked(batch)
+    assert cursor.mark == (Position(10, 2) if committed else shape.start_position)
+    cursor.check()
+
+
 def test_abort_gives_back_exactly_its_own() -> None:
     """Also what was acknowledged before in what a cumulative acknowledgement covers stays so."""
     shape = shape_of(4, 4)
