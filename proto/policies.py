@@ -239,7 +239,9 @@ LADDERS_MAX = 100
 
 
 NAMES: tuple[str, ...] = Policies.__struct_fields__
-OF_NAMESPACES: tuple[str, ...] = ("max_topics",)
+OF_NAMESPACES: tuple[str, ...] = tuple(
+    field.name for row in POLICIES if row.levels == (NAMESPACES,) for field in row.fields
+)
 """The policies that only a namespace can have."""
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
 """The largest number of properties of a namespace or a topic, and the largest size of all their names and values

@@ -24,6 +24,7 @@ from ..cluster.bundles_core import BUNDLES_MAX, HASHES
 from .call import NAMESPACE, TOPIC, HttpError, RestRequest, register_route
 from .policies import (
     POLICIES,
+    UNSUPPORTED_OF_NAMESPACES,
     AutoTopic,
     change_policies,
     check_own_cluster,
@@ -243,9 +244,9 @@ def _shown(
         "backlog_quota_map": make_quota_map(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
         "subscription_types_enabled": found["subscription_types_enabled"] or [],
         "autoTopicCreationOverride": _auto_topics(spec), "latency_stats_sample_rate": {}, "deleted": False,
-        "encryption_required": False, "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
-        "offload_threshold": -1, "offload_threshold_in_seconds": -1, "offload_deletion_lag_ms": None,
-        "offload_policies": None, "schema_auto_update_compatibility_strategy": None,
+        **{row.key: row.value for row in UNSUPPORTED_OF_NAMESPACES if row.key and row.key not in found},
+        "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
+        "schema_auto_update_compatibility_strategy": None,
         "deduplicationSnapshotIntervalSeconds": None, "properties": noted,
         "resource_group_name": None, "migrated": False, "dispatcherPauseOnAckStatePersistentEnabled": None,
         "entryFilters": None, "allowed_clusters": [],

@@ -583,6 +583,7 @@ def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
 
 # ------------------------------------------------------------------ what has one value here
 NO_REPLICATION = "there is no replication between clusters"
+UNENCRYPTED_STORED = "not built: an entry that is not encrypted is stored"
 NO_STORAGE = "there is no tiered storage: ledgers stay on the bookies"
 NO_GROUPS = "bookies have racks and no groups: `magnetar bookies set-rack` says where one is"
 NO_STEERING = "which broker owns a bundle is not steered"
@@ -599,19 +600,22 @@ class UnsupportedPolicy(NamedTuple):
     why: str
     remove: str = ""  # last part of the path of DELETE; empty: there is none
     applied: object = None  # what is shown as in force, where that is another value
+    key: str = ""  # its name among all policies of a namespace; empty: it is not shown there
 
 
-OF_NAMESPACES = (
-    UnsupportedPolicy("encryptionRequired", "POST", False, "not built: an entry that is not encrypted is stored"),
-    UnsupportedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE),
-    UnsupportedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
-    UnsupportedPolicy("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),
-    UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies"),
+UNSUPPORTED_OF_NAMESPACES = (
+    UnsupportedPolicy("encryptionRequired", "POST", False, UNENCRYPTED_STORED, key="encryption_required"),
+    UnsupportedPolicy("offloadThreshold", "PUT", -1, NO_STORAGE, key="offload_threshold"),
+    UnsupportedPolicy("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE, key="offload_threshold_in_seconds"),
+    UnsupportedPolicy(
+        "offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs", key="offload_deletion_lag_ms"
+    ),
+    UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies", key="offload_policies"),
     UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
     UnsupportedPolicy("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
     UnsupportedPolicy("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
 )
-OF_TOPICS = (
+UNSUPPORTED_OF_TOPICS = (
     UnsupportedPolicy("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
     UnsupportedPolicy("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
 )
@@ -640,7 +644,7 @@ def _fixed(base: str, place: Place, row: UnsupportedPolicy) -> None:
         register_route("DELETE", f"{base}/{row.remove}", "Nothing to do: it is never set.")(remove)
 
 
-for _each in OF_NAMESPACES:
+for _each in UNSUPPORTED_OF_NAMESPACES:
     _fixed(NAMESPACE, make_namespace_argument, _each)
-for _each in OF_TOPICS:
+for _each in UNSUPPORTED_OF_TOPICS:
     _fixed(TOPIC, make_topic_argument, _each)

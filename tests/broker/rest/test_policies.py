@@ -7,9 +7,9 @@ import pytest
 
 from magnetar.broker.rest.call import HttpError
 from magnetar.broker.rest.policies import (
-    OF_NAMESPACES,
-    OF_TOPICS,
     POLICIES,
+    UNSUPPORTED_OF_NAMESPACES,
+    UNSUPPORTED_OF_TOPICS,
     BacklogQuota,
     convert_value,
     make_quota_map,
@@ -32,12 +32,13 @@ GIVEN = {
 
 
 async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot_be(tmp_path: Path) -> None:
-    assert {each.name for each in OF_NAMESPACES} == set(GIVEN)
+    assert {each.name for each in UNSUPPORTED_OF_NAMESPACES} == set(GIVEN)
     async with serving(tmp_path) as (http, broker, _):
         await http.done("PUT", T)
         await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
         before = await broker.topic_manager.policies.read_uninherited_policies(NamespaceName("public", "default"), None)
-        for base, rows in ((NS, OF_NAMESPACES), (T, OF_TOPICS), (f"{V2}/persistent/public/default/p", OF_TOPICS)):
+        of_topics = [(base, UNSUPPORTED_OF_TOPICS) for base in (T, f"{V2}/persistent/public/default/p")]
+        for base, rows in [(NS, UNSUPPORTED_OF_NAMESPACES), *of_topics]:
             for row in rows:
                 path = f"{base}/{row.name}"
                 assert await http.get(path, 204 if row.value is None else 200) == row.value
