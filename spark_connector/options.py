@@ -82,20 +82,30 @@ _ELSEWHERE = {
 SINK_ID_MAX = 400
 """Most characters of a sink id; a coordinator accepts 512."""
 BATCH_TIMEOUT_S_MIN = 10.0
+_SPELLED: dict[str, str] = {}
+"""Option name in small letters, as Spark passes it → the name as people write it."""
+
+
+def _names(spelled: str) -> frozenset[str]:
+    """Returns the names of options in small letters. `spelled`: as people write them, separated by spaces."""
+    _SPELLED.update({name.lower(): name for name in spelled.split()})
+    return frozenset(spelled.lower().split())
+
+
+_names("topics subscribe subscribePattern includeHeaders txnAppId txnVersion checkpointLocation")  # in _ALIASES
 _COMMON = access.OPTIONS | {"topic"}
-_SOURCE = {
-    "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
-    "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
-    "includeproperties", "valueformat", "columns", "polltimeoutms", "waitfortopic", "topicdiscoveryinterval",
-    "crypto.private.key.file", "schema", "schemaerrors", "filter",
-}  # fmt: skip
-_STREAM = {
-    "maxoffsetspertrigger", "maxbytespertrigger", "minoffsetspertrigger", "maxtriggerdelay", "subscription",
-    "subscriptionprefix", "durablecursor",
-}  # fmt: skip
-_BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file", "schema"}
-_ONCE = {"sinkid", "batchid", "onnewcheckpoint", "batchtimeout", "sendatend"}  # of a sink with exactly-once
+_SOURCE = _names(
+    "topicsPattern startingOffsets startingTimestamp startingOffsetsByTimestamp startingOffsetsByTimestampStrategy "
+    "failOnDataLoss minPartitions maxRecordsPerPartition includeProperties valueFormat columns pollTimeoutMs "
+    "waitForTopic topicDiscoveryInterval crypto.private.key.file schema schemaErrors filter"
+)
+_STREAM = _names(
+    "maxOffsetsPerTrigger maxBytesPerTrigger minOffsetsPerTrigger maxTriggerDelay subscription subscriptionPrefix "
+    "durableCursor"
+)
+_BATCH = _names("endingOffsets endingTimestamp endingOffsetsByTimestamp")
+_SINK = _names("deliveryGuarantee encryption.keys crypto.public.key.file schema")
+_ONCE = _names("sinkId batchId onNewCheckpoint batchTimeout sendAtEnd")  # of a sink with exactly-once
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; Spark passes them to every data source."""
 _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
@@ -111,16 +121,6 @@ _CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {
     "operation_timeout_seconds": float, "connection_timeout_ms": int, "concurrent_lookup_requests": int,
     "listener_name": str, "memory_limit_bytes": int,
 }  # fmt: skip
-_WRITTEN = """
-topics subscribe topicsPattern subscribePattern startingOffsets startingTimestamp startingOffsetsByTimestamp
-startingOffsetsByTimestampStrategy endingOffsets endingTimestamp endingOffsetsByTimestamp maxOffsetsPerTrigger
-maxBytesPerTrigger minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition failOnDataLoss
-subscriptionPrefix durableCursor includeProperties includeHeaders valueFormat schemaErrors
-topicDiscoveryInterval waitForTopic pollTimeoutMs deliveryGuarantee sinkId txnAppId batchId txnVersion
-onNewCheckpoint batchTimeout sendAtEnd checkpointLocation
-"""
-_SPELLED = {each.lower(): each for each in _WRITTEN.split()}
-"""Option name in small letters, as Spark passes it → the name as people write it."""
 
 
 @dataclass(frozen=True, slots=True)
