@@ -1,5 +1,5 @@
 """`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported, and
-client/blocking/faces.py (tests/faces.py).
+client/blocking/faces.py (tests/faces.py); and, in `__init__.py`, the imports for type checkers and `__all__`.
 
 Type checkers and editors read client/admin/client.pyi and blocking.pyi in the place of the modules: each method with
 its parameters and its docstring, as the class has them.
@@ -12,7 +12,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import magnetar
 from magnetar.client.admin import Admin, AdminClient
+from magnetar.client.common import errors
 from magnetar.proto.applied import InactiveMode, KeyIndexPolicy, QuotaPolicy, TypeTitle
 from magnetar.proto.policy_levels import Policies
 from tests import faces
@@ -33,6 +35,13 @@ IMPORTS = (
 )
 """What a stub imports where it names it, in the order of ruff."""
 
+MODULES = (
+    ("client", "admin, functions, streams"), ("client", "aio as asyncio  # noqa: F401 - see __all__"),
+    ("client.blocking", "client as tableview"), ("client.common", "errors as exceptions"),
+    ("client.model", "schemas as schema"),
+)  # fmt: skip
+"""Modules among the public names of `__init__.py`."""
+
 
 def stubs() -> dict[Path, str]:
     folder = ROOT / "client" / "admin"
@@ -43,7 +52,38 @@ def stubs() -> dict[Path, str]:
         ),
         ROOT / "proto" / "policy_levels.pyi": _levels(),
         ROOT / "client" / "blocking" / "faces.py": faces.text((ROOT / "client" / "blocking" / "faces.py").read_text()),
+        ROOT / "__init__.py": _package((ROOT / "__init__.py").read_text()),
     }
+
+
+def _package(text: str) -> str:
+    """`__init__.py` with the imports and the `__all__` of all public names."""
+    public = {**magnetar._PLACES, "client.common.errors": errors.__all__}
+    classes = [(place, ", ".join(sorted(names, key=_order_in_import))) for place, names in public.items()]
+    lines = [_import(*each) for each in sorted([*classes, *MODULES])]
+    listed = {name for names in public.values() for name in names} | {
+        names.rpartition(" as ")[2].split("  #")[0] for _, joined in MODULES for names in joined.split(", ")
+    }
+    names = "".join(f'    "{name}",\n' for name in sorted(listed - {"asyncio"}, key=_order))
+    head, _, rest = text.partition("if TYPE_CHECKING:\n")
+    opening, _, rest = rest[rest.index("__all__ = [") :].partition("\n")
+    return f"{head}if TYPE_CHECKING:\n{''.join(lines)}\n{opening}\n{names}{rest[rest.index(']') :]}"
+
+
+def _import(place: str, names: str) -> str:
+    line = f"    from .{place} import {names}"
+    if len(line.partition("  #")[0]) <= faces.WIDTH:
+        return f"{line}\n"
+    return f"    from .{place} import (\n{''.join(f'        {name},{chr(10)}' for name in names.split(', '))}    )\n"
+
+
+def _order(name: str) -> tuple[int, str]:
+    """The place of a name in `__all__`: constants, classes, then all else."""
+    return 0 if name.isupper() else 1 if name[0].isupper() else 2, name
+
+
+def _order_in_import(name: str) -> tuple[int, str]:
+    return _order(name)[0], name.lower()
 
 
 def _levels() -> str:
