@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +92,21 @@ SUBSCRIPTION = _table({
     "allowOutOfOrderDelivery": "allow_out_of_order_delivery",
     "drainingHashesCount": lambda found: len(found.draining), "drainingHashesClearedTotal": "drained_total",
     "drainingHashesUnackedMessages": lambda found: sum(each.unacked_entries for each in found.draining),
-    "filter": "filter", "filterProcessedMsgCount": "judged", "filterRejectedMsgCount": "filtered",
-    "filterAcceptedMsgCount": lambda found: found.judged - found.filtered, "filterRescheduledMsgCount": lambda found: 0,
-    "filteredEntries": "filtered_entries", "filteredUnread": "filtered_unread", "shownUnwanted": "shown_unwanted",
     "drainingHashes": lambda found: [pick_fields(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
     "heldKeys": lambda found: [pick_fields(HELD, each, " ".join(HELD)) for each in found.held_keys],
+    "filter": "filter", "filterProcessedMsgCount": "judged",
+    "filterAcceptedMsgCount": lambda found: found.judged - found.filtered, "filterRejectedMsgCount": "filtered",
+    "filterRescheduledMsgCount": lambda found: 0,
+    "filteredEntries": "filtered_entries", "filteredUnread": "filtered_unread", "shownUnwanted": "shown_unwanted",
 })  # fmt: skip
+OWN_OF_SUBSCRIPTION = (
+    "pendingTransactions pendingEntries heldKeys filter filteredEntries filteredUnread shownUnwanted"
+)
+"""Fields that Pulsar does not have. REST shows them last, in this order."""
+OF_SUBSCRIPTION: str = " ".join(
+    name for name in SUBSCRIPTION if name not in ("isDurable", "filterRescheduledMsgCount")
+)
+"""What the command line shows, in this order."""
 OF_CONSUMER: str = " ".join(name for name in CONSUMER if name != "keyHashRanges")
 LEDGER = _table({
     "ledgerId": "ledger_id", "state": "state", "entries": "entries", "size": "bytes", "firstIndex": "first_index",
@@ -108,6 +118,62 @@ LOG = _table({
     "wantedReplication": "wanted_replication", "degraded": "degraded",
     "ledgers": lambda found: [pick_fields(LEDGER, each, " ".join(LEDGER)) for each in found.ledgers],
 })  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ a topic of several partitions
+def merge_records(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges the statistics of several partitions, as JSON, to those of one topic, and returns them; {} if `parts` is
+    empty. A field of MERGED is merged by its function. Of the others, lists are concatenated and maps merged; a text
+    comes from the first partition that has one; a boolean is True if it is True for any partition. A number is added,
+    but by its name: one that begins with `average` or `avg` is averaged; of one that begins with `earliest` the
+    earliest that is not 0 is taken; of one that begins with `last` or `oldest`, or contains `time` or `limit`, the
+    largest. A count of events is named `…Times` or contains `Events`, and is added."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _merge_values(name, [part[name] for part in parts if name in part]) for name in names}
+
+
+def _merge_values(name: str, values: list[Any]) -> Any:
+    if name in MERGED:
+        return reduce(MERGED[name], values)
+    first = next((each for each in values if each not in (None, "")), values[0])
+    if isinstance(first, bool):
+        return any(values)
+    if isinstance(first, dict):
+        return merge_records([each for each in values if each is not None])
+    if isinstance(first, list):
+        return [each for value in values for each in value or ()]
+    if isinstance(first, int | float):
+        return _merge_numbers(name, [each for each in values if each is not None])
+    return first
+
+
+def _merge_numbers(name: str, numbers: list[float]) -> float:
+    if name.startswith(("average", "avg")):
+        return sum(numbers) / len(numbers)
+    if name.startswith("earliest"):
+        return min((each for each in numbers if each), default=0)
+    if name.endswith("Times") or "Events" in name:
+        return sum(numbers)
+    takes_largest = "time" in name.lower() or "limit" in name.lower() or name.startswith(("last", "oldest"))
+    return max(numbers) if takes_largest else sum(numbers)
+
+
+def _merge_reasons(known: str, other: str) -> str:
+    """Returns the more informative of two reasons why partitions send nothing: one that is no "everything was
+    delivered"."""
+    return known if known not in ("", "everything was delivered") else other or known
+
+
+def _merge_waits(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Returns the older of two transactions for which partitions of a subscription wait, and what waits for both."""
+    oldest = max(known, other, key=lambda each: each.get("ageMs", -1))
+    return {**oldest, "waiting": sum(each["waiting"] for each in (known, other) if each)} if oldest else {}
+
+
+MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "blocked": _merge_reasons, "whyBlocked": _merge_reasons, "waitsForTransaction": _merge_waits,
+}  # fmt: skip
+"""How `merge_records` merges the values of two partitions in fields that have a rule of their own."""
 
 
 # ------------------------------------------------------------------------------------ transactions, half messages

@@ -21,6 +21,7 @@ from typing import Any
 from ...proto import statistics as values
 from ...proto.pulsar_json import (
     CONSUMER,
+    OWN_OF_SUBSCRIPTION,
     PRODUCER,
     SUBSCRIPTION,
     TOPIC,
@@ -214,8 +215,7 @@ def _subscription(
         **pick_fields(SUBSCRIPTION, found, "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount "
                "filterRescheduledMsgCount"), "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked, **pick_fields(SUBSCRIPTION, found, "pendingTransactions pendingEntries heldKeys "
-               "filter filteredEntries filteredUnread shownUnwanted"),
+        "whyBlocked": found.blocked, **pick_fields(SUBSCRIPTION, found, OWN_OF_SUBSCRIPTION),
     }  # fmt: skip
 
 
@@ -284,34 +284,6 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
         "totalNonContiguousDeletedMessagesRange": found.acked_ranges, "subscriptionHavePendingRead": False,
         "subscriptionHavePendingReplayRead": found.replay_entries > 0, "properties": {},
     }  # fmt: skip
-
-
-# ------------------------------------------------------------------ of all partitions
-def merge_partition_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges the statistics of several partitions to the statistics of one topic: adds numbers, averages averages,
-    concatenates lists, merges maps, and takes the largest of times and limits. A text comes from the first partition
-    that has one; a boolean is True if it is True for any partition. Returns {} if `parts` is empty."""
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        found[name] = _merged(name, [part[name] for part in parts if name in part])
-    return found
-
-
-def _merged(name: str, values: list[Any]) -> Any:
-    first = next((each for each in values if each not in (None, "")), values[0])
-    if isinstance(first, bool):
-        return any(values)
-    if isinstance(first, dict):
-        return merge_partition_stats([each for each in values if each is not None])
-    if isinstance(first, list):
-        return [each for value in values for each in value or ()]
-    if isinstance(first, int | float):
-        numbers = [each for each in values if each is not None]
-        if name.startswith(("average", "avg")):
-            return sum(numbers) / len(numbers)
-        is_time = "time" in name.lower() or "limit" in name.lower() or name.startswith(("last", "oldest", "earliest"))
-        return max(numbers) if is_time else sum(numbers)
-    return first
 
 
 # -------------------------------------------------------------------------------------------------- transactions

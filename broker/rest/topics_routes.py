@@ -19,7 +19,7 @@ from ...proto import operations as op
 from ...proto.errors import InvalidRequest, InvalidSchema, MagnetarError, NotFound, NotOwner
 from ...proto.names import TopicName
 from ...proto.policies import check_properties
-from ...proto.pulsar_json import schedule_to_json
+from ...proto.pulsar_json import merge_records, schedule_to_json
 from ...proto.schema import encode_version, format_schema_definition, make_schema_info
 from ...proto.statistics import TopicSchema, TopicStats
 from ..cluster.bundles_core import find_topic_bundle_name
@@ -29,7 +29,7 @@ from ..session.administration import call_operation_at_broker
 from ..topic.topic import Topic
 from .call import TOPIC, HttpError, RestRequest, register_route
 from .policies import NO_STORAGE
-from .stats import make_internal_stats_json, make_topic_stats_json, merge_partition_stats
+from .stats import make_internal_stats_json, make_topic_stats_json
 from .subscriptions_routes import message_id
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ async def stats(call: RestRequest) -> object:
 async def partitioned_stats(call: RestRequest) -> object:
     found = await _each(call)
     shown = {name.full: _shown(call, each) for name, each in found.items()}
-    whole = merge_partition_stats(list(shown.values()))
+    whole = merge_records(list(shown.values()))
     whole["averageMsgSize"] = whole["bytesInCounter"] / whole["msgInCounter"] if whole["msgInCounter"] else 0.0
     listed = shown if call.query.get("perPartition", "true").lower() != "false" else {}
     return {**whole, "metadata": {"partitions": await _count(call), "deleted": False}, "partitions": listed}

@@ -5,17 +5,17 @@ A partitioned topic's record is the sum over its partitions, each asked from its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
-from operator import add
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...proto.alarms import format_age, format_count
 from ...proto.pulsar_json import (
     OF_PRODUCER,
+    OF_SUBSCRIPTION,
     PRODUCER,
     SUBSCRIPTION,
     TOPIC,
+    merge_records,
     pick_fields,
     time_to_json,
     waited_transaction_to_json,
@@ -45,17 +45,7 @@ _SUMMED = (
     "msgRateIn msgRateOut msgThroughputIn msgThroughputOut msgInCounter bytesInCounter msgOutCounter bytesOutCounter "
     "storageSize msgDropCounter publishRateLimitedTimes expiredEntries evictedEntries"
 )
-_OF_SUBSCRIPTION = (
-    "backlogSize earliestMsgPublishTimeInBacklog dispatchRateLimitedTimes type durable msgBacklog msgBacklogNoDelayed "
-    "msgDelayed delayedMessageIndexBuckets delayedMessageIndexSizeInBytes pendingTransactions pendingEntries "
-    "totalMsgExpired unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked "
-    "activeConsumerName blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery "
-    "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes heldKeys filter "
-    "filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filteredEntries filteredUnread shownUnwanted"
-)
-"""Names of proto/pulsar_json.py, in the order of the JSON."""
 SUMS = (*_SUMMED.split(), "msgBacklog", "backlogSize")
-_CAUGHT_UP = "everything was delivered"
 _WAITED = "waitsForTransaction"
 
 
@@ -159,39 +149,6 @@ def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
 
-def _first(known: Any, _: Any) -> Any:
-    return known
-
-
-def _either(known: Any, other: Any) -> Any:
-    return known or other
-
-
-def _earlier(known: int, other: int) -> int:
-    """Returns the earlier of two times. 0 is a time that is not known."""
-    return min(known, other) if known and other else known or other
-
-
-def _more_telling(known: str, other: str) -> str:
-    """Returns the more informative of two states of partitions: one that waits for something."""
-    return known if known not in ("", _CAUGHT_UP) else other or known
-
-
-def _join_waited(known: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Returns the older of two transactions for which partitions of a subscription wait, and what waits for both."""
-    oldest = max(known, other, key=lambda each: each.get("ageMs", -1))
-    return {**oldest, "waiting": sum(each["waiting"] for each in (known, other) if each)} if oldest else {}
-
-
-_JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery", "filter"), _first),
-    "blocked": _more_telling,
-    **dict.fromkeys(("activeConsumerName", "blockedSubscriptionOnUnackedMsgs"), _either),
-    "earliestMsgPublishTimeInBacklog": _earlier, _WAITED: _join_waited,
-}  # fmt: skip
-"""How the partitions of a subscription come together; others are added."""
-
-
 def merge_subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
     """Returns the statistics of a topic's subscriptions, by the name of the subscription. `found`: the statistics of
     the topic, or of each of its partitions; counts are summed over the partitions."""
@@ -199,14 +156,11 @@ def merge_subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[st
     for reply in found:
         for each in reply.subscriptions:
             record = {
-                **pick_fields(SUBSCRIPTION, each, _OF_SUBSCRIPTION),
+                **pick_fields(SUBSCRIPTION, each, OF_SUBSCRIPTION),
                 _WAITED: waited_transaction_to_json(each, reply),
             }
             parts.setdefault(each.name, []).append(record)
-    return {
-        name: {key: reduce(_JOINED.get(key, add), (each[key] for each in of)) for key in of[0]}
-        for name, of in parts.items()
-    }
+    return {name: merge_records(of) for name, of in parts.items()}
 
 
 def make_subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,11 +10,12 @@ from urllib.parse import unquote
 import pytest
 
 from magnetar.broker.rest import subscriptions_routes as messages
-from magnetar.broker.rest.stats import RateMeters, merge_partition_stats
+from magnetar.broker.rest.stats import RateMeters
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import PROPERTIES_LONG, encode_entry, join_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.pulsar_json import merge_records
 from magnetar.runtime.network import Endpoint
 from tests.broker.pulsar.raw import Raw
 from tests.broker.rest.http import Http, T, serving
@@ -105,10 +106,28 @@ def test_statistics_of_partitions_are_merged_by_their_kind() -> None:
         }  # fmt: skip
 
     parts = [part(1, 7, "a", 1, [1], False), part(2, 3, "b", 5, [2], True), part(4, 0, "a", 2, [], False)]
-    assert merge_partition_stats(parts) == {
+    assert merge_records(parts) == {
         "msgInCounter": 7, "lastAckedTimestamp": 7, "subscriptions": {"a": {"msgBacklog": 3}, "b": {"msgBacklog": 5}},
         "list": [1, 2], "on": True,
     }  # fmt: skip
+
+
+def test_a_number_of_partitions_is_merged_by_what_its_name_says() -> None:
+    waits = [{"txn": "(0,1)", "ageMs": 5, "waiting": 2}, {}, {"txn": "(0,2)", "ageMs": 9, "waiting": 1}]
+    for name, values, merged in (
+        ("publishRateLimitedTimes", [2, 3], 5),  # a count, though a limit and times are in its name
+        ("dispatchThrottledMsgEventsBySubscriptionLimit", [2, 3], 5),
+        ("backlogQuotaLimitSize", [10, 10], 10),
+        ("earliestMsgPublishTimeInBacklog", [0, 7, 5], 5),  # 0 is a time that is not known
+        ("earliestMsgPublishTimeInBacklog", [0, 0], 0),
+        ("oldestBacklogMessageAgeSeconds", [-1, 4], 4),
+        ("averageMsgSize", [1.0, 3.0], 2.0),
+        ("whyBlocked", ["everything was delivered", "no permits"], "no permits"),
+        ("blocked", ["", "everything was delivered"], "everything was delivered"),
+        ("waitsForTransaction", waits, {"txn": "(0,2)", "ageMs": 9, "waiting": 3}),
+        ("ownerBroker", [None, "b"], "b"),
+    ):
+        assert merge_records([{name: each} for each in values]) == {name: merged}, name
 
 
 async def test_statistics_say_when_a_subscription_and_a_consumer_were_last_active(tmp_path: Path) -> None:
