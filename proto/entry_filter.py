@@ -95,9 +95,10 @@ def make_tags_filter(tags: str) -> str:
 
 
 def find_redriven_to(metadata: MessageMetadata, entry: Buffer, payload_offset: int) -> str:
-    """Returns the property REDRIVEN_TO of a message that is alone in its entry, or of a chunk; "" if it has none.
-    `metadata`: the metadata of the entry, which is encoded before `payload_offset`. A search in those bytes comes
-    first, because it costs less than a look at each property."""
+    """Returns the property REDRIVEN_TO of a message that is alone in its entry, or of a chunk. Returns "" if the entry
+    is a batch, if the property is not among the first PROPERTIES_LONG ones, or if its value is longer than the names of
+    a topic and a subscription may be. `metadata`: the metadata of the entry, which is encoded before `payload_offset`.
+    A search in those bytes comes first, because it costs less than a look at each property."""
     if (
         not metadata.properties
         or metadata.HasField("num_messages_in_batch")

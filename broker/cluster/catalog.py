@@ -150,7 +150,7 @@ class Catalog:
 
     async def create_tenant(self, name: str, record: TenantRecord) -> None:
         """Creates a tenant. Raises AlreadyExists if it exists; NotAllowed if the cluster has its maximum of tenants;
-        InvalidRequest if the name is invalid."""
+        InvalidName if the name is invalid."""
         await self._check_room(self._limits.tenants, paths.TENANTS, 1, "the cluster", "tenants")
         await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
@@ -508,9 +508,10 @@ class Catalog:
     async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: CheckNodeVersion, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic, in one commit with the operations `also`. The same commit stores that the
-        ledgers `ledgers` must be deleted, so that this is done even after a crash. Raises BadVersion and changes
-        nothing if the check `still` (`make_topic_unchanged_check`) fails: the topic was taken over or created again."""
+        """Deletes the record of a persistent topic and, unless it is a partition, its policies and its schedules, in
+        one commit with the operations `also`. The same commit stores that the ledgers `ledgers` must be deleted, so
+        that this is done even after a crash. Raises BadVersion and changes nothing if the check `still`
+        (`make_topic_unchanged_check`) fails: the topic was taken over or created again."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [DeleteNode(still.path, still.expected), *also]
         if not topic.is_partition:
@@ -537,8 +538,9 @@ class Catalog:
     async def delete_partitioned_record(
         self, topic: TopicName, still: CheckNodeVersion, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a partitioned topic, in one commit with the operations `also`, which also deletes the
-        policies of a persistent topic. Raises BadVersion and changes nothing if the check `still` fails."""
+        """Deletes the record of a partitioned topic and, if the topic is persistent, its policies and its schedules, in
+        one commit with the operations `also`. Raises BadVersion and changes nothing if the check `still`
+        (`make_partition_count_check`) fails: partitions were added, or the topic was deleted or created again."""
         self._last_partitions.discard(topic)
         await self._store.commit([
             DeleteNode(still.path, still.expected),

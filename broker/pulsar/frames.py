@@ -91,8 +91,9 @@ class PulsarFrameSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """The size in bytes of the buffer for the incomplete frame. It is at most the largest of three sizes: twice the
-        received bytes of that frame, the largest frame so far, and the shared buffer."""
+        """Returns the size in bytes of the buffer that this object has now; 0 if it has none. It is at most the largest
+        of four sizes: CHUNK_BYTES, the shared buffer, twice the received bytes of the incomplete frame, and twice the
+        largest frame so far."""
         return len(self._buffer)
 
     @property

@@ -104,9 +104,9 @@ class UnreadEntries:
         self._tasks: Tasks | None = None
 
     def find_run(self, shape: LogShape, position: Position) -> Run | None:
-        """Returns the run from the entry at `position` on. If the index of its ledger was not read yet, starts a
-        look-up and returns None; `wake` is called after it. A ledger without an index is one run that is not
-        excluded."""
+        """Returns the run from the entry at `position` on. If the index of its ledger was not read yet, returns None,
+        and starts a look-up unless one (also of another ledger) is in progress; the caller must ask again when `wake`
+        is called. A ledger that is open or has no index is one run that is not excluded."""
         ledger_id, entry_id = position
         if ledger_id not in self._kept:
             span = shape.find_span_of_ledger(ledger_id)

@@ -589,8 +589,10 @@ class ProducerRegistry:
         """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Returns
         when the producer may publish: a new epoch is stored, and no earlier entry under its name is in flight. Raises
         ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
-        publishes; NotOwner if the topic has ended at this broker; and the errors of `Log.commit_fields`. After an error
-        the caller must call `leave`."""
+        publishes; NotOwner if the topic has ended at this broker; the error with which the producer is closed while it
+        waits for other producers, such as Unavailable if it has connected again; and the errors of
+        `Log.commit_fields`. After an error the caller must call `leave`. If the producer is closed later in this call,
+        that may raise nothing: the caller must check `producer.close_error` afterwards."""
         topic = self._topic
         topic.check_not_ended()
         refusal = topic.maintenance.why_publish_refused()

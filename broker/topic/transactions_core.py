@@ -130,12 +130,12 @@ class TopicTxn:
 
     def entries_without_receipt(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
         """Returns the stored entries of a committed transaction that do not count, because the client got no receipt
-        for them. The receipts name the last position `last`, and the client counted `entries` receipts: an entry counts
-        if it is at or before `last`, or is among the first `entries` entries. (A receipt for a duplicate has no
-        position.)
+        for them. `last`: the last position that a receipt named; NOWHERE: none named one, as the receipt of a duplicate
+        does not. `entries`: the number of receipts that the client counted. An entry counts if it is at or before
+        `last`, or is among the first `entries` entries.
 
         Returns three values: the entries that do not count, by ledger; the indexes of their messages; and the position
-        of the last entry that counts.
+        of the last entry that counts, NOWHERE if none counts.
         """
         kept = min(entries, self.entry_count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()

@@ -178,10 +178,11 @@ REPAIR_FIELDS = ("enabled", "auditor", "underReplicated", "reasons", "stuck", "s
 
 
 def ask_bookie_states(session: CommandSession, summary: ClusterSummary) -> BookiesReport:
-    """Asks the bookies for their states, within the session's time-out, and returns the states. Includes the registered
-    bookies, and those that only the metadata of ledgers names. If the metadata does not answer in time, no bookie is
-    asked. A bookie that does not answer the first request is not asked again. Errors of bookies are part of the
-    result."""
+    """Asks the bookies for their states, within the session's time-out, and returns the states. `summary`: the result
+    of `read_summary`. Includes the registered bookies, and those that only the metadata of ledgers names. If `summary`
+    says that the metadata does not answer, or answers late, no bookie is asked. A bookie that does not answer the first
+    request is not asked again. Errors of bookies are part of the result. Raises the errors of the admin client, by
+    which a broker is asked for the bookies, and NotFound if none is registered any more."""
     from ...proto.errors import MagnetarError, Unauthorized
     from ..storage.admin_port import ask_reachable_bookies
     from ..storage.ledgers import ask_any_bookie

@@ -47,9 +47,9 @@ MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def parse_duration(text: str | None, unit_s: int) -> int | None:
-    """Returns a duration, such as `10m`, as a number of units of `unit_s` seconds, rounded up. A number without a unit
-    is already a number of these units. Returns -1 for "-1", None for None. Raises BadParameter if the text is not a
-    duration."""
+    """Returns a duration, such as `10m` (with the unit s, m, h, d or w), as a number of units of `unit_s` seconds,
+    rounded up. A number without a unit is already a number of these units. Returns -1 for "-1", None for None. Raises
+    BadParameter if the text is not a duration."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -61,8 +61,8 @@ def parse_duration(text: str | None, unit_s: int) -> int | None:
 
 
 def parse_mebibytes(text: str | None) -> int | None:
-    """Returns a size, such as `10G` (10 GiB), in MiB. A number without a unit is already in MiB. Returns -1 for "-1",
-    None for None. Raises BadParameter if the text is not a size."""
+    """Returns a size, such as `10G` (10 GiB; the units are M, G and T), in MiB. A number without a unit is already in
+    MiB. Returns -1 for "-1", None for None. Raises BadParameter if the text is not a size."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -93,8 +93,8 @@ def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
 
 def parse_message_id(text: str) -> MessageId:
     """Parses a message id: `LEDGER:ENTRY[:PARTITION[:BATCH]]`, as `magnetar consume` prints it;
-    (LEDGER,ENTRY,PARTITION,BATCH), as the SDK prints it; `earliest` or `latest`. Raises UsageError for any other
-    text."""
+    (LEDGER,ENTRY,PARTITION,BATCH), as the SDK prints it; `earliest` or `latest`. Returns the id. Raises UsageError
+    for any other text, InvalidMessage or InvalidConfiguration if a number is out of range."""
     from ...client.model.message_id import MessageId
 
     text = re.sub(r"\A\((.*)\)\Z", r"\1", text).replace(",", ":")  # as the SDK prints it
@@ -104,8 +104,9 @@ def parse_message_id(text: str) -> MessageId:
 
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
-    """Returns a time in ms since the epoch. `text`: `10m` (10 minutes before `now_ms`), an ISO time, or a number of ms
-    since the epoch. Raises UsageError for any other text."""
+    """Returns a time in ms since the epoch. `text`: a number with the unit s, m, h, d or w (`10m`: 10 minutes before
+    `now_ms`, which is in ms since the epoch); an ISO time, which is local time if it names no time zone; or a number of
+    ms since the epoch. Raises UsageError for any other text."""
     from datetime import datetime
 
     text = text.strip()

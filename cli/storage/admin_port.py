@@ -100,7 +100,8 @@ class BookiePeer:
 def find_bookies(session: CommandSession, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
     """Returns the registered bookies; if `wanted` is not None, only the bookie whose id begins with `wanted`.
     `timeout_s`: how many seconds to wait for their answers, if that must be longer than the session's time-out. Raises
-    NotFound if there is no such bookie, CommandFailure if `wanted` fits several."""
+    NotFound if there is no such bookie, CommandFailure if `wanted` fits several, and the errors of the admin client, by
+    which a broker is asked for the bookies."""
     from ...proto.errors import NotFound
 
     listed = session.admin.bookies()
@@ -116,7 +117,7 @@ def find_bookies(session: CommandSession, wanted: str | None, timeout_s: float |
 
 def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
     """Sends the request `verb` to all bookies at the same time. Returns their answers in the order of `peers`, and
-    closes the connections. Raises the first error."""
+    closes the connections. Raises the first error of `BookiePeer.ask`."""
 
     async def ask() -> list[dict[str, Any]]:
         try:
@@ -133,7 +134,7 @@ def ask_reachable_bookies(
 ) -> dict[str, dict[str, Any]]:
     """Sends the request `verb` to all registered bookies, and returns the answers by bookie id. Leaves out bookies that
     do not answer within the session's time-out, or do not support the request, and adds the reasons to `errors`. Raises
-    NotFound if no bookie is registered."""
+    NotFound if no bookie is registered, and the errors of the admin client, by which a broker is asked for them."""
     from ...proto.errors import MagnetarError, TimedOut
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:

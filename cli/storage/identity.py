@@ -177,8 +177,9 @@ def forget(bookie: str, metadata_: MetadataAccessOptions, data: str | None, outp
 @with_metadata_options
 @YES
 def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
-    """Register a new place for a bookie whose directory was moved. PLACE is HOST:DIRECTORY as the bookie is given it,
-    or its setting `place`. No copy of the directory may be left at the old place.
+    """Register a new place for a bookie whose directory was moved. BOOKIE is its id, and it must be stopped; the
+    beginning of the id is enough. PLACE is the bookie's setting `place`; if it has none, HOST:DIRECTORY: its settings
+    `advertised_host` (or `host`) and `data`. No copy of the directory may be left at the old place.
 
     Example: magnetar bookies move 6f9619ff-8b86-4d01-b42d-00cf4fc964ff bookie-7:/data
     """
@@ -197,6 +198,7 @@ def move(bookie: str, place: str, metadata_: MetadataAccessOptions, data: str | 
 @YES
 def accept_metadata(bookie: str, metadata_: MetadataAccessOptions, data: str | None, output: str, yes: bool) -> None:
     """Let a bookie start although the metadata was restored from a backup that is older than the bookie's directory.
+    BOOKIE is its id, and it must be stopped; the beginning of the id is enough.
 
     Example: magnetar bookies accept-metadata 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
     """

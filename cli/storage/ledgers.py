@@ -66,8 +66,10 @@ def ask_any_bookie(
     session: CommandSession, verb: str, among: Collection[str] | None = None, **options: object
 ) -> dict[str, Any]:
     """Sends the request `verb` to the registered bookies, one after the other, until a bookie answers, and returns this
-    answer. `among`: asks only bookies with these ids. Raises Unauthorized if a bookie refused this caller and none
-    answered, NotFound if no bookie is registered, CommandFailure if no bookie can be reached."""
+    answer. `among`: asks only bookies with these ids. Goes on to the next bookie after ConnectionLost, TimedOut,
+    Unavailable and Unauthorized; raises any other error of `BookiePeer.ask` at once. Raises Unauthorized if a bookie
+    refused this caller and none answered, CommandFailure if no bookie can be reached, NotFound if none is registered,
+    and the errors of the admin client, by which a broker is asked for the bookies."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import CommandFailure
     from .admin_port import ask_bookies, find_bookies

@@ -338,8 +338,9 @@ def make_open_frame(
     topic: TopicName, name: str, instance: str, settings: ProducerSettings, *, connection: int, epoch: int
 ) -> wire.OpenProducer:
     """Returns the first frame of a producer, which opens it. `name`: empty: the broker chooses one. `instance`:
-    identifies this object among all producers of the name; `connection`: the number of its attempt. `epoch`: that of
-    the topic's exclusive producer, if this is it or replaces it; 0: none."""
+    identifies this object among all producers of the name. `connection`: the number of this attempt to open it; at the
+    broker an attempt never replaces a later one. `epoch`: the topic epoch that the broker gave to this producer, or to
+    the one that it replaces, when that had exclusive access; 0: neither had it."""
     request = wire.OpenProducer(
         topic=topic.full,
         producer_name=name,

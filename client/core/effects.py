@@ -54,7 +54,12 @@ class EndWithError(NamedTuple):
 
 # ------------------------------------------------------------------------------ the producer's
 class AttachedProducerOptions(NamedTuple):
-    """The options of a ProducerCore: limits of batches, time-outs, compression, encryption."""
+    """The options of a ProducerCore. `initial_sequence_id`: the one before that of the first message; None: the highest
+    that the broker knows of the producer's name. With `batching`, an entry is a batch of up to `batch_messages_max`
+    messages and about `batch_bytes_max` bytes, for which messages wait `batch_delay_s` seconds. `key_based`: all
+    messages of a batch have the same key. `send_timeout_s`: when the oldest entry has waited that long for its outcome,
+    all entries get TimedOut. `compression`: the number of the algorithm (`CompressionType`). `chunking`: whether a
+    message that is too large for an entry is sent as several chunks."""
 
     initial_sequence_id: int | None = None
     batching: bool = False
@@ -124,7 +129,11 @@ ProducerEffect = SendEntry | ReportOutcome | EndFlushes | DetachFromBroker | Att
 # ------------------------------------------------------------------------------ the consumer's
 class AttachedConsumerOptions(NamedTuple):
     """The options of a ConsumerCore: time-outs, redelivery delays, chunking, and the order of deliveries.
-    `nack_delay_ms` returns the redelivery delay in ms for a redelivery count."""
+    `ack_timeout_s`: after so many seconds, or up to `ack_timeout_tick_s` later, entries that the application has not
+    acknowledged are delivered again. `nack_delay_ms` returns the redelivery delay in ms for a redelivery count.
+    `chunks_pending_max`: the most chunked messages that may be incomplete. `chunks_auto_ack`: the chunks of an
+    incomplete message that makes room for another one are acknowledged, so that the message is lost; False: they are
+    delivered again later."""
 
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
@@ -181,7 +190,7 @@ class SeekIndex:
 
 class SendSeekRequest(NamedTuple):
     """Effect: ask the broker to move the subscription's cursor to `to`: a message id, a SeekIndex, or a time in ms
-    since the epoch."""
+    since the epoch. `request_id`: the number of the request, which the broker answers."""
 
     request_id: int
     to: Any

@@ -205,7 +205,8 @@ class ZmqContext:
 
     def open(self, kind: int) -> zmq.Socket[bytes]:
         """Returns a new socket of the ZeroMQ type `kind`, with the options that all sockets of a world have. Creates
-        the context if there is none, or if it belongs to the process that forked this one."""
+        the context if there is none, or if it belongs to the process that forked this one. Raises zmq.ZMQError if the
+        process may not open another socket."""
         import zmq
 
         if self._context is None or self._pid != os.getpid():
@@ -232,9 +233,9 @@ class ZmqContext:
         return socket
 
     def set_server_keys(self, socket: zmq.Socket[bytes], access: PeerServerKeys) -> str:
-        """Sets the keys of a server's socket before it is bound, so that it accepts only clients that `access.gate`
-        admits. Returns the ZAP domain of the server.
-        """
+        """Sets the keys of a server's socket, so that it accepts only clients that `access.gate` admits. Must be called
+        before the socket is bound. Returns the ZAP domain of the server, for `remove_server_gate`. Raises zmq.ZMQError
+        if the socket of the ZapHandler cannot be opened or bound."""
         import zmq
 
         if self._admission is None:
@@ -253,8 +254,8 @@ class ZmqContext:
         return domain
 
     def set_client_keys(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-        """Sets the keys of a client's socket before it connects, so that it accepts only the server with the public key
-        `server`; "": none."""
+        """Sets the keys of a client's socket: its own, and the public key `server` (64 hexadecimal digits) that its
+        server must have. With "" it accepts no server. Must be called before the socket connects."""
         import zmq
 
         socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_KEY))
