@@ -189,7 +189,7 @@ class CallContext:
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
-    client: str = ""  # its name and version, as it says
+    client: str = ""  # name and version of a client of Pulsar, as it says; empty over gRPC
 
 
 Pieces = tuple[Buffer, ...]

@@ -94,7 +94,7 @@ def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
 def parse_message_id(text: str) -> MessageId:
     """Parses a message id: `LEDGER:ENTRY[:PARTITION[:BATCH]]`, as `magnetar consume` prints it;
     (LEDGER,ENTRY,PARTITION,BATCH), as the SDK prints it; `earliest` or `latest`. Returns the id. Raises UsageError
-    for any other text, InvalidMessage or InvalidConfiguration if a number is out of range."""
+    for any other text, InvalidMessage if a number is out of range."""
     from ...client.model.message_id import MessageId
 
     text = re.sub(r"\A\((.*)\)\Z", r"\1", text).replace(",", ":")  # as the SDK prints it

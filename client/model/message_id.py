@@ -156,9 +156,9 @@ class MessageId:
         check_parameter("text", TEXT, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
-        except MagnetarError as error:
-            raise WrongIdText(error.message) from error
-        return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
+            return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
+        except (MagnetarError, WrongValue) as error:
+            raise WrongIdText(str(error)) from error
 
     def to_wire(self) -> wire.MessageId:
         """Returns the id as the Protobuf message that is sent to a broker: without its batch size, topic and chunks."""

@@ -119,7 +119,7 @@ async def test_what_retention_removed_and_what_is_not_there_yet_is_out_of_range(
             assert (await slow.pull(1, 100)).status in (FOUND, OUT_OF_RANGE)
 
 
-async def test_a_reader_ahead_of_which_retention_removed_messages_says_so(tmp_path: Path) -> None:
+async def test_a_pull_ahead_of_which_retention_removed_messages_says_so(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path, roll_entries=4) as running, aio.Client(url_of(running)) as client,
         AdminClient(url_of(running)) as admin,

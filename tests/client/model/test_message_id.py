@@ -36,3 +36,5 @@ def test_bytes_that_are_no_id_are_refused(wrong: bytes) -> None:
 def test_text_that_is_no_id_is_refused() -> None:
     with pytest.raises(InvalidName):
         MessageId.parse("one:two")
+    with pytest.raises(InvalidMessage, match="partition"):
+        MessageId.parse("1:2:-5")

@@ -111,6 +111,7 @@ MADE: list[Callable[[], object]] = [
     lambda: MessageId.deserialize("x"), lambda: MessageId.deserialize(None), lambda: MessageId.deserialize(b"\xff"),
     lambda: MessageId.deserialize(b""), lambda: MessageId.deserialize(ID.serialize(), 5), lambda: MessageId.parse(5),
     lambda: MessageId.parse("x"), lambda: MessageId.parse("1:2:3:99999999999"),
+    lambda: MessageId.parse("1:2:-5"), lambda: MessageId.parse("1:2:0:-7"),
     lambda: magnetar.ConsumerBatchReceivePolicy("1"), lambda: magnetar.ConsumerBatchReceivePolicy(timeout_ms=None),
     lambda: magnetar.ConsumerBatchReceivePolicy(0, 0, 0), lambda: magnetar.ConsumerDeadLetterPolicy(0),
     lambda: magnetar.ConsumerDeadLetterPolicy("3"), lambda: magnetar.ConsumerDeadLetterPolicy(3, 5),
