@@ -210,11 +210,11 @@ class PendingAdds(Generic[A]):
     bytes up to LAP, `length_confirmed` those up to LAC. `failed` has the slots whose bookie failed and was not
     replaced; new entries are not sent to these slots. While `frozen`, no entry is confirmed."""
 
-    def __init__(self, striping: Striping, ensemble: Sequence[str], *, lac: int = -1, length: int = 0) -> None:
+    def __init__(self, striping: Striping, ensemble: Sequence[str]) -> None:
         self.striping = striping
         self.ensemble = tuple(ensemble)
-        self.lac = self.lap = lac
-        self.length = self.length_confirmed = length
+        self.lac = self.lap = -1
+        self.length = self.length_confirmed = 0
         self.frozen = False
         self.failed: set[int] = set()  # slots whose bookie failed and was not replaced
         self._adds: dict[int, A] = {}

@@ -321,11 +321,10 @@ def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     return index, EntryHeader(*parse_checked_head(entry, start))
 
 
-def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
-    """Parses the header of an entry, with or without a broker-part, and returns it. `start`: the offset of the
-    client-part; -1: unknown. `verify`: also verifies the checksum, which reads the whole entry. Raises CorruptEntry
-    like `parse_checked_head`."""
-    return EntryHeader(*parse_checked_head(entry, start, verify=verify))
+def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
+    """Parses the header of an entry, with or without a broker-part, and returns it. `verify`: also verifies the
+    checksum, which reads the whole entry. Raises CorruptEntry like `parse_checked_head`."""
+    return EntryHeader(*parse_checked_head(entry, verify=verify))
 
 
 def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
