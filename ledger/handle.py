@@ -168,11 +168,6 @@ class LedgerWriter:
         return self.adds.lac
 
     @property
-    def confirmed_bytes(self) -> int:
-        """Returns the total payload bytes of all confirmed entries."""
-        return self.adds.length_confirmed
-
-    @property
     def pending_entries(self) -> int:
         """The number of entries that were appended and are not confirmed yet."""
         return len(self.adds)

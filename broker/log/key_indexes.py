@@ -137,11 +137,6 @@ class KeyIndexes:
         found = self._find(ledger_id)
         return "" if found is None else PROPERTIES if found.with_properties else KEYS
 
-    def list_unindexed_ledgers(self) -> list[int]:
-        """Returns the ids of the sealed ledgers that have no index, or an index that is damaged or lacks the properties
-        for which the policy asks."""
-        return [span.ledger_id for span in self._list_unindexed_spans()]
-
     def count_unindexed_ledgers(self) -> int:
         """Returns the number of sealed ledgers without the index for which the policy asks; 0 if the policy is off."""
         return len(self._list_unindexed_spans()) if self.is_on else 0
