@@ -35,7 +35,6 @@ HOT = [
     "bookie/store/group_commit_core.py",
     "bookie/store/journal.py",
     "bookie/store/memtable.py",
-    "broker/common/token_bucket.py",
     "broker/grpc/connection.py",
     "broker/grpc/translate.py",
     "broker/log/appender.py",

@@ -38,10 +38,10 @@ from ...proto.errors import (
     to_wire,
 )
 from ...proto.names import NamespaceName, Position
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ..cluster.policy_cache import Told, TopicAdded, TopicsListed
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.backlogs import EntryRangeReader, MessageIndexRange
 from ..session.consumer import ConsumerSession

@@ -20,8 +20,8 @@ from ...proto.names import Position, TopicName
 from ...proto.operations import Permission
 from ...proto.states import HALF_MESSAGES_MAX, ForgottenOutcome, TxnId, TxnState, coordinator_of
 from ...proto.statistics import TransactionHere
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import CallContext, EndOfStream, Stream
-from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import Settlement, convert_join_answer_to_state
 from ..node.topic_manager import TopicManager
 from ..session import summaries

@@ -41,10 +41,10 @@ from ...proto.applied import AppliedPolicies
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.filters import Node
 from ...proto.names import Position, TopicName
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
-from ..common.token_bucket import EventLoopSlices
 from .key_index_core import (
     BLOCK_BYTES,
     DamagedKeyIndex,

@@ -37,12 +37,12 @@ from ...proto import pulsar_pb2 as pulsar
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unauthenticated
 from ...proto.versions import PRODUCT
 from ...runtime.access import AUTHORIZATION_MAX, Caller
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.budget import ROOM_S
 from ...runtime.files import Buffer
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from . import lookup
 from .consumer import PulsarConsumerHandler

@@ -35,6 +35,7 @@ import msgspec
 from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...proto.versions import PRODUCT
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import SystemClock
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
@@ -424,8 +425,6 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarMetricWriter 
 async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
     """Returns the loaded topics of which each is shown: all, or what the query asks for, of that at most TOPICS_ASKED,
     in the order in which they were loaded."""
-    from ...broker.common.token_bucket import EventLoopSlices  # there is a broker, so it is loaded
-
     if not query.level and not query.namespace:
         return list(owned.loaded.values())
     turns = EventLoopSlices(owned.world.clock)
@@ -499,10 +498,8 @@ async def _topics(
 ) -> list[_Unread]:
     """Adds the metrics of topics, in slices of the loop's time. Returns the subscriptions whose backlog must be
     read."""
-    from ...broker.common.token_bucket import EventLoopSlices
     from ...broker.topic.statistics import count_unacknowledged_from_memory, find_blocked_reason  # it is loaded
     from ...proto.states import Blocked
-    from ...runtime.metrics import escape_label
 
     def series(name: str, kind: str, help: str) -> Callable[[str], None]:
         return page.add_series(f"magnetar_{name}", kind, help).lines.append
