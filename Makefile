@@ -91,8 +91,8 @@ wheels: $(STAMP)
 # The tests of what is compiled (setup.py has its list) and of what works with it at once; one of them runs whole clusters
 # under faults on both twins.
 files = $(foreach each,$(2),tests/$(1)/test_$(each).py)
-TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/journal tests/broker/common tests/runtime/grpc \
-	$(call files,bookie,adds service) tests/runtime/test_metrics.py $(call files,proto,checksum compression entry) \
+TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/journal tests/runtime/grpc \
+	$(call files,bookie,adds service) $(call files,runtime,metrics rates token_bucket) $(call files,proto,checksum compression entry) \
 	$(call files,broker/grpc,cancelled_calls connect delivery extreme_requests foreign_ids services unforeseen) \
 	$(call files,broker/log,cache log_queue quorums topic_log) $(call files,broker/session,cursor_shape producer) \
 	$(call files,broker/pulsar,any_commands connection frames passing) \

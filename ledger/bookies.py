@@ -46,7 +46,6 @@ from ..proto.errors import BackPressure, BadVersion, InvalidConfiguration, Magne
 from ..runtime.files import Buffer
 from ..runtime.network import AnswerListener, Endpoint, Peer, PeerClientKeys, PeerReply, World
 from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
-from .memory import AppendMemory
 from .peer_format import BookieAnswerHead, Status, decode_answer, encode_ping_request
 from .placement_core import (
     UNKNOWN_RACK,
@@ -58,7 +57,7 @@ from .placement_core import (
     RackRule,
     choose_bookies,
 )
-from .writer_core import Striping
+from .writer_core import AppendMemory, Striping
 
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of entry ids, as (first, last) pairs in ascending order."""

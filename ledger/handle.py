@@ -23,7 +23,8 @@ only the LAC before it, and a reader in another process could not read the last 
 
 **Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
 At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included;
-of all ledgers together `memory_bytes_max` (memory.py): above that `has_room` is false, but `append` does not refuse.
+of all ledgers together `memory_bytes_max` (`AppendMemory`): above that `has_room` is false, but `append` does not
+refuse.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_ensembles.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -165,11 +166,6 @@ class LedgerWriter:
     def last_confirmed(self) -> int:
         """The id of the last entry that is confirmed, with every entry before it; -1: none."""
         return self.adds.lac
-
-    @property
-    def confirmed_bytes(self) -> int:
-        """Returns the total payload bytes of all confirmed entries."""
-        return self.adds.length_confirmed
 
     @property
     def pending_entries(self) -> int:

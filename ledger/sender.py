@@ -10,8 +10,8 @@ AddFailed for every entry of the request: unknown. A bookie that answers BUSY fo
 asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. If it
 stores another entry, it has room, and is asked again ROOM_S later: a missing entry delays the confirmation of all later
 ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer,
-each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle bounds it, and memory.py
-bounds what all ledgers of the process have.
+each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle bounds it, and
+`AppendMemory` (writer_core.py) bounds what all ledgers of the process have.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 """
 

@@ -58,13 +58,13 @@ entry before it is confirmed. So entries are confirmed in order, each once, and 
 Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/test_pending.py.
 
 Also in this file, each below its heading: which slots of an ensemble store an entry (striping_core); the pending adds
-(pending_core).
+(pending_core); the memory of the appends of all ledgers (memory).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, NamedTuple, TypeVar, assert_never
 
 from ..proto.errors import InvalidConfiguration
@@ -210,11 +210,11 @@ class PendingAdds(Generic[A]):
     bytes up to LAP, `length_confirmed` those up to LAC. `failed` has the slots whose bookie failed and was not
     replaced; new entries are not sent to these slots. While `frozen`, no entry is confirmed."""
 
-    def __init__(self, striping: Striping, ensemble: Sequence[str], *, lac: int = -1, length: int = 0) -> None:
+    def __init__(self, striping: Striping, ensemble: Sequence[str]) -> None:
         self.striping = striping
         self.ensemble = tuple(ensemble)
-        self.lac = self.lap = lac
-        self.length = self.length_confirmed = length
+        self.lac = self.lap = -1
+        self.length = self.length_confirmed = 0
         self.frozen = False
         self.failed: set[int] = set()  # slots whose bookie failed and was not replaced
         self._adds: dict[int, A] = {}
@@ -668,3 +668,63 @@ class WriterCore(Generic[A]):
             assert not len(self.adds), "nothing is pending once the handle is finished"
         if self.end is not None:
             assert self.adds.lac <= self.end.last_entry, "every confirmed entry is in the closed ledger"
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+# Memory for appends: the entries of all ledgers of a client until every bookie that was sent a copy has answered.
+#
+# An entry that is confirmed by its quorum stays in memory as long as another bookie has not answered: a bookie that
+# hangs holds what all ledgers sent it for `add_timeout_s`. So there is one bound for all ledgers together. A request is
+# counted once, however many copies of it are sent. Above the bound no ledger has room (`LedgerWriter.has_room`), and
+# `LedgerWriter.wait_room` returns when there is room again, first for the ledger that has waited longest. The wait
+# always ends: a bookie answers, or fails after `add_timeout_s`. Topics and compactions, which append much, wait.
+# Cursors and transactions are bounded by their callers, and refused only for the bounds of their own ledger: work that
+# frees memory must never wait for memory. Guards: tests/ledger/test_memory.py.
+
+
+LOOK_BYTES = 64 << 10
+"""The number of bytes that a waiting ledger is expected to append. When memory is released, one waiting ledger is
+called for each LOOK_BYTES that are free."""
+
+
+class AppendMemory:
+    """Counts the memory of the entries that a `LedgerClient` is appending to all its ledgers. `held` is their size and
+    `limit` the bound, in bytes. This object refuses nothing: the caller must check `has_room` before it appends. Within
+    one turn of the event loop `held` may exceed `limit`."""
+
+    __slots__ = ("held", "limit", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self.held = 0
+        self.limit = limit
+        self.waiting: dict[Callable[[], None], None] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """True while `held` is below `limit`."""
+        return self.held < self.limit
+
+    def add_waiter(self, look: Callable[[], None]) -> None:
+        """Registers the function `look`, which must not raise. It is called once, when there is room for an append
+        again. Does nothing if `look` is registered already."""
+        self.waiting.setdefault(look)
+
+    def remove_waiter(self, look: Callable[[], None]) -> None:
+        """Removes a function that `add_waiter` registered. Does nothing if it is not registered."""
+        self.waiting.pop(look, None)
+
+    def release(self, size: int) -> None:
+        """Subtracts `size` bytes from `held`, and calls waiting functions if there is room now."""
+        self.held -= size
+        if self.waiting:
+            self.notify_waiters()
+
+    def notify_waiters(self) -> None:
+        """Calls the functions that `add_waiter` registered, the oldest first, as long as there is room for more
+        appends. Must be called after `held` was reduced."""
+        room = self.limit - self.held
+        while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
+            look = next(iter(self.waiting))
+            del self.waiting[look]
+            look()
+            room -= LOOK_BYTES

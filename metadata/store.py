@@ -311,11 +311,11 @@ class NodeUpdate(NamedTuple):
 
 async def update_node(
     store: MetadataStore, path: str, transform: Transform, *,
-    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
+    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> VersionedValue | None:  # fmt: skip
     """Changes one node by `transform`, as `update_nodes` changes several. Returns the node as it is afterwards (None:
     there is none). Raises the same errors."""
-    changes = (NodeUpdate(path, transform, absent),)
+    changes = (NodeUpdate(path, transform),)
     return (await update_nodes(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
 
@@ -446,13 +446,11 @@ def make_put_operation(path: str, record: MetadataRecord, expected: int = ANY) -
     return PutNode(path, encode_record(record, path), expected)
 
 
-async def put_record(
-    store: MetadataStore, path: str, record: MetadataRecord, expected: int = ANY, *, ephemeral: bool = False
-) -> int:
+async def put_record(store: MetadataStore, path: str, record: MetadataRecord, expected: int = ANY) -> int:
     """Writes `record` at `path`, in a commit of its own, if the node's version is `expected` (ABSENT: if there is no
     node; ANY: always). Returns the node's new version. Raises BadVersion if the version is another one, and the
     other errors of `MetadataStore.commit`."""
-    return await store.put(path, encode_record(record, path), expected, ephemeral=ephemeral)
+    return await store.put(path, encode_record(record, path), expected)
 
 
 async def update_record(
@@ -486,10 +484,10 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
     return range(found[0].next - count, found[0].next)
 
 
-async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
+async def ensure_id_counter(store: MetadataStore) -> None:
     """Creates the counter of ledger ids if it does not exist. Once it exists, bookies accept a new ledger only if the
     metadata has its record (bookie/service.py). Raises the errors of the metadata."""
-    await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
+    await update_record(store, paths.LEDGER_IDS, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster_record(store: MetadataStore, rng: random.Random) -> ClusterRecord:

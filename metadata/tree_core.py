@@ -413,9 +413,6 @@ class MetadataSessions:
     def __contains__(self, session: str) -> bool:
         return session in self.open_ones
 
-    def list_session_ids(self) -> list[str]:
-        return list(self.open_ones)
-
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
         """Adds a session that expires `timeout_s` seconds after `now`; if `now` is None, it does not expire."""
         assert session, "a session has a name"

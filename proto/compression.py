@@ -75,13 +75,13 @@ def compress(kind: int, payload: bytes) -> bytes:
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
-def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
+def decompress(kind: int, payload: bytes, declared: int) -> bytes:
     """Decompresses the payload with the codec `kind` and returns the result. Raises CorruptEntry if the result does not
-    have exactly `declared` bytes, or if `declared` is above `limit`. With NONE returns the payload unchanged, and
-    checks nothing."""
+    have exactly `declared` bytes, or if `declared` is above UNCOMPRESSED_BYTES_MAX. With NONE returns the payload
+    unchanged, and checks nothing."""
     if kind == Compression.NONE:
         return payload
-    _check(kind, declared, limit)
+    _check(kind, declared)
     if declared == 0:
         return _nothing(kind, payload)
     output = bytearray(declared)
@@ -94,7 +94,7 @@ def decompress_to_mapping(kind: int, payload: bytes, declared: int) -> mmap:
     CorruptEntry like `decompress`. `declared`, the uncompressed size in bytes, must not be 0. For threads beside an
     event loop: the memory is neither zeroed nor copied while Python's interpreter lock is held, which would take 60 ms
     for 64 MiB."""
-    _check(kind, declared, UNCOMPRESSED_BYTES_MAX)
+    _check(kind, declared)
     output = mmap(-1, declared)
     try:
         _into(kind, payload, output)
@@ -104,9 +104,11 @@ def decompress_to_mapping(kind: int, payload: bytes, declared: int) -> mmap:
     return output
 
 
-def _check(kind: int, declared: int, limit: int) -> None:
-    if not 0 <= declared <= limit:
-        raise CorruptEntry(f"an entry declares {declared} uncompressed bytes; the limit is {limit}", size=declared)
+def _check(kind: int, declared: int) -> None:
+    if not 0 <= declared <= UNCOMPRESSED_BYTES_MAX:
+        raise CorruptEntry(
+            f"an entry declares {declared} uncompressed bytes; the limit is {UNCOMPRESSED_BYTES_MAX}", size=declared
+        )
     if kind not in _codecs().decompress_into:
         raise CorruptEntry(f"unknown compression {kind}")
 

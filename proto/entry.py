@@ -59,6 +59,19 @@ Encrypt = Callable[[MessageMetadata, bytes], bytes]
 """A function that gets (metadata, payload) and returns the encrypted payload. It also writes to the metadata how the
 payload is decrypted."""
 
+
+class EntryEncoding(NamedTuple):
+    """How a producer encodes its entries: the codec (a number of `Compression`), the encryption (None: none), and the
+    version of its messages' schema (empty: none)."""
+
+    compression: int = 0
+    encrypt: Encrypt | None = None  # raises CryptoError, which is the outcome of the entry's messages
+    schema_version: bytes = b""
+
+
+PLAIN = EntryEncoding()
+"""Without compression, encryption and schema."""
+
 ENTRY_BYTES_MAX = 5 << 20
 """The largest client-part, in bytes, that a broker accepts: Pulsar's `max_message_size`."""
 
@@ -159,7 +172,7 @@ def encode_plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 
 
 def encode_batch(
-    metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
+    metadata: MessageMetadata, items: Sequence[bytes], count: int, encoding: EntryEncoding = PLAIN
 ) -> bytes:
     """Encodes the client-part of a batch of `count` messages and returns it. `items` are the prefix and the payload of
     each message, alternating. Compresses by `metadata.compression`, then encrypts. Each payload is copied once.
@@ -170,24 +183,32 @@ def encode_batch(
     metadata.num_messages_in_batch = count
     if not metadata.highest_sequence_id:
         metadata.highest_sequence_id = metadata.sequence_id + count - 1
-    if metadata.compression or encrypt is not None:
-        return encode_entry(metadata, b"".join(items), encrypt)
+    if metadata.compression or encoding.encrypt is not None:
+        return encode_entry(metadata, b"".join(items), encoding)
     encoded = metadata.SerializeToString()
     body = b"".join((_U32.pack(len(encoded)), encoded, *items))
     return b"".join((MAGIC_CLIENT, _U32.pack(crc32c(body)), body))
 
 
-def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
+def encode_entry(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding = PLAIN) -> bytes:
     """Encodes the client-part of an entry and returns it: its metadata and its payload (one message, or the joined
     items of a batch). Compresses the payload by `metadata.compression`, then encrypts it. An encrypted entry always
     gets `uncompressed_size`, because Go's client needs this field even without compression."""
-    if metadata.compression or encrypt is not None:
+    if encoding.encrypt is not None:
         metadata.uncompressed_size = len(payload)
-    if metadata.compression:
-        payload = compress(metadata.compression, payload)
-    if encrypt is not None:
-        payload = encrypt(metadata, payload)
+    payload = compress_payload(metadata, payload, encoding)
+    if encoding.encrypt is not None:
+        payload = encoding.encrypt(metadata, payload)
     return encode_client_part(metadata, payload)
+
+
+def compress_payload(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
+    """Returns the payload compressed by `metadata.compression`, and sets `uncompressed_size` in `metadata`; returns the
+    payload itself if it is not to be compressed. `encoding`: that of the producer, for what a codec is told."""
+    if not metadata.compression:
+        return payload
+    metadata.uncompressed_size = len(payload)
+    return compress(metadata.compression, payload)
 
 
 def encode_client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
@@ -321,11 +342,10 @@ def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     return index, EntryHeader(*parse_checked_head(entry, start))
 
 
-def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
-    """Parses the header of an entry, with or without a broker-part, and returns it. `start`: the offset of the
-    client-part; -1: unknown. `verify`: also verifies the checksum, which reads the whole entry. Raises CorruptEntry
-    like `parse_checked_head`."""
-    return EntryHeader(*parse_checked_head(entry, start, verify=verify))
+def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
+    """Parses the header of an entry, with or without a broker-part, and returns it. `verify`: also verifies the
+    checksum, which reads the whole entry. Raises CorruptEntry like `parse_checked_head`."""
+    return EntryHeader(*parse_checked_head(entry, verify=verify))
 
 
 def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:

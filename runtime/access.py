@@ -11,10 +11,11 @@ Source of the rules: Pulsar's authentication providers; security of this design:
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .budget import CallerMemory
 
@@ -48,6 +49,29 @@ class Principal:
 
 
 LOCAL = Principal("", PrincipalKind.LOCAL)
+
+
+class CredentialScheme(NamedTuple):
+    """A scheme of the header `authorization`, and the same method in Pulsar's protocol."""
+
+    name: str  # the first word of the header, in any case: "Bearer"
+    method: str  # `auth_method_name` of Pulsar's protocol, `Principal.method`
+    is_base64: bool = False  # the header has the base64 of what Pulsar's protocol has as bytes
+
+    def make_header(self, data: bytes) -> str:
+        """Returns the value of the header for the credentials `data` of Pulsar's protocol."""
+        return f"{self.name} {base64.b64encode(data).decode() if self.is_base64 else data.decode('latin-1').strip()}"
+
+    def parse_header_value(self, value: str) -> bytes:
+        """Returns the credentials for Pulsar's protocol. `value`: what follows the scheme in the header. Raises
+        ValueError if it is not base64 although the scheme has base64."""
+        return base64.b64decode(value) if self.is_base64 else value.encode()
+
+
+BEARER = CredentialScheme("Bearer", "token")
+CREDENTIAL_SCHEMES = (BEARER, CredentialScheme("Basic", "basic", is_base64=True))
+"""The schemes of the header that servers understand. HTTP's challenge, OpenAPI, Pulsar's protocol on both sides and the
+patterns of a support bundle are made from this table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 The event loop's time and a `Clock` have different origins in the simulator, so a moment of the clock is no argument of
 `loop.call_at`. An alarm converts it to seconds from now. Rounding may make the loop call `ring` slightly early: the
 owner must compare the clock with its deadline, and set the alarm again, at least RESOLUTION_S later.
+
+Also in this file, below its heading: slices of the event loop, for long work (turns).
 """
 
 from __future__ import annotations
@@ -46,3 +48,42 @@ class AlarmTimer:
     def _rings(self) -> None:
         self.cancel()
         self._ring()
+
+
+# --------------------------------------------------------------------------------------------------------- turns
+# Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
+#
+#     turns = EventLoopSlices(clock)
+#     for each in many:
+#         do(each)
+#         if turns.is_slice_used_up:
+#             await turns.begin_slice()
+#
+# A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
+# entries, what is not is refused before (broker/grpc/translate.py). In a simulation a slice never ends: no
+# time passes within one step of it. Guarding test: tests/broker/grpc/test_extreme_requests.py.
+
+
+SLICE_S = 0.002
+"""Seconds of a slice, so that the loop is held for less than 5 ms: a slice, and what the turn does before and after it.
+"""
+
+
+class EventLoopSlices:
+    """Divides a long computation into time slices, so that other tasks of the event loop run between two slices."""
+
+    __slots__ = ("_clock", "end")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.end = clock.monotonic() + SLICE_S
+
+    @property
+    def is_slice_used_up(self) -> bool:
+        """Returns True if the current time slice is used up. The caller should then await `begin_slice`."""
+        return self._clock.monotonic() > self.end
+
+    async def begin_slice(self) -> None:
+        """Lets other tasks of the event loop run, and then begins the next time slice, of SLICE_S seconds."""
+        await asyncio.sleep(0)
+        self.end = self._clock.monotonic() + SLICE_S

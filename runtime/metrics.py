@@ -73,10 +73,10 @@ class Histogram:
         self._counts = list(counts) or [0] * (len(self.bounds) + 1)
         self._total = total
 
-    def observe_value(self, value: float, times: int = 1) -> None:
-        """Records `times` observations of this value."""
-        self._counts[bisect_left(self.bounds, value)] += times
-        self._total += value * times
+    def observe_value(self, value: float) -> None:
+        """Records one observation of this value."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._total += value
 
     def observe_values(self, values: Sequence[float]) -> None:
         """Records one observation of each value."""

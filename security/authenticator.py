@@ -51,7 +51,15 @@ from ..runtime.network import (
     World,
 )
 from ..runtime.tasks import SystemWorkers, Workers
-from .settings import CertificateSection, SecuritySettings, describe_secret_source, read_private_file, read_secret
+from .settings import (
+    AUTHENTICATION_SECTIONS,
+    CertificateSection,
+    SecuritySettings,
+    describe_secret_source,
+    list_sections,
+    read_private_file,
+    read_secret,
+)
 from .token import (
     PrincipalCache,
     RevocationList,
@@ -438,7 +446,7 @@ def make_secured_world(world: World, path: str) -> World:
     settings = SecuritySettings.load(path)
     if not settings.authenticates_callers:
         raise InvalidConfiguration(
-            f"{path}: nothing says who may call a broker: it needs a section [token], [oidc], [basic] or [certificate]"
+            f"{path}: nothing says who may call a broker: it needs a section {list_sections(AUTHENTICATION_SECTIONS)}"
         )
     network = SecuredNetwork(world.network, settings, world.clock, world.workers)
     if settings.audit.file:

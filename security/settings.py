@@ -39,7 +39,7 @@ import logging
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -309,6 +309,16 @@ SECTIONS: dict[str, type[Any]] = {
     "broker": BrokerSection, "members": MembersSection, "zookeeper": ZookeeperSection,
     "audit": AuditSection,
 }  # fmt: skip
+HEADER_SECTIONS = ("token", "oidc", "basic")
+AUTHENTICATION_SECTIONS = (*HEADER_SECTIONS, "certificate")
+"""The sections by which callers authenticate: with the header `authorization`, and all."""
+
+
+def list_sections(names: Sequence[str]) -> str:
+    """Returns at least two sections as a text: "[token], [oidc] or [basic]"."""
+    return f"[{'], ['.join(names[:-1])}] or [{names[-1]}]"
+
+
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
           ("token", "revoked"),
           ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
@@ -336,7 +346,7 @@ class SecuritySettings:
     @property
     def authenticates_callers(self) -> bool:
         """Returns whether the file has a section by which callers can authenticate."""
-        return bool(self.token or self.oidc or self.basic or self.certificate)
+        return any(getattr(self, name) for name in AUTHENTICATION_SECTIONS)
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -404,14 +414,14 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
     if members is not None and tls is None and not settings.authenticates_callers:
         return  # of a bookie or the metadata service
     if not settings.authenticates_callers:
-        yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
+        yield f"nothing says who may call: it needs a section {list_sections(AUTHENTICATION_SECTIONS)}"
     if settings.basic is not None and not settings.basic.file:
         yield "[basic] needs file"
     if tls is not None and not tls.require_client_certificate:
-        if not (tls.ca and (token or settings.oidc or settings.basic)):
+        if not (tls.ca and any(getattr(settings, name) for name in HEADER_SECTIONS)):
             yield (
                 "require_client_certificate = false of [tls] is for callers who have a certificate of `ca`, and others "
-                "of [token], [oidc] or [basic]"
+                f"of {list_sections(HEADER_SECTIONS)}"
             )
         if not settings.broker.token:
             yield "[broker] needs token: without require_client_certificate brokers are not asked for a certificate"

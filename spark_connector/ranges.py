@@ -27,9 +27,8 @@ from ..proto.errors import InvalidConfiguration, NotAllowed, NotFound, Subscript
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
-from .access import digest_credential_sources
 from .offsets import AvailableRange, Incarnations, Index, Partition
-from .options import SourceOptions
+from .options import SourceOptions, digest_credential_sources
 from .shapes import TypedSchema, find_newest_schema, find_reader_schema
 
 T = TypeVar("T")

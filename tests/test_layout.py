@@ -43,7 +43,7 @@ DOMAINS = {
     "broker.session": ("access", "cluster", "common", "log", "node", "subscription", "topic"),
     "broker.grpc": ("access", "cluster", "common", "log", "node", "session", "subscription", "topic", "transaction"),
     "broker.pulsar": ("cluster", "common", "log", "node", "session", "subscription", "transaction"),
-    "broker.rest": ("access", "cluster", "common", "grpc", "log", "node", "session", "subscription", "topic"),
+    "broker.rest": ("access", "cluster", "grpc", "log", "node", "session", "subscription", "topic"),
     "client.common": (),
     "client.core": ("common",),
     "client.model": ("common", "core"),

@@ -129,18 +129,6 @@ def checksum_group_header(data: bytes) -> int:
     return crc32c(data[: _GROUP.size])
 
 
-def decode_extents_if_intact(header: IndexGroupHeader, data: bytes) -> list[Extent] | None:
-    """Decodes the extents of a group from `data`, the bytes of the group's header and extent heads. Returns None if
-    these bytes are damaged."""
-    heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.extent_heads_bytes]
-    if len(heads) != header.extent_heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
-        return None
-    extents = list(decode_extent_heads(heads))
-    if sum(extent.table_bytes for extent in extents) != header.tables_bytes:
-        return None
-    return extents
-
-
 def decode_extent_heads(heads: Buffer) -> Iterator[Extent]:
     """Yields the extents that are encoded in `heads`. Verifies nothing: the caller must have verified the checksum of
     these bytes."""

@@ -33,12 +33,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
 from ...ledger.peer_format import KEY_BYTES
 from ...proto import versions
-from .journal import FILE_HEADER_BYTES, Buffer, DamagedFile, crc32c
+from .journal import Buffer, crc32c
 
 MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")
@@ -167,13 +166,3 @@ def decode_record_if_intact(data: Buffer, offset: int = 0) -> State | None:
         case LedgerIndexRecordKind.DRAINED:
             return DrainedEntryLog(ledger)
     return None
-
-
-def decode_ledger_index_records(data: bytes, path: str) -> Iterator[State]:
-    """Yields all records of a ledger index file with the content `data`. The caller must have verified the file header,
-    and must have cut `data` at the end that the checkpoint mark names. Raises DamagedFile if a record is damaged."""
-    for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
-        record = decode_record_if_intact(data, offset)
-        if record is None:
-            raise DamagedFile(path, offset, "record of the ledger index is of an unknown type or not what was written")
-        yield record

@@ -29,11 +29,11 @@ from ...proto.errors import BadVersion, InvalidRequest, MagnetarError, Unauthori
 from ...proto.names import NamespaceName, TopicName, check_role, check_subscription_name
 from ...proto.operations import Permission
 from ...runtime.access import Principal, PrincipalKind
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.logs import AuditLog
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.retry import LogThrottle
-from ..common.token_bucket import EventLoopSlices
 from ..topic.topic import Topic
 from .table_core import ACTIONS, AccessRight, GrantsAndAdministrators, why_right_denied
 

@@ -53,10 +53,10 @@ from ...proto.errors import (
     TopicNotFound,
 )
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import World
 from ..common.refusals import check_incarnation
 from ..common.retry import LastMetadataAnswers
-from ..common.token_bucket import EventLoopSlices
 from .bundles_core import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000

@@ -30,7 +30,7 @@ import msgspec
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, PoliciesRecord
-from ...metadata.store import DeleteNode, MetadataStore, NodeChanged, WatchReset, get_record, update_record
+from ...metadata.store import MetadataStore, NodeChanged, WatchReset, get_record, update_record
 from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
@@ -203,11 +203,6 @@ class PolicyCache:
             return msgspec.structs.replace(record, properties=dict(change(dict(record.properties))))
 
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
-
-    async def delete_policies(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """Deletes the record in which the policies and properties of a topic or a namespace are stored. The cache
-        changes when the watch reports that."""
-        await self._metadata.commit([DeleteNode(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
     async def _follow(self, revision: int) -> None:

@@ -42,8 +42,8 @@ from ...proto.statistics import (
 )
 from ...proto.translation import make_reply_message
 from ...runtime.access import Principal
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import CallContext
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session import inspection, summaries
 from ..session.administration import Administration

@@ -31,10 +31,10 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ...proto.names import TopicName
 from ...proto.schema import decode_version
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ...runtime.tasks import Tasks, run_and_clean_up, run_to_end
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.topics import SchemaQueries, TopicOwner, TopicQueries
 from . import handlers as read

@@ -38,10 +38,10 @@ from ...proto.errors import (
     to_wire,
 )
 from ...proto.names import NamespaceName, Position
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ..cluster.policy_cache import Told, TopicAdded, TopicsListed
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.backlogs import EntryRangeReader, MessageIndexRange
 from ..session.consumer import ConsumerSession
@@ -571,15 +571,7 @@ async def serve_topic_watch(topics: TopicQueries, stream: Watches, caller: CallC
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
-    tasks = (asyncio.create_task(_send_changes(topics, stream, asked, caller)), asyncio.create_task(_gone(stream)))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
-            await tasks[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await run_until_stream_ends(stream, _send_changes(topics, stream, asked, caller))
 
 
 async def _send_changes(
@@ -590,7 +582,21 @@ async def _send_changes(
         await stream.send(_reply(told))
 
 
-async def _gone(stream: Watches) -> None:
+async def run_until_stream_ends(stream: Stream[Any, Any], work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, which sends on `stream`, until it returns or the client ends the stream. Raises what `work`
+    raises."""
+    tasks = (asyncio.create_task(work), asyncio.create_task(_wait_stream_ended(stream)))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait_stream_ended(stream: Stream[Any, Any]) -> None:
     try:
         while True:
             await stream.receive()

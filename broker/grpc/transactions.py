@@ -20,8 +20,8 @@ from ...proto.names import Position, TopicName
 from ...proto.operations import Permission
 from ...proto.states import HALF_MESSAGES_MAX, ForgottenOutcome, TxnId, TxnState, coordinator_of
 from ...proto.statistics import TransactionHere
-from ...runtime.network import CallContext, EndOfStream, Stream
-from ..common.token_bucket import EventLoopSlices
+from ...runtime.alarm import EventLoopSlices
+from ...runtime.network import CallContext, Stream
 from ..common.transactions import Settlement, convert_join_answer_to_state
 from ..node.topic_manager import TopicManager
 from ..session import summaries
@@ -36,6 +36,7 @@ from ..transaction.intents_core import (
 )
 from ..transaction.peers import CoordinatorRequest, CoordinatorRequestBatch, encode_settlement
 from ..transaction.records_core import HalfMessage, Participant, SinkTag
+from .handlers import run_until_stream_ends
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -119,15 +120,7 @@ class HalfMessageService:
         group = (await stream.receive())[0].group
         if not group:
             raise InvalidRequest("the first item of a WatchHalves stream names a group")
-        tasks = (asyncio.create_task(self._ask(stream, group, context)), asyncio.create_task(_gone(stream)))
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():
-                await tasks[0]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_until_stream_ends(stream, self._ask(stream, group, context))
 
     async def _ask(self, stream: Watching, group: str, context: CallContext) -> None:
         coordinators = self._broker.transactions
@@ -137,14 +130,6 @@ class HalfMessageService:
         async with aclosing(coordinator.watch_halves(context.principal.name, group)) as asked:
             async for each in asked:
                 await stream.send(_check(coordinator.number, each))
-
-
-async def _gone(stream: Watching) -> None:
-    try:
-        while True:
-            await stream.receive()
-    except (EndOfStream, MagnetarError):
-        return
 
 
 def _check(coordinator: int, asked: AskAboutHalfMessage) -> wire.HalfCheck:

@@ -41,10 +41,10 @@ from ...proto.applied import AppliedPolicies
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.filters import Node
 from ...proto.names import Position, TopicName
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
-from ..common.token_bucket import EventLoopSlices
 from .key_index_core import (
     BLOCK_BYTES,
     DamagedKeyIndex,
@@ -136,11 +136,6 @@ class KeyIndexes:
         ledger has no index."""
         found = self._find(ledger_id)
         return "" if found is None else PROPERTIES if found.with_properties else KEYS
-
-    def list_unindexed_ledgers(self) -> list[int]:
-        """Returns the ids of the sealed ledgers that have no index, or an index that is damaged or lacks the properties
-        for which the policy asks."""
-        return [span.ledger_id for span in self._list_unindexed_spans()]
 
     def count_unindexed_ledgers(self) -> int:
         """Returns the number of sealed ledgers without the index for which the policy asks; 0 if the policy is off."""

@@ -23,9 +23,9 @@ from ...proto.entry import PROPERTIES_LONG, collect_item_keys, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import compute_key_slot
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.files import Buffer
 from ...runtime.network import World
-from ..common.token_bucket import EventLoopSlices
 
 LONG_BYTES = 1 << 20
 """Most bytes that are decompressed in the event loop: less than a millisecond."""

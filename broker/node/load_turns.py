@@ -23,10 +23,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
 from ..topic.topic import Topic
 

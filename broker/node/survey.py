@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...proto.errors import MagnetarError
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..common.retry import SharedCallsByKey
-from ..common.token_bucket import EventLoopSlices
 from ..topic.statistics import NO_RATES, TrafficRates, estimate_backlog
 from ..topic.topic import Topic
 

@@ -48,6 +48,7 @@ from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, Not
 from ...proto.names import NamespaceName, TopicName
 from ...proto.versions import PRODUCT
 from ...runtime import logs
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
 from ...runtime.config import measure_machine_memory
@@ -73,7 +74,6 @@ from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
 from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
-from ..common.token_bucket import EventLoopSlices
 from ..log.appender import SlowPublishLog
 from ..log.cache import TailCache
 from ..log.compaction import CompactedLedger

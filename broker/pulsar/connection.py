@@ -26,7 +26,6 @@ Also in this file, below its heading: the credentials of CONNECT and AUTH_RESPON
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -36,13 +35,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from ...proto import pulsar_pb2 as pulsar
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unauthenticated
 from ...proto.versions import PRODUCT
-from ...runtime.access import AUTHORIZATION_MAX, Caller
+from ...runtime.access import AUTHORIZATION_MAX, CREDENTIAL_SCHEMES, Caller
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.budget import ROOM_S
 from ...runtime.files import Buffer
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from . import lookup
 from .consumer import PulsarConsumerHandler
@@ -67,14 +66,10 @@ if TYPE_CHECKING:
 
 def parse_caller_credentials(caller: Caller, method: str, data: bytes) -> Caller:
     """Returns a copy of `caller` with the credentials `data` that the client sent, of which the first AUTHORIZATION_MAX
-    bytes count. `method`: the client's authentication method, "token" or "basic". With any other method, returns
+    bytes count. `method`: the client's authentication method. If it is not one of `CREDENTIAL_SCHEMES`, returns
     `caller` unchanged."""
-    data = data[:AUTHORIZATION_MAX]
-    if method == "token":
-        return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
-    if method == "basic":
-        return replace(caller, authorization=f"Basic {base64.b64encode(data).decode()}")
-    return caller
+    scheme = next((each for each in CREDENTIAL_SCHEMES if each.method == method), None)
+    return caller if scheme is None else replace(caller, authorization=scheme.make_header(data[:AUTHORIZATION_MAX]))
 
 
 # ---------------------------------------------------------------------------------------------------- connection

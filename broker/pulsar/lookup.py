@@ -42,9 +42,9 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Permission
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version, encode_version
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.tasks import Tasks
 from ..cluster.policy_cache import Told, TopicRemoved, TopicsListed
-from ..common.token_bucket import EventLoopSlices
 from ..session import summaries
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC

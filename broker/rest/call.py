@@ -29,6 +29,7 @@ from ...proto.errors import NotFound, NotOwner, Unauthorized
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
+from ...runtime.access import CREDENTIAL_SCHEMES
 from ...runtime.metrics import Measure
 from ...runtime.network import CallContext
 from ..grpc.checked import AuthorizedService, authorize_request
@@ -75,7 +76,7 @@ _REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
 )
 """Texts of errors that programs compare with; they do not name the tenant or namespace, as Pulsar's do not."""
 
-NEGOTIATE = "Bearer, Basic"
+NEGOTIATE = ", ".join(scheme.name for scheme in CREDENTIAL_SCHEMES)
 
 
 class JsonResponse(Response):
@@ -340,9 +341,9 @@ def register_route(
 
 _NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
 _SECRETS = {
-    "bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"},
+    **{name: {"type": "http", "scheme": name} for name in (scheme.name.lower() for scheme in CREDENTIAL_SCHEMES)},
     "certificate": {"type": "mutualTLS"},
-}  # fmt: skip
+}
 
 
 def make_openapi_path(row: RestRoute) -> str:

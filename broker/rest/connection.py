@@ -30,11 +30,11 @@ from uvicorn.server import ServerState
 
 from ...proto.errors import ConnectionLost
 from ...proto.names import parse_number
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.network import ByteStream
 from ...runtime.tasks import Tasks
 from ...runtime.tcp.share import UnauthenticatedLoopShare
-from ..common.token_bucket import EventLoopSlices
 
 HEAD_BYTES = 64 << 10
 HEAD_LINES_MAX = 256

@@ -22,8 +22,8 @@ from ...proto.policies import check_properties
 from ...proto.pulsar_json import merge_records, schedule_to_json
 from ...proto.schema import encode_version, format_schema_definition, make_schema_info
 from ...proto.statistics import TopicSchema, TopicStats
+from ...runtime.alarm import EventLoopSlices
 from ..cluster.bundles_core import find_topic_bundle_name
-from ..common.token_bucket import EventLoopSlices
 from ..session import summaries
 from ..session.administration import call_operation_at_broker
 from ..topic.topic import Topic

@@ -38,6 +38,7 @@ from ...proto.operations import Operation, find_answer_type
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, ForgottenTransaction, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import convert_reply, make_request
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import Endpoint, World, find_rpc
 from ..cluster.bundles_core import compute_bundle_number
 from ..cluster.ownership import (
@@ -49,7 +50,6 @@ from ..cluster.ownership import (
 )
 from ..common.config import FIXED, make_fully_set_policies, resolve_policies_in_force
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic

@@ -17,10 +17,10 @@ from ...proto.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
 from ...proto.names import LATEST, MessageId, Position, TopicName
 from ...proto.operations import Permission
 from ...proto.states import AckedEntry
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.network import CallContext
 from ..common.config import DELIVERY_BATCH_BYTES
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import EventLoopSlices
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import LogShape

@@ -60,12 +60,12 @@ from ...proto.states import (
     TxnState,
 )
 from ...runtime.access import Principal
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ...runtime.tasks import run_and_clean_up, run_or_undo
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import AckRefusal, SubscribeRefusal, are_different_incarnations
-from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import get_writable_transactions_role
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, ConsumerOutlet

@@ -45,9 +45,9 @@ from ...proto.errors import BackPressure, CorruptEntry, InvalidRequest, Magnetar
 from ...proto.filters import And, Compare, Filter, IsNull, Literal, Name, Node, Not, parse_filter
 from ...proto.names import Position, TopicName
 from ...proto.statistics import FilterTrial, FoundEntry, FoundMessages
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.files import Buffer
 from ...runtime.network import CallContext, World
-from ..common.token_bucket import EventLoopSlices
 from ..log.cache import StoredEntry
 from ..log.key_index_core import DamagedKeyIndex, EntryRun, find_block
 from ..log.log_shape_core import Span

@@ -70,13 +70,13 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.access import Principal
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.config import find_source, list_setting_defaults
 from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import MetricsPage
 from ...runtime.metrics_server import format_metrics_page
 from ...runtime.network import Endpoint
 from ..common.config import DYNAMIC, NAMES, RUNTIME, BrokerConfig, RuntimeSettings
-from ..common.token_bucket import EventLoopSlices
 from ..log.log import ReadableLog
 from ..log.log_shape_core import LogShape, Span
 from ..node.topic_manager import TopicManager

@@ -55,11 +55,11 @@ from ...proto.statistics import (
     WhyStuck,
 )
 from ...proto.versions import PRODUCT
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ...runtime.tcp.listening import CERTIFICATES
 from ..cluster.ownership import RegisteredServers
-from ..common.token_bucket import EventLoopSlices
 from ..log.log_shape_core import Span
 from ..log.unfolding import is_entry_slow_to_parse
 from ..node.survey import STRIDE, MeasuredTopic, TopicGroupTotals, find_slowest_subscription, measure_topic

@@ -21,11 +21,11 @@ from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound,
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.schema import Compatibility, SchemaInfo, SchemaVersion
 from ...runtime.access import Principal
+from ...runtime.alarm import EventLoopSlices
 from ..access.authorizer import may_call_every_operation
 from ..cluster.policy_cache import Told, TopicAdded, TopicRemoved, TopicsListed
 from ..cluster.schema_registry import SchemaPolicies
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
 from .backlogs import find_acked_entry_before, find_first_unacked_index

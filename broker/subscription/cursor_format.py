@@ -56,10 +56,10 @@ from .core.cursor_state import (
     CursorChunkKind,
     CursorState,
     PartialBatch,
+    PendingAcks,
     RedeliveryCount,
     TxnAcks,
 )
-from .core.pending_set import PendingAcks
 
 MAGIC = b"MC"
 CHUNK_BYTES = 1 << 20

@@ -26,17 +26,12 @@ from ...proto.entry import decode_message_columns, has_valid_checksum, parse_hea
 from ...proto.errors import ConnectionLost, CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
+from ...runtime.alarm import SLICE_S, EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
+from ...runtime.token_bucket import RateLimit, compute_rate_delay_s, count_entries_within_rates
 from ..common.config import BrokerConfig
-from ..common.token_bucket import (
-    SLICE_S,
-    EventLoopSlices,
-    RateLimit,
-    compute_rate_delay_s,
-    count_entries_within_rates,
-)
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemoryBudget

@@ -15,8 +15,8 @@ that has waited longest is dropped first, and read again when it is handed out. 
 `read_memory_bytes` (broker/log/reader.py): reads are shorter when many have something, and what a subscription has
 used least recently is dropped for another one's read.
 
-What a filter need not read (unread.py) is left out of the chunks: a read ends before it, and the next one begins after
-it. While that is being looked up nothing is read ahead.
+What a filter need not read (filtering.py) is left out of the chunks: a read ends before it, and the next one begins
+after it. While that is being looked up nothing is read ahead.
 
 Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
 it, as an entry that is being read does.

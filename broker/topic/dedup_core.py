@@ -588,11 +588,6 @@ class DedupCore:
             self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()}
         )
 
-    @property
-    def progress_by_producer(self) -> Mapping[str, ProducerSequenceProgress]:
-        """Returns, for each producer name, how far the producer has come by stored entries."""
-        return self._persisted
-
     def check(self) -> None:
         """Raises AssertionError unless these invariants hold: no producer's progress by entries in flight is below its
         progress by stored entries; no connected producer is listed as away; all other known producers are listed as

@@ -25,10 +25,11 @@ from ...proto.expiry import find_entry_expiry
 from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
 from ...runtime.access import LOCAL, Principal
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
+from ...runtime.token_bucket import RateLimit, compute_rate_delay_s
 from ..common.refusals import PublishRefusal
-from ..common.token_bucket import EventLoopSlices, RateLimit, compute_rate_delay_s
 from ..common.transactions import get_writable_transactions_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX, SequenceRange

@@ -12,9 +12,10 @@ from ...proto.entry import parse_stored_head
 from ...proto.errors import NotFound
 from ...proto.names import Position
 from ...proto.states import Blocked
+from ...runtime.alarm import EventLoopSlices
 from ...runtime.clock import Clock
+from ...runtime.token_bucket import RateLimit
 from ..common.config import BrokerConfig
-from ..common.token_bucket import EventLoopSlices, RateLimit
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import Span

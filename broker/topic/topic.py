@@ -42,9 +42,9 @@ from ...proto.names import Position, TopicName, check_subscription_name
 from ...proto.states import AccessMode, LedgerStays, TopicState
 from ...runtime.network import World
 from ...runtime.tasks import run_to_end, run_together
+from ...runtime.token_bucket import RateLimit
 from ..common.config import BrokerConfig, LedgerReplication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
-from ..common.token_bucket import RateLimit
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.compaction import Compaction
 from ..log.key_indexes import KeyIndexes

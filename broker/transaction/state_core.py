@@ -294,16 +294,6 @@ class CommittedTransactionIds:
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
             yield SettledOutcomesInSnapshot(high, everything.serialize(), owners)
 
-    def ids_by_owner(self) -> dict[str, set[int]]:
-        """Returns the ids of the committed transactions, by the role that began them. Key "": transactions without a
-        role."""
-        found = {"": self._free, **self._of}
-        listed = {
-            owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
-            for owner, ids in found.items()
-        }  # fmt: skip
-        return {owner: ids for owner, ids in listed.items() if ids}
-
 
 def _add(ids: Ids, txn: int) -> None:
     ids.setdefault(txn >> LOW_BITS, BitMap()).add(txn & _LOW)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ...runtime.access import CREDENTIAL_SCHEMES
 from ...runtime.clock import SystemClock
 from ..common.exits import CommandFailure
 from ..common.session import CommandSession
@@ -57,7 +58,7 @@ SECRET_TEXTS = (
     re.compile(r"(://)[^\s/\"'?#]{1,500}(?=@)"),
     re.compile(r"(://[^\s/\"'?#:]{0,200}:)[^\s\"'@]{1,300}(?=@)"),  # a password with a slash
     re.compile(r"(?i)(\b(?:authorization|cookie)[\"']?[ \t]{0,9}[:=][ \t]{0,9}[\"']?)[^\r\n\"']+"),
-    re.compile(r"(?i)(\b(?:bearer|basic)\s{1,9})[\w+/=.~-]{6,}"),
+    re.compile(rf"(?i)(\b(?:{'|'.join(scheme.name for scheme in CREDENTIAL_SCHEMES)})\s{{1,9}})[\w+/=.~-]{{6,}}"),
     re.compile(rf'({_NAMED}["\']?\s{{0,9}}[:=]\s{{0,9}}")(?:[^"\\]|\\.)*'),
     re.compile(rf"({_NAMED}[\"']?\s{{0,9}}[:=]\s{{0,9}}')[^']*"),
     re.compile(rf'({_NAMED}(?:\\")?\s{{0,9}}[:=]\s{{0,9}}\\")(?:[^"\\]|\\{{2,9}}"?)*'),

@@ -1,5 +1,5 @@
 """Pulsar's names for the metrics of topics, subscriptions and brokers, for boards made for Pulsar (`--metrics-compat
-pulsar`); those of transactions are in metrics_transactions.py.
+pulsar`); those of transactions are in metrics.py.
 
 `SHOWN` is the table, docs/metrics.md shows it; `LEFT_OUT` are names that such boards ask for and that stay empty here,
 with the reason. Rates are gauges, as in Pulsar: of topics between the last two walks (broker/node/survey.py), of

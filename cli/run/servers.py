@@ -6,7 +6,8 @@ it in order within seconds; `kill -9` is safe at any moment. Settings without an
 
 How the processes of a secured cluster know each other: [members] of `--security FILE` (docs/security.md).
 
-Also in this file, below its heading: the memory of a process (memory).
+Also in this file, each below its heading: the memory of a process (memory); the log level that the cluster sets for a
+process that is no broker (log level).
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ...metadata import paths
+from ...metadata.records import PoliciesRecord
+from ...metadata.store import MetadataStore, WatchReset, get_readable_record
 from ...proto.names import parse_number
+from ...runtime import logs
+from ...runtime.tasks import Supervisor
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
 from .metrics import ChildProcessReporter, Measure, announce_process_ready, is_ready
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.session import Address
-    from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.config import MemoryPlan, MemoryShare
@@ -543,7 +548,6 @@ def metadata(
     warning = check_listeners(insecure, listen=None if accepts_only_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
-        from ...metadata.log_level import start_following_log_level
         from ...metadata.server import MetadataServer
         from ...runtime.process import ProcessParts
         from ...runtime.tasks import Supervisor
@@ -624,3 +628,49 @@ def make_memory_plan(
     told = ", ".join(f"{name} {limit >> 20}" for name, limit in found.limits.items())
     _LOG.info("memory_bytes: %d MiB (%s)", budget >> 20, told)
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------ log level
+# Applies the setting `log_level` of the cluster to a process that is no broker: a bookie, or the metadata service.
+#
+#     following = await start_following_log_level(lambda: bookie.metadata)    until `await following.close()`
+#
+# `magnetar brokers update-dynamic-config --config log_level` stores it in the record of the settings that all brokers
+# follow (broker/cluster/policy_cache.py). A value that this release does not know counts as none: the process has the
+# level that it was started with. Guarding tests: tests/cli/run/test_log_level.py.
+
+
+async def start_following_log_level(session_of: Callable[[], MetadataStore]) -> Supervisor:
+    """Begins to apply the setting in the background, and returns the Supervisor of the task, which the caller must
+    close. `session_of` returns the metadata session that the process has now. It is called again after each loss of a
+    session."""
+    background, applied = Supervisor(), AppliedLogLevel()
+    background.start_supervised("log-level", lambda: follow_log_level(session_of(), applied))
+    return background
+
+
+class AppliedLogLevel:
+    """The level of the setting that this process has applied, in whichever session; None: the level of the start."""
+
+    level: str | None = None
+
+
+async def follow_log_level(session: MetadataStore, applied: AppliedLogLevel) -> None:
+    """Applies the log level that the setting has now, and each later change, until the call is cancelled. Raises the
+    errors of the metadata session when the session or its watch breaks. The next call needs the same `applied`: the
+    setting may be deleted meanwhile."""
+    revision = await session.revision()
+    await _apply_log_level(session, applied)
+    async for change in session.watch(paths.BROKER_POLICIES, revision):
+        if isinstance(change, WatchReset) or change.path == paths.BROKER_POLICIES:
+            await _apply_log_level(session, applied)
+
+
+async def _apply_log_level(session: MetadataStore, applied: AppliedLogLevel) -> None:
+    """Applies the level of the setting if it is not that which was applied last."""
+    found = await get_readable_record(session, paths.BROKER_POLICIES, PoliciesRecord)
+    level = found[0].properties.get("log_level") if found is not None else None
+    known = level if level in logs.LEVELS else None
+    if known != applied.level:
+        logs.set_level(known, "the dynamic setting log_level" + ("" if known else " was deleted"))
+    applied.level = known

@@ -35,6 +35,7 @@ from ..run.servers import (
     run_server,
     serve_metrics,
     serve_until_cancelled,
+    start_following_log_level,
     with_metadata_service_options,
     with_server_options,
 )
@@ -152,7 +153,6 @@ async def run_bookie(given: BookieOptions, world: World, voice: ServerReporter) 
     if the metadata does not answer in time, Busy if the port or the folder is in use, InvalidConfiguration if the
     settings are invalid."""
     from ...bookie.server import Bookie
-    from ...metadata.log_level import start_following_log_level
     from ...runtime.process import ProcessParts
     from ...runtime.tasks import Supervisor
     from ..run.metrics import MeasuredParts, make_bookkeeper_metric_names

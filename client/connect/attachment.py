@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import encode_varint
-from ...proto.entry import Encrypt
+from ...proto.entry import Encrypt, EntryEncoding
 from ...proto.entry_filter import FILTER
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ...proto.names import FAIR_BY_KEY, FAIR_IN_FLIGHT, FAIR_RATE, TopicName
@@ -321,9 +321,8 @@ def make_producer_options(
         batch_by=settings.batch_by,
         summarized=_list_summarized_properties(settings),
         send_timeout_s=settings.send_timeout_millis / 1000,
-        compression=int(settings.compression_type),
         chunking=settings.chunking_enabled and persistent,
-        encrypt=encrypt,
+        encoding=EntryEncoding(int(settings.compression_type), encrypt),
     )
 
 

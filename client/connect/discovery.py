@@ -23,7 +23,6 @@ The SDK may ask any of the named brokers first."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ from google.protobuf.message import DecodeError
 from ...proto.errors import MagnetarError, TimedOut, Unauthenticated, Unavailable, WrongProtocol
 from ...proto.names import TopicName
 from ...proto.versions import PRODUCT
-from ...runtime.access import CallerAccess
+from ...runtime.access import BEARER, CREDENTIAL_SCHEMES, CallerAccess
 from ...runtime.network import ByteStream, Endpoint, Network
 from ...runtime.tasks import run_together
 from ..common.errors import InvalidUrl
@@ -235,11 +234,11 @@ async def ask_endpoint_over_pulsar_protocol(stream: ByteStream, address: Endpoin
 
 def parse_authorization(authorization: str) -> tuple[str, bytes]:
     """Returns the auth method ("basic", "token") and the auth data for Pulsar's command CONNECT; two empty values if
-    there is no credential. `authorization`: the value of the HTTP header `authorization`."""
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "basic":
-        return "basic", base64.b64decode(value)
-    return ("token", value.encode()) if value else ("", b"")
+    there is no credential. `authorization`: the value of the HTTP header `authorization`; a scheme that is not one of
+    `CREDENTIAL_SCHEMES` counts as that of a token."""
+    word, _, value = authorization.partition(" ")
+    scheme = next((each for each in CREDENTIAL_SCHEMES if each.name.lower() == word.lower()), BEARER)
+    return (scheme.method, scheme.parse_header_value(value)) if value or scheme is not BEARER else ("", b"")
 
 
 async def _read(stream: ByteStream, size: int) -> bytes:

@@ -60,7 +60,6 @@ ORDERS = ("key", "partition", "none")
 ORDER = ParameterCheck("key, partition or none", (str,), lambda text: text in ORDERS)
 
 Handler = Callable[[Message], Any]
-BatchHandler = Callable[[list[Message]], Any]
 
 
 @dataclass(frozen=True, slots=True)

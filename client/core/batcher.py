@@ -43,7 +43,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, encode_item_prefix, join_client_part
+from ...proto.entry import (
+    PLAIN,
+    PLAIN_PREFIXES,
+    Encrypt,
+    EntryEncoding,
+    encode_batch,
+    encode_entry,
+    encode_item_prefix,
+    join_client_part,
+)
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.expiry import EXPIRES_AT, RUNS_MAX, ExpiryRun, add_expiry_run, extends_last_run, parse_expires_at
 from ...proto.names import Position
@@ -393,18 +402,17 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
 
 
 def make_entry_metadata(
-    batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
+    batch: OutgoingBatch, producer_name: str, publish_time_ms: int, encoding: EntryEncoding
 ) -> MessageMetadata:
     """Returns the metadata of the entry that a batch becomes. If the batch is a single message that is sent unbatched,
-    the metadata contains all fields of that message. `publish_time_ms`: ms since the epoch. `compression`: the number
-    of a compression type of proto/compression.py; 0: none."""
+    the metadata contains all fields of that message. `publish_time_ms`: ms since the epoch."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
-    if compression:
-        metadata.compression = compression  # type: ignore[assignment]
-    if schema_version:
-        metadata.schema_version = schema_version
+    if encoding.compression:
+        metadata.compression = encoding.compression  # type: ignore[assignment]
+    if encoding.schema_version:
+        metadata.schema_version = encoding.schema_version
     if batch.txn is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = batch.txn.id
     message = batch.message
@@ -417,16 +425,15 @@ def make_entry_metadata(
 
 
 def encode_batch_entry(
-    batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None,
-    schema_version: bytes = b"",
-) -> bytes:  # fmt: skip
+    batch: OutgoingBatch, producer_name: str, publish_time_ms: int, encoding: EntryEncoding = PLAIN
+) -> bytes:
     """Encodes a batch as an entry. Returns the client-part of the entry: its metadata and payload, as the client sends
-    them. The parameters are those of `make_entry_metadata`; `encrypt` None: the payload stays unencrypted. Raises
-    CryptoError if `encrypt` cannot encrypt the payload."""
-    metadata = make_entry_metadata(batch, producer_name, publish_time_ms, compression, schema_version)
+    them. The parameters are those of `make_entry_metadata`. Raises CryptoError if `encoding.encrypt` cannot encrypt the
+    payload."""
+    metadata = make_entry_metadata(batch, producer_name, publish_time_ms, encoding)
     if batch.message is not None:
-        if compression or encrypt is not None:
-            return encode_entry(metadata, batch.message.payload, encrypt)
+        if encoding.compression or encoding.encrypt is not None:
+            return encode_entry(metadata, batch.message.payload, encoding)
         return join_client_part(metadata.SerializeToString(), batch.message.payload)
     metadata.highest_sequence_id = batch.highest
     if batch.summary is not None and (summary := batch.summary.encode()):
@@ -437,4 +444,4 @@ def encode_batch_entry(
         metadata.ordering_key = batch.ordering_key
     if batch.expiring is not None:
         metadata.expiry_runs.extend(number for run in batch.expiring for number in run)
-    return encode_batch(metadata, batch.items, batch.message_count, encrypt)
+    return encode_batch(metadata, batch.items, batch.message_count, encoding)

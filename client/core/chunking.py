@@ -50,8 +50,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...proto.compression import UNCOMPRESSED_BYTES_MAX, compress
-from ...proto.entry import ENTRY_HEAD_BYTES, Encrypt, encode_client_part, parse_header, with_schema_version
+from ...proto.compression import UNCOMPRESSED_BYTES_MAX
+from ...proto.entry import (
+    ENTRY_HEAD_BYTES,
+    PLAIN,
+    EntryEncoding,
+    compress_payload,
+    encode_client_part,
+    parse_header,
+    with_schema_version,
+)
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry, MagnetarError, MessageTooLarge
 from ...proto.names import Position
@@ -82,16 +90,13 @@ GIVEN_BACK_MAX = 10_000
 
 
 def encode_chunks(
-    metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
+    metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encoding: EntryEncoding = PLAIN
 ) -> list[bytes]:
     """Encodes a message as one entry, or as several chunks if it is too large; no entry has more than `entry_bytes_max`
     bytes. Returns the client-parts of these entries, in order. Changes `metadata`. Raises MessageTooLarge if the
-    message is above the limit of chunked messages, or its metadata alone fills an entry. `encrypt` None: the payload
-    stays unencrypted."""
-    size = len(payload)
-    if metadata.compression:
-        metadata.uncompressed_size = size
-        payload = compress(metadata.compression, payload)
+    message is above the limit of chunked messages, or its metadata alone fills an entry."""
+    size, encrypt = len(payload), encoding.encrypt
+    payload = compress_payload(metadata, payload, encoding)
     payload_bytes_max = entry_bytes_max - (METADATA_BYTES if entry_bytes_max >= 10 * METADATA_BYTES else 0)
     if len(payload) <= payload_bytes_max and size <= entry_bytes_max:
         if encrypt is not None:
@@ -491,8 +496,8 @@ class OutgoingEntryQueue:
 
 
 def encode_entries(
-    batch: OutgoingBatch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
-    encrypt: Encrypt | None = None, schema_version: bytes = b"",
+    batch: OutgoingBatch, producer_name: str, wall_ms: int, encoding: EntryEncoding, bytes_max: int, *,
+    chunks_of: str | None,
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several entries (chunks) only
     if `chunks_of`, the uuid of the message, is given. `wall_ms`: the publish time in ms since the epoch. If the batch
@@ -500,18 +505,18 @@ def encode_entries(
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
-        encrypt = batch.message.encrypt
+        encoding = encoding._replace(encrypt=batch.message.encrypt)
     try:
         if chunks_of is not None and batch.message is not None:
-            metadata = make_entry_metadata(batch, producer_name, wall_ms, compression, schema_version)
-            return encode_chunks(metadata, batch.message.payload, bytes_max, chunks_of, encrypt)
-        entry = encode_batch_entry(batch, producer_name, wall_ms, compression, encrypt, schema_version)
+            metadata = make_entry_metadata(batch, producer_name, wall_ms, encoding)
+            return encode_chunks(metadata, batch.message.payload, bytes_max, chunks_of, encoding)
+        entry = encode_batch_entry(batch, producer_name, wall_ms, encoding)
     except (MessageTooLarge, CryptoError) as error:
         return error
     except Exception as cause:
         return make_invalid_content_error(cause)
     size = len(entry)
-    if compression:  # a broker refuses what decompresses to more than an entry may have: its readers decompress it
+    if encoding.compression:  # a broker refuses what decompresses to more than an entry may have: readers decompress it
         size = max(size, len(batch.message.payload) if batch.message is not None else sum(map(len, batch.items)))
     if size > bytes_max:
         return MessageTooLarge(f"an entry of {size} bytes; the limit is {bytes_max}", size=size, limit=bytes_max)

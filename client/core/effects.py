@@ -12,7 +12,7 @@ from enum import Enum, auto
 from math import inf
 from typing import Any, NamedTuple
 
-from ...proto.entry import Encrypt
+from ...proto.entry import PLAIN, EntryEncoding
 from ...proto.errors import (
     ConnectionLost,
     DataLost,
@@ -70,9 +70,8 @@ class AttachedProducerOptions(NamedTuple):
     batch_by: tuple[str, ...] = ()  # properties of which all messages of a batch have the same values
     summarized: tuple[str, ...] = ()  # properties that the summary of a batch covers
     send_timeout_s: float = 30.0  # 0: none
-    compression: int = 0
     chunking: bool = False
-    encrypt: Encrypt | None = None  # of every entry; raises CryptoError, which is the outcome of its messages
+    encoding: EntryEncoding = PLAIN  # of every entry
 
 
 class MessageAddResult(Enum):

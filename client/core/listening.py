@@ -54,11 +54,6 @@ class KeyQueues(Generic[T]):
         return len(self._places) - len(self._begun)
 
     @property
-    def begun_count(self) -> int:
-        """Returns how many items have begun and not finished."""
-        return len(self._begun)
-
-    @property
     def may_begin(self) -> bool:
         """Returns whether an item is free to begin and fewer than `concurrency` have begun, so that `begin_next`
         returns an item."""

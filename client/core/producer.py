@@ -88,7 +88,7 @@ class ProducerCore:
         self.stored_bytes = 0  # of entries
         self.connections = 0  # openings that were begun
         self.epoch = 0  # of the topic, while this producer has it for itself
-        self.schema_version = b""  # of its messages; empty: none
+        self.encoding = options.encoding  # with the schema's version once the producer is open
         self.error: MagnetarError | None = None  # it is finished
         self.closing: MagnetarError | None = None  # no further message is taken
         self.publish_wanted = False  # the driver was told to call `publish_closed_batches`
@@ -104,7 +104,7 @@ class ProducerCore:
             summarized=options.summarized,
         )  # fmt: skip
         whole = CHUNKED_BYTES_MAX if options.chunking else ENTRY_BYTES_MAX
-        self.payload_max = min(UNCOMPRESSED_BYTES_MAX, whole) if options.compression else whole
+        self.payload_max = min(UNCOMPRESSED_BYTES_MAX, whole) if options.encoding.compression else whole
         self._entry_max = ENTRY_BYTES_MAX
         self._entries = OutgoingEntryQueue()
         self.delay_due: float | None = None  # of the open batches
@@ -181,9 +181,9 @@ class ProducerCore:
         the message cannot be encoded."""
         batch = OutgoingBatch(0)
         batch.message = message
-        entry = encode_batch_entry(batch, self.name, wall_ms, self._options.compression,
-            message.encrypt or self._options.encrypt,
-                       schema_version)  # fmt: skip
+        encrypt = message.encrypt or self.encoding.encrypt
+        encoding = self.encoding._replace(encrypt=encrypt, schema_version=schema_version)
+        entry = encode_batch_entry(batch, self.name, wall_ms, encoding)
         if len(entry) > self._entry_max:
             size, limit = len(entry), self._entry_max
             raise MessageTooLarge(f"an entry of {size} bytes; the limit is {limit}", size=size, limit=limit)
@@ -290,9 +290,8 @@ class ProducerCore:
 
     def _encode(self, batch: OutgoingBatch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
         entries = self.error or encode_entries(
-            batch, self.name, wall_ms, self._options.compression, self._entry_max,
+            batch, self.name, wall_ms, self.encoding, self._entry_max,
             chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
-            encrypt=self._options.encrypt, schema_version=self.schema_version,
         )  # fmt: skip
         if isinstance(entries, MagnetarError):
             self._settle(batch, entries, effects)
@@ -335,9 +334,10 @@ class ProducerCore:
         elif entry_max:  # a smaller one counts from now on: the broker refuses what is larger
             self._entry_max = min(self._entry_max, entry_max)
         self.epoch = epoch
-        if schema_version and self.schema_version and schema_version != self.schema_version:
-            self._entries.replace_schema_version(self.schema_version, schema_version)
-        self.schema_version = schema_version
+        before = self.encoding.schema_version
+        if schema_version and before and schema_version != before:
+            self._entries.replace_schema_version(before, schema_version)
+        self.encoding = self.encoding._replace(schema_version=schema_version)
         self.state = PartitionClientState.CONNECTED
         self._entries.credit = credit
         self._backoff.reset()

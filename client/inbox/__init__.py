@@ -15,12 +15,12 @@ from ..common.checks import NAME, ParameterCheck, WrongType, check_parameter, ma
 
 if TYPE_CHECKING:
     from ..model.message import Message
-    from .django.inbox import DjangoInbox
+    from .django import DjangoInbox
     from .tables import SQLAlchemyInbox
 
 __all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key", "once"]
 
-_PLACES = {"DjangoInbox": "django.inbox", "SQLAlchemyInbox": "tables"}
+_PLACES = {"DjangoInbox": "django", "SQLAlchemyInbox": "tables"}
 
 KEY_MAX = 255
 """Most characters of a stored key, which is a part of a unique index."""

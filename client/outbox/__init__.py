@@ -12,7 +12,7 @@ from ..common.checks import make_missing_extra
 
 if TYPE_CHECKING:
     from .destination_core import RelaySettings
-    from .django.outbox import DjangoOutbox
+    from .django import DjangoOutbox
     from .relay import Relay
     from .store import Lag
     from .tables import SQLAlchemyOutbox
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["DjangoOutbox", "Lag", "Relay", "RelaySettings", "SQLAlchemyOutbox"]
 
 _PLACES = {
-    "DjangoOutbox": "django.outbox",
+    "DjangoOutbox": "django",
     "Lag": "store",
     "Relay": "relay",
     "RelaySettings": "destination_core",

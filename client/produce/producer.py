@@ -556,7 +556,7 @@ class Producer(ClosedAfterAsyncWith):
             extras = extras._replace(properties=self.tracing.inject(extras.properties))
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.choose_producer(message, extras.priority)
-        return partition.topic, partition.encode_message(message, self.partitions[0].core.schema_version)
+        return partition.topic, partition.encode_message(message, self.partitions[0].core.encoding.schema_version)
 
     async def prepare(
         self,

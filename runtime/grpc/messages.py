@@ -328,10 +328,9 @@ class LongItem:
     protobuf message, but the value of the field is a view of the envelope's bytes, so it keeps the envelope in memory.
     """
 
-    __slots__ = ("_field", "_item", "_value", "_view", "id")
+    __slots__ = ("_field", "_value", "id")
 
-    def __init__(self, item: type[Any], view: memoryview, id_: int, field: str, value: memoryview) -> None:
-        self._item, self._view = item, view
+    def __init__(self, id_: int, field: str, value: memoryview) -> None:
         self.id = id_
         self._field, self._value = field, value
 
@@ -344,10 +343,6 @@ class LongItem:
             return self._value
         raise AttributeError(name)
 
-    def to_protobuf_message(self) -> Any:
-        """Returns the item as a protobuf message that does not keep the envelope in memory. Copies its bytes."""
-        return self._item.FromString(bytes(self._view))
-
 
 def find_long_item_fields(envelope: type[Any]) -> dict[int, str]:
     """Returns the names of the fields that a `LongItem` may have, by their tags: the bytes fields of the oneof. Returns
@@ -358,10 +353,9 @@ def find_long_item_fields(envelope: type[Any]) -> dict[int, str]:
     return {field.number << 3 | 2: field.name for field in fields if field.type == field.TYPE_BYTES}
 
 
-def split_long_items(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
+def split_long_items(data: bytes | bytearray, fields: dict[int, str]) -> tuple[list[LongItem], int]:
     """Splits off the long items at the beginning of `data`. Returns them ([] if the first item is not long), and the
-    offset of the remaining bytes, which protobuf must parse. `fields` is the result of `find_long_item_fields`; `item`
-    is the class of an item."""
+    offset of the remaining bytes, which protobuf must parse. `fields` is the result of `find_long_item_fields`."""
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:
@@ -376,6 +370,6 @@ def split_long_items(data: bytes | bytearray, fields: dict[int, str], item: type
         id_ = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[begin + 1 : inner]))
         if value_end != end or id_ >> 64:
             break
-        items.append(LongItem(item, view[begin:end], id_, field, view[value:end]))
+        items.append(LongItem(id_, field, view[value:end]))
         offset = end
     return items, offset

@@ -33,7 +33,6 @@ from enum import IntEnum
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto import wire_pb2 as wire
@@ -101,7 +100,6 @@ class GrpcStream(MessageStream):
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
         self._envelope = envelope
-        self._item = GetMessageClass(envelope.DESCRIPTOR.fields_by_name["items"].message_type)
         self._copied = copied
         self._long = find_long_item_fields(envelope) if copied is not None else {}
         self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
@@ -339,7 +337,7 @@ class GrpcStream(MessageStream):
 
     def _parsed(self, data: bytes | bytearray) -> Any:
         if self._long and len(data) >= LONG_BYTES:
-            items, rest = split_long_items(data, self._long, self._item)
+            items, rest = split_long_items(data, self._long)
             if rest:
                 return [*items, *self._parsed(data[rest:])] if rest < len(data) else items
         try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from magnetar.bookie.format import index
 from magnetar.bookie.format.entry_log import encode_records
 from magnetar.bookie.format.journal import crc32c
 from magnetar.ledger.peer_format import (
@@ -107,3 +108,12 @@ class PeerCaller:
         return await self.send(
             BookieOperation.READ, ledger, entry, flags=flags, count=count, bytes_max=bytes_max, key=key
         )
+
+
+def decode_extents(header: index.IndexGroupHeader, data: bytes) -> list[index.Extent] | None:
+    """The extents of a group, from the bytes of its header and its heads; None: they are not what was written."""
+    heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + header.extent_heads_bytes]
+    if len(heads) != header.extent_heads_bytes or crc32c(data[: index.GROUP_HEADER_BYTES - 4], heads) != header.crc:
+        return None
+    extents = list(index.decode_extent_heads(heads))
+    return extents if sum(extent.table_bytes for extent in extents) == header.tables_bytes else None

@@ -22,9 +22,8 @@ from magnetar.cli.admin.doctor import CHECKS, OFFLINE
 from magnetar.cli.admin.support_bundle import FILES
 from magnetar.cli.common.exits import find_exit_code
 from magnetar.cli.main import COMMANDS
-from magnetar.cli.run.metrics import SECOND
+from magnetar.cli.run.metrics import PULSAR_TXN, SECOND
 from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
-from magnetar.cli.run.metrics_transactions import PULSAR
 from magnetar.cli.run.servers import STANDALONE_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.ledger.bookies import LedgerConfig
@@ -177,7 +176,7 @@ def pulsars_table() -> str:
     """Pulsar's names for metrics, and ours."""
     lines = ["| Pulsar's name | ours | note |", "|---|---|---|"]
     lines += [f"| `{name.name}` | `{name.ours}` | {name.note} |" for name in SHOWN]
-    for second in PULSAR:
+    for second in PULSAR_TXN:
         ours = ", ".join(f"`{name}`" for name in second.ours)
         lines.append(f"| `{second.name}` | {ours} | {second.note} |")
     return "\n".join(lines)

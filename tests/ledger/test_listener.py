@@ -53,8 +53,8 @@ async def test_a_listener_is_told_once_for_all_that_an_answer_confirms_and_in_or
     await listener.until(49)
     assert listener.told == sorted(set(listener.told))
     assert len(listener.told) < 10, "not once an entry"
-    assert (writer.pending_entries, writer.pending_bytes, writer.confirmed_bytes) == (0, 0, writer.adds.length)
-    assert await writer.close() == LedgerEnd(49, writer.confirmed_bytes)
+    assert (writer.pending_entries, writer.pending_bytes, writer.adds.length_confirmed) == (0, 0, writer.adds.length)
+    assert await writer.close() == LedgerEnd(49, writer.adds.length_confirmed)
     assert not listener.failures
 
 

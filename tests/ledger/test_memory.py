@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from magnetar.ledger import LedgerConfig, LedgerWriter
-from magnetar.ledger.memory import LOOK_BYTES, AppendMemory
 from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import BookieOperation, Status, decode_request
-from magnetar.ledger.writer_core import Striping
+from magnetar.ledger.writer_core import LOOK_BYTES, AppendMemory, Striping
 from magnetar.proto.errors import BackPressure
 from magnetar.runtime.network import AnswerListener, PeerReply, send_and_notify
 from tests.ledger.conftest import Cluster, until

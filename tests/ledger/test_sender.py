@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from magnetar.ledger.bookies import LedgerConfig
-from magnetar.ledger.memory import AppendMemory
 from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import (
     ADDS_MAX,
@@ -28,7 +27,15 @@ from magnetar.ledger.peer_format import (
 )
 from magnetar.ledger.reader_core import PendingAppend
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, PendingAppendWithFuture
-from magnetar.ledger.writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, PendingAdds, Striping
+from magnetar.ledger.writer_core import (
+    AddFailed,
+    AddRefused,
+    AddsAcked,
+    AppendMemory,
+    EntryOutcome,
+    PendingAdds,
+    Striping,
+)
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import AnswerListener, PeerReply, send_and_notify

@@ -21,7 +21,7 @@ def test_a_session_expires_when_its_timeout_has_passed_since_its_last_sign_of_li
     assert sessions.expire(10.0) == []
     assert sessions.next_deadline() == 18.0
     assert sessions.expire(18.0) == ["a"]
-    assert sessions.list_session_ids() == ["b"]
+    assert list(sessions.open_ones) == ["b"]
     with pytest.raises(SessionExpired):
         sessions.renew_session("a", 18.0)
     sessions.check()
@@ -53,7 +53,7 @@ def test_who_slept_does_not_judge() -> None:
     """The process was stopped over both deadlines: signs of life may lie unread, so all get their time again."""
     sessions = _two()
     assert sessions.expire(25.0 + LATE_S) == []
-    assert sorted(sessions.list_session_ids()) == ["a", "b"]
+    assert sorted(sessions.open_ones) == ["a", "b"]
     first = sessions.next_deadline()
     assert first is not None
     assert first >= 25.0 + LATE_S + 10.0

@@ -13,8 +13,7 @@ from magnetar.broker.log.managed_ledger import ManagedLedger
 from magnetar.broker.session import schedules
 from magnetar.broker.session.schedules import ScheduleRunner
 from magnetar.broker.subscription.expiry import ExpiredMessages
-from magnetar.broker.subscription.filtering import SubscriptionFilter
-from magnetar.broker.subscription.unread import IndexedLedger, Run
+from magnetar.broker.subscription.filtering import IndexedLedger, Run, SubscriptionFilter
 from magnetar.ledger import LedgerWriter
 from magnetar.metadata.records import KeyIndexLocation, SchedulesRecord
 from magnetar.metadata.store import CheckNodeVersion, get_record

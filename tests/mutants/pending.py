@@ -6,10 +6,9 @@ from typing import Any
 from magnetar.broker.pulsar import translate
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
+from magnetar.broker.subscription.core.cursor_state import NOWHERE, PendingAcks, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import SettledAcks, TransactionalAckRefused
-from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import ClientTransactionalAcks
 from magnetar.client.core.redelivery import DuplicateFilter
 from magnetar.proto.names import Position

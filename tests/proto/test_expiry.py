@@ -28,7 +28,7 @@ def batches_of(times: list[int], *, key_based: bool = False) -> list[EntryExpiry
         batcher.add_message(OutgoingMessage(b"x", properties), None)
     batcher.close()
     batcher.check()
-    entries = [encode_batch_entry(each, "p", 1, 0) for each in batcher.ready]
+    entries = [encode_batch_entry(each, "p", 1) for each in batcher.ready]
     headers = [parse_header(each) for each in entries]
     assert sum(each.num_messages for each in headers) == len(times)
     assert all(len(each.metadata.expiry_runs) <= 3 * RUNS_MAX for each in headers)

@@ -15,6 +15,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import serve
 from magnetar.runtime.network import Endpoint
+from magnetar.security import settings
 from magnetar.security.authenticator import Authenticator
 from tests.runtime.grpc.test_access import HERE, LOOKUP, Broker
 from tests.security.conftest import MakeCertificate
@@ -152,3 +153,30 @@ def test_a_server_with_tokens_alone_imports_nothing_of_the_other_ways() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_new_scheme_of_the_header_is_one_row() -> None:
+    """A process that has one more row in the table uses it at each place where the schemes are named."""
+    code = (
+        "from magnetar.runtime import access\n"
+        "access.CREDENTIAL_SCHEMES += (access.CredentialScheme('Seal', 'wax', is_base64=True),)\n"
+        "from magnetar.broker.pulsar.connection import parse_caller_credentials\n"
+        "from magnetar.broker.rest import call\n"
+        "from magnetar.cli.admin.support_bundle import redact_text\n"
+        "from magnetar.client.connect.discovery import parse_authorization\n"
+        "header = parse_caller_credentials(access.Caller(''), 'wax', b'u:p').authorization\n"
+        "secret = redact_text('Seal dTpwdTpw')\n"
+        "print(header, parse_authorization(header), call.NEGOTIATE, call._SECRETS['seal'], secret)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == (
+        "Seal dTpw ('wax', b'u:p') Bearer, Basic, Seal {'type': 'http', 'scheme': 'seal'} Seal <blanked>"
+    )
+
+
+def test_a_new_way_to_authenticate_is_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(settings.AUTHENTICATION_SECTIONS) <= set(settings.SECTIONS)
+    monkeypatch.setattr(settings, "AUTHENTICATION_SECTIONS", (*settings.AUTHENTICATION_SECTIONS, "members"))
+    assert settings.SecuritySettings(members=settings.MembersSection()).authenticates_callers
+    text = settings.list_sections(settings.AUTHENTICATION_SECTIONS)
+    assert text == "[token], [oidc], [basic], [certificate] or [members]"

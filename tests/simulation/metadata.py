@@ -63,7 +63,7 @@ class FaultyService(MetadataService):
 
     def sessions_of(self, node: str) -> list[str]:
         """Those that have not ended."""
-        return [session for session in self._store._sessions.list_session_ids() if self.node_of.get(session) == node]
+        return [session for session in list(self._store._sessions.open_ones) if self.node_of.get(session) == node]
 
     async def end(self, session: str) -> None:
         await self._store.end_session(session)

@@ -16,9 +16,8 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 from magnetar.cli.common.processes import Processes
 from magnetar.client.common.errors import PulsarException
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError
-from magnetar.spark_connector.access import QueryAccess
 from magnetar.spark_connector.datasource import MagnetarDataSource
-from magnetar.spark_connector.options import parse_sink_options, parse_source_options
+from magnetar.spark_connector.options import QueryAccess, parse_sink_options, parse_source_options
 from tests.security.test_secured_processes import Secured
 from tests.security.test_settings import private
 from tests.spark.test_identity import Stream, batch, numbered, send

@@ -45,6 +45,7 @@ from .cursor_state import (
     CursorChunkKind,
     CursorState,
     PartialBatch,
+    PendingAcks,
     RedeliveryCount,
     bit_indexes,
     bitmap_memory_bytes,
@@ -54,7 +55,6 @@ from .cursor_state import (
     first_clear_bit,
     run_end,
 )
-from .pending_set import PendingAcks
 
 _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""

@@ -40,8 +40,7 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.states import TxnId
 from .cursor import Cursor
-from .cursor_state import NOWHERE, PartialBatch, TxnAcks
-from .pending_set import PendingAcks
+from .cursor_state import NOWHERE, PartialBatch, PendingAcks, TxnAcks
 
 ENTRIES_MAX = 200_000
 """Pending entries of a subscription: an abort gives back and counts each of them, at 250 bytes a count."""

@@ -30,7 +30,7 @@ from magnetar.ledger import peer_format as adds
 from magnetar.ledger import peer_format as peer
 from magnetar.ledger.peer_format import BookieAnswerHead, BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from magnetar.proto.errors import NewerFormat
-from tests.bookie.entries import KEY, log_record, stored_entry
+from tests.bookie.entries import KEY, decode_extents, log_record, stored_entry
 
 UUID = b"\x11" * 16
 SALT = 7
@@ -99,11 +99,16 @@ def seal_group(data: bytes) -> bytes:
     return data[:16] + crc32c(data[:16], heads).to_bytes(4, "big") + data[20:]
 
 
+def read_ledger_index(data: bytes) -> object:
+    offsets = range(journal.FILE_HEADER_BYTES, len(data), ledger_index.RECORD_BYTES)
+    return [ledger_index.decode_record_if_intact(data, offset) for offset in offsets]
+
+
 def read_group(data: bytes) -> object:
     header = index.decode_group_header_if_intact(data)
     heads = data[index.GROUP_HEADER_BYTES :]
     index.decode_head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
-    return None if header is None else index.decode_extents_if_intact(header, data)
+    return None if header is None else decode_extents(header, data)
 
 
 def read_record(data: bytes) -> object:
@@ -162,7 +167,7 @@ FORMATS = {
         lambda data: mark.decode_checkpoint_mark(data, UUID, "mark"), FILE,
         lambda data: data[:64] + sealed_at(-4)(data[64:]),
     ),
-    "ledger index": Format(LEDGERS, lambda data: list(ledger_index.decode_ledger_index_records(data, "l")), FILE),
+    "ledger index": Format(LEDGERS, read_ledger_index, FILE),
     "cookie": Format(
         mark.encode_cookie(mark.Cookie("b", "i", ("h:/d",), 2)), lambda data: mark.decode_cookie(data, "c"), FILE,
         sealed_at(-4),

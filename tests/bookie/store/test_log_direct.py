@@ -7,7 +7,6 @@ import pytest
 from magnetar.bookie.format import entry_log
 from magnetar.bookie.format.index import (
     GROUP_HEADER_BYTES,
-    decode_extents_if_intact,
     decode_group_header_if_intact,
     decode_table_if_intact,
 )
@@ -25,7 +24,7 @@ from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.disk import DiskOperation
 from magnetar.runtime.sim.world import Simulation
-from tests.bookie.entries import stored_entry
+from tests.bookie.entries import decode_extents, stored_entry
 from tests.bookie.stores import NODE, UUID
 
 LOGS = "/logs"
@@ -106,7 +105,7 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     assert header is not None
     found: list[tuple[int, int]] = []
     at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.extent_heads_bytes
-    for extent in decode_extents_if_intact(header, index) or []:
+    for extent in decode_extents(header, index) or []:
         places = decode_table_if_intact(extent, index[tables_at : tables_at + extent.table_bytes])
         assert places is not None
         assert extent.start == at

@@ -14,7 +14,6 @@ from magnetar.broker.access import authorizer
 from magnetar.broker.access import authorizer as module
 from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.access.table_core import GrantsAndAdministrators
-from magnetar.broker.common.token_bucket import EventLoopSlices
 from magnetar.broker.session.backlogs import EntryRangeReader, MessageIndexRange
 from magnetar.broker.topic.topic import ProducerRegistry
 from magnetar.metadata import paths
@@ -25,6 +24,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, Unauthorized, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.access import Principal, PrincipalKind
+from magnetar.runtime.alarm import EventLoopSlices
 from magnetar.runtime.process import make_system_world
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.support.cut_store import CutStore

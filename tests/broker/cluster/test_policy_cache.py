@@ -9,6 +9,7 @@ from magnetar.broker.cluster.policy_cache import PolicyCache
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord, encode_record
 from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import DeleteNode
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import NamespaceName, TopicName
@@ -95,7 +96,8 @@ async def test_what_one_changes_oneself_is_known_when_it_returns(deployment: Dep
 async def test_a_topic_that_goes_leaves_no_policies_behind(deployment: Deployment) -> None:
     await deployment.book.get_applied_policies(TOPIC)
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    await deployment.book.delete_policies(NAMESPACE, TOPIC)
+    path = paths.topic_policies(NAMESPACE.tenant, NAMESPACE.namespace, TOPIC.local)
+    await deployment.store.new_session().commit([DeleteNode(path)])
     await deployment.until(lambda: deployment.book.get_applied_policies_nowait(TOPIC).message_ttl_s == 0)
     assert await deployment.book.read_uninherited_policies(NAMESPACE, TOPIC) == Policies()
 

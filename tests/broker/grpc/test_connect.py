@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from magnetar.broker.common import token_bucket as turns
 from magnetar.broker.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
@@ -30,6 +29,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import ENTRY_COST_BYTES, BacklogQuotaState
+from magnetar.runtime import alarm as turns
 from magnetar.runtime.budget import MemoryBudget
 from magnetar.runtime.network import find_rpc
 from tests.compiled import replaces_code

@@ -5,7 +5,7 @@ extreme: the ends of the number types, unknown enum values, not-a-number, empty 
 2^32 entries for a few bytes, 50,000 elements. It has to end in success or in a typed error, without holding the event
 loop, and another client is served after each of them. What is measured is the time that the thread computes within one
 step of the loop, so a busy machine does not count; the bound is ten times what the rule says
-(broker/common/token_bucket.py).
+(runtime/alarm.py).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from magnetar.broker.log.key_index_core import (
 )
 from magnetar.broker.session.finding import SearchCriteria
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
-from magnetar.proto.entry import decode_for_inspection, encode_broker_part, parse_entry
+from magnetar.proto.entry import EntryEncoding, decode_for_inspection, encode_broker_part, parse_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import CorruptEntry, NewerFormat
 from magnetar.proto.filters import Filter, Node, parse_filter
@@ -47,7 +47,7 @@ def encode(
         metadata.encryption_param = b"nonce"
         return bytes(each ^ 1 for each in payload)
 
-    part = encode_batch_entry(batch, "p", 1000 + last_index, 0, encrypt if encrypted else None)
+    part = encode_batch_entry(batch, "p", 1000 + last_index, EntryEncoding(encrypt=encrypt if encrypted else None))
     return encode_broker_part(last_index, 2000 + last_index) + part
 
 

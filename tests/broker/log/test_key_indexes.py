@@ -210,7 +210,7 @@ async def test_a_search_goes_on_over_ledgers_with_and_without_an_index(tmp_path:
         assert found == wanted
         assert unindexed >= 1
         assert (await at.find(property="tag=none")).unindexed_ledgers == 3
-        assert len(topic.key_indexes.list_unindexed_ledgers()) == 3
+        assert topic.key_indexes.count_unindexed_ledgers() == 3
 
 
 @pytest.mark.parametrize("step", ["create", "pages", "close", "name"])
@@ -272,7 +272,7 @@ async def test_an_index_is_found_again_by_another_broker_and_after_a_change_of_o
         await at.admin.unload_topic("t")
         assert await at.found(key="l7") == [67]
         again = await at.index(None)
-        assert not again.key_indexes.list_unindexed_ledgers()
+        assert not again.key_indexes.count_unindexed_ledgers()
         assert set(before) <= set(again.log.record.key_indexes)
         assert await at.found(key="l7") == [67]
         assert (await at.find(key="none")).looked_at == 0
@@ -344,7 +344,7 @@ async def test_a_damaged_or_lost_index_is_as_none_and_is_built_anew(tmp_path: Pa
         found = await at.find(key="k7")
         assert ([each.index for each in found.messages], found.unindexed_ledgers) == ([7], 3)
         await at.index(None)
-        assert not topic.key_indexes.list_unindexed_ledgers()
+        assert not topic.key_indexes.count_unindexed_ledgers()
         assert not {each.index_ledger_id for each in topic.log.record.key_indexes} & {
             each.index_ledger_id for each in first
         }

@@ -21,7 +21,7 @@ from tests.support.steps import Steps, slowness
 TOPIC = "persistent://public/default/t"
 KEY_SHARED = wire.Subscribe.KEY_SHARED
 STEP_S = 0.05
-"""Ten times the rule (broker/common/token_bucket.py), as in test_extreme_requests.py."""
+"""Ten times the rule (runtime/alarm.py), as in test_extreme_requests.py."""
 
 
 def batch(sequence_id: int, sizes: list[int], *, keys: int = 1, kind: int = 0) -> bytes:

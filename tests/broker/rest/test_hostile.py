@@ -162,7 +162,7 @@ async def test_a_target_in_absolute_form_is_its_path(http: Http) -> None:
 
 async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand chunks of a byte come in one read: others have their turn between any few of them."""
-    monkeypatch.setattr("magnetar.broker.common.token_bucket.SLICE_S", 0.0)
+    monkeypatch.setattr("magnetar.runtime.alarm.SLICE_S", 0.0)
     fed = list[int]()
     honest = connection_module._Connection._feed
 

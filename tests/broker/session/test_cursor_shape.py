@@ -9,8 +9,7 @@ from pyroaring import BitMap
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.session.inspection import count_entries_in_buckets, find_largest_gaps, find_largest_runs
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
-from magnetar.broker.subscription.core.pending_set import PendingAcks
+from magnetar.broker.subscription.core.cursor_state import CursorState, PendingAcks, TxnAcks
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 

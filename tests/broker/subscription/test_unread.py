@@ -14,7 +14,7 @@ import pytest
 from magnetar.broker.log import key_index_core
 from magnetar.broker.log.key_indexes import KeyIndexes, KeyIndexSearch
 from magnetar.broker.session.backlogs import SubscriptionAdministration
-from magnetar.broker.subscription import unread
+from magnetar.broker.subscription import filtering
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -307,7 +307,7 @@ async def test_without_an_answer_of_the_index_the_ledger_is_read(
 
     await at.send(*["us"] * 30, "eu")
     await at.index()
-    monkeypatch.setattr(unread, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(filtering, "LOOK_UP_S", 0.05)
     if fault == "off":
         monkeypatch.setattr(KeyIndexes, "is_on", False)
     else:

@@ -262,11 +262,11 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
     for number in range(4):
         dedup.on_producer_left(f"p{number}", now=float(number))
     dedup.expire_producers(50.0, inactive_s=100.0, producers_max=3)
-    assert set(dedup.progress_by_producer) == {"p1", "p2", "p3", "p4"}
+    assert set(dedup.snapshot().persisted) == {"p1", "p2", "p3", "p4"}
     dedup.expire_producers(102.5, inactive_s=100.0, producers_max=3)
-    assert set(dedup.progress_by_producer) == {"p3", "p4"}
+    assert set(dedup.snapshot().persisted) == {"p3", "p4"}
     dedup.expire_producers(1e9, inactive_s=100.0, producers_max=0)
-    assert set(dedup.progress_by_producer) == {"p4"}
+    assert set(dedup.snapshot().persisted) == {"p4"}
     assert dedup.forgotten == 4
     dedup.check()
 
@@ -280,10 +280,10 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     dedup.on_producer_joined("back")
     dedup.on_producer_left("back", up_s + 1.0)
     dedup.expire_producers(up_s + 1.0, inactive_s=100.0, producers_max=10)
-    assert set(dedup.progress_by_producer) == {"back", "away"}
+    assert set(dedup.snapshot().persisted) == {"back", "away"}
     assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
     dedup.expire_producers(up_s + 100.5, inactive_s=100.0, producers_max=10)
-    assert set(dedup.progress_by_producer) == {"back"}
+    assert set(dedup.snapshot().persisted) == {"back"}
 
 
 # ------------------------------------------------------------------------------------------------------- chunks

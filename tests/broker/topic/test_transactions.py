@@ -286,7 +286,7 @@ async def test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again(
         for number in range(3):
             await other.send(b"q%d" % number)
         await settled(broker)
-        assert "p" not in (await loaded(broker)).dedup.core.progress_by_producer or producer.sequence_id == 2
+        assert "p" not in (await loaded(broker)).dedup.core.snapshot().persisted or producer.sequence_id == 2
         await coordinator.end(await loaded(broker), kept, True)
         await producer.send_in(gone, b"2")
         await settled(broker)

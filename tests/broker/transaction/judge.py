@@ -32,7 +32,7 @@ from magnetar.broker.transaction.records_core import (
     TransactionsCommitted,
     TransactionsSettled,
 )
-from magnetar.broker.transaction.state_core import CoordinatorState
+from magnetar.broker.transaction.state_core import LOW_BITS, CommittedTransactionIds, CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from magnetar.proto.states import ForgottenOutcome, TxnState
 
@@ -253,9 +253,18 @@ class World:
         return any(isinstance(each, JoinTransaction) and each.txn == txn for each in self.asked.values())
 
 
+def _ids_by_owner(kept: CommittedTransactionIds) -> dict[str, set[int]]:
+    """The ids of the committed transactions, by the role that began them; "": without a role."""
+    listed = {
+        owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
+        for owner, ids in {"": kept._free, **kept._of}.items()
+    }
+    return {owner: ids for owner, ids in listed.items() if ids}
+
+
 def _plain(state: CoordinatorState) -> tuple[object, ...]:
     return (
-        state.kept.ids_by_owner(), state.unsettled, state.prepared,
+        _ids_by_owner(state.kept), state.unsettled, state.prepared,
         dict(state.names.items()), dict(state.sinks.items()), state.last_holder, state.forgotten_below,
         state.halves.open,
         {half: state.halves.find_half_message_outcome(half) for half in state.halves.ended_half_message_ids()},

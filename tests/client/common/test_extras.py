@@ -51,3 +51,21 @@ def test_the_example_of_the_outbox_says_what_installs_what_it_lacks() -> None:
     path = ROOT / "examples" / "outbox.py"
     done = run(f"runpy.run_path({str(path)!r}, run_name='__main__')", "sqlalchemy")
     assert (done.returncode, done.stderr) == (1, "SQLAlchemy is missing: pip install 'magnetar[outbox]'\n")
+
+
+BOXES = """
+import magnetar, magnetar.inbox, magnetar.outbox
+from sqlalchemy import MetaData, create_engine
+engine, metadata = create_engine("sqlite://"), MetaData()
+inbox, outbox = magnetar.inbox.SQLAlchemyInbox(metadata), magnetar.outbox.SQLAlchemyOutbox(metadata)
+magnetar.outbox.Relay, magnetar.outbox.RelaySettings, magnetar.outbox.Lag
+metadata.create_all(engine)
+with engine.begin() as session:
+    outbox.send(session, "orders", b"x")
+    print(inbox.first_time(session, "billing", "1"), inbox.first_time(session, "billing", "1"))
+"""
+
+
+def test_inbox_and_outbox_with_sqlalchemy_need_no_django() -> None:
+    done = run(BOXES, "django")
+    assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr

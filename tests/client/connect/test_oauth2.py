@@ -12,8 +12,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AuthenticationError, ConnectError, InvalidConfiguration, translate_error
-from magnetar.client.connect.authentication import AuthenticationOauth2
-from magnetar.client.connect.oauth2 import RETRY_S
+from magnetar.client.connect.authentication import RETRY_S, AuthenticationOauth2
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unavailable
 from magnetar.runtime.access import ListenerAccess
 from magnetar.runtime.clock import SystemClock

@@ -220,7 +220,7 @@ async def test_a_message_in_chunks_with_another_one_between_them_is_taken_back_w
         )
         one, other = [await TestProducer(running.world, broker, FULL, name).opened() for name in "ab"]
         metadata = MessageMetadata(producer_name="a", sequence_id=0, publish_time=1, partition_key="k")
-        chunks = encode_chunks(metadata, b"M" * 900, 400, "u", None)
+        chunks = encode_chunks(metadata, b"M" * 900, 400, "u")
         for number, chunk in enumerate(chunks):
             one.frame(publish=chunk)
             await one.next("receipt")

@@ -67,7 +67,7 @@ def test_batches_keep_order_bounds_and_every_message_once(
     seen: list[bytes] = []
     last = 4
     for batch in batcher.ready:
-        entry = encode_batch_entry(batch, "p", 1, 0)
+        entry = encode_batch_entry(batch, "p", 1)
         header = parse_header(entry)
         assert header.sequence_id > last
         last = header.highest_sequence_id if header.batched else header.sequence_id

@@ -20,7 +20,7 @@ def test_one_of_each_key_is_handled_at_a_time_in_order_and_a_stuck_key_delays_no
     for number, key in enumerate("aabacb"):
         assert queues.add(number, key, number)
     assert begun(queues) == [0, 2, 4]
-    assert (len(queues), queues.begun_count, queues.count_following("a")) == (3, 3, 2)
+    assert (len(queues), len(queues._begun), queues.count_following("a")) == (3, 3, 2)
     queues.finish(2)
     assert begun(queues) == [5], "0 still runs: a waits"
     queues.finish(0)

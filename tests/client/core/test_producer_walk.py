@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.client.core import chunking as chunking_core
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
     AttachedProducerOptions,
@@ -27,7 +28,9 @@ from magnetar.client.core.effects import (
 )
 from magnetar.client.core.failover import Backoff
 from magnetar.client.core.producer import ProducerCore
-from magnetar.proto.entry import decode_batch, parse_header
+from magnetar.proto import entry as entry_format
+from magnetar.proto.entry import EntryEncoding, decode_batch, parse_header
+from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
     ConnectionLost,
     MagnetarError,
@@ -38,6 +41,7 @@ from magnetar.proto.errors import (
     TimedOut,
 )
 from magnetar.proto.states import ENTRY_COST_BYTES
+from tests.compiled import replaces_code
 
 LEDGER = 3
 
@@ -383,6 +387,44 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
     for header in (*before, *after):
         header.metadata.ClearField("schema_version")
     assert [header.metadata for header in after] == [header.metadata for header in before]
+
+
+class LevelledEncoding(EntryEncoding):
+    """An encoding with one more field, as a new option of a producer adds."""
+
+    level = 9
+
+
+@replaces_code
+@pytest.mark.parametrize("way", ["alone", "batch", "chunks", "own encryption", "later"])
+def test_all_of_a_producers_encoding_comes_to_the_codec(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a new field of `EntryEncoding` is read in proto/entry.py alone."""
+    came = list[EntryEncoding]()
+    compress_payload = entry_format.compress_payload
+
+    def record(metadata: MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
+        came.append(encoding)
+        return compress_payload(metadata, payload, encoding)
+
+    for module in (entry_format, chunking_core):
+        monkeypatch.setattr(module, "compress_payload", record)
+    options = AttachedProducerOptions(
+        batching=way == "batch", chunking=way == "chunks", encoding=LevelledEncoding(compression=1)
+    )
+    core = ProducerCore(
+        "p", options, max_pending=100, lock=nullcontext(), backoff=Backoff(random.Random(0)), uuid="u"
+    )  # fmt: skip
+    core.on_opened("p", -1, 200 if way == "chunks" else 0, 100_000, 0, 0.0, 0, b"12345678")
+    if way == "later":
+        core.encode_message(OutgoingMessage(b"x"), 0, b"12345678")
+    elif way == "own encryption":
+        core.add_message(OutgoingMessage(b"x", encrypt=lambda metadata, payload: payload), None)
+    else:
+        core.add(random.Random(0).randbytes(300), None)
+    core.urgent = True
+    core.publish_closed_batches(0.0, 0)
+    (encoding,) = came
+    assert (type(encoding), encoding.compression, encoding.schema_version) == (LevelledEncoding, 1, b"12345678")
 
 
 def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits() -> None:

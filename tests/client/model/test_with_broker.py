@@ -23,7 +23,14 @@ from magnetar.client.model.settings import (
     InitialPosition,
     MultiplierRedeliveryBackoff,
 )
-from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, encode_plain_items, parse_header
+from magnetar.proto.entry import (
+    EntryEncoding,
+    encode_batch,
+    encode_broker_part,
+    encode_entry,
+    encode_plain_items,
+    parse_header,
+)
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import TopicName
 from magnetar.spark_connector.rows import DecodedEntry
@@ -111,9 +118,9 @@ async def test_what_is_not_decrypted_is_never_moved_to_another_topic(bench: Benc
 @pytest.mark.parametrize("compression", [0, 3])
 def test_a_brokers_dead_letter_of_an_encrypted_entry_can_be_decrypted(batched: bool, compression: int) -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=5, publish_time=1, compression=compression)
-    encrypt = Encryptor(Keys(), ["a"], lambda: 0.0)
+    encoding = EntryEncoding(encrypt=Encryptor(Keys(), ["a"], lambda: 0.0))
     items = encode_plain_items([b"one", b"two"])
-    part = encode_batch(metadata, items, 2, encrypt) if batched else encode_entry(metadata, b"one", encrypt)
+    part = encode_batch(metadata, items, 2, encoding) if batched else encode_entry(metadata, b"one", encoding)
     (letter,) = make_dead_letters(SOURCE, encode_broker_part(1, 1) + part, frozenset([0]), 1)
     before, after = parse_header(part), parse_header(letter)
     assert (after.batched, after.num_messages) == (before.batched, before.num_messages)
@@ -144,7 +151,8 @@ async def test_compaction_reads_keys_and_tombstones_of_encrypted_messages(bench:
 
 def test_compaction_keeps_all_of_an_encrypted_batch() -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
-    batch = encode_batch(metadata, encode_plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
+    encoding = EntryEncoding(encrypt=Encryptor(Keys(), ["a"], lambda: 0.0))
+    batch = encode_batch(metadata, encode_plain_items([b"1", b"2"]), 2, encoding)
     survey = SurvivingMessageSearch(10)
     survey.add_entry(0, 2, parse_entry(encode_broker_part(1, 1) + batch))
     survey.finish_reading_round()

@@ -19,7 +19,7 @@ from magnetar.client.core.chunking import (
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.proto.compression import decompress
-from magnetar.proto.entry import parse_header
+from magnetar.proto.entry import EntryEncoding, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import CorruptEntry, MessageTooLarge
 from magnetar.proto.names import Position
@@ -109,11 +109,12 @@ def test_without_chunks_what_is_large_once_it_is_unfolded_is_refused() -> None:
     for items in ([b"", bytes(SMALL_ENTRIES + 1)], [b"", bytes(SMALL_ENTRIES)] * 2):
         batch = OutgoingBatch(7)
         batch.items, batch.callbacks = items, [lambda *_: None] * (len(items) // 2)
-        error = encode_entries(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None)
+        error = encode_entries(batch, "p", 1, EntryEncoding(3), SMALL_ENTRIES, chunks_of=None)
         assert isinstance(error, MessageTooLarge)
         if len(items) == 2:
             batch.message = OutgoingMessage(items[1])
-            assert isinstance(encode_entries(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None), MessageTooLarge)
+            error = encode_entries(batch, "p", 1, EntryEncoding(3), SMALL_ENTRIES, chunks_of=None)
+            assert isinstance(error, MessageTooLarge)
 
 
 def test_messages_of_several_producers_between_each_other() -> None:

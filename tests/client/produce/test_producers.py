@@ -67,7 +67,7 @@ def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
     batcher.check()
     got: Counter[str] = Counter()
     for batch in batcher.ready:
-        part = encode_batch_entry(batch, "p", 1, 0)
+        part = encode_batch_entry(batch, "p", 1)
         header = parse_header(part)
         keys = {fields.partition_key for fields, _ in decode_batch(header, part)}
         assert keys == {header.metadata.partition_key}
@@ -91,7 +91,7 @@ def test_batches_by_property_hold_one_value_each_in_their_order_and_few_are_open
     batcher.check()
     got: dict[tuple[str | None, ...], list[bytes]] = {}
     for batch in batcher.ready:
-        part = encode_batch_entry(batch, "p", 1, 0)
+        part = encode_batch_entry(batch, "p", 1)
         header = parse_header(part)
         messages = decode_batch(header, part)
         groups = {(decode_properties(about).get("tag"), about.partition_key)[: 1 + key_based] for about, _ in messages}
@@ -151,7 +151,7 @@ def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_brok
         batcher.check()
         found = []
         for batch in batcher.ready:
-            part = encode_batch_entry(batch, "p", 1, 0)
+            part = encode_batch_entry(batch, "p", 1)
             header = parse_header(part)
             found.append((header.sequence_id, header.highest_sequence_id or header.sequence_id))
             for place, (fields, payload) in enumerate(decode_batch(header, part)):

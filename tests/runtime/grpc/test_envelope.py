@@ -23,7 +23,7 @@ PUBLISH = 0x1A
 
 
 def taken(data: bytes | bytearray) -> tuple[list[LongItem], int]:
-    return split_long_items(data, FIELDS, wire.ClientFrame)
+    return split_long_items(data, FIELDS)
 
 
 def read(frame: Any) -> tuple[int, str, bytes]:
@@ -49,7 +49,6 @@ def test_long_items_are_what_protobuf_makes_of_them(kind: type[bytes]) -> None:
         items, rest = taken(data)
         assert rest == len(data)
         assert [read(each) for each in items] == [read(each) for each in frames]
-        assert [each.to_protobuf_message() for each in items] == frames
         assert not hasattr(items[0], "permits")
 
 

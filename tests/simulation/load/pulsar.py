@@ -375,7 +375,7 @@ class PulsarProducer(_Handle):
         if self.connection is None or not self._name:
             return
         for batch in itertools.islice(self._pending, self._sent, None):
-            batch.entry = batch.entry or encode_batch_entry(batch, self._name, clock.wall_ms(), 0)
+            batch.entry = batch.entry or encode_batch_entry(batch, self._name, clock.wall_ms())
             send = pulsar.CommandSend(producer_id=self.number, sequence_id=batch.sequence_id)
             if batch.message is None:
                 send.num_messages, send.highest_sequence_id = batch.message_count, batch.highest

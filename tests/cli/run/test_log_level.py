@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.cli.run.servers import AppliedLogLevel, follow_log_level, start_following_log_level
 from magnetar.metadata import paths
-from magnetar.metadata.log_level import AppliedLogLevel, follow_log_level, start_following_log_level
 from magnetar.metadata.records import PoliciesRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, put_record

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.common.token_bucket import RateLimit, compute_rate_delay_s, count_entries_within_rates
+from magnetar.runtime.token_bucket import RateLimit, compute_rate_delay_s, count_entries_within_rates
 
 
 class Entry(NamedTuple):
