@@ -26,7 +26,7 @@ from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
 from magnetar.client.model.settings import ProducerAccessMode
 from magnetar.metadata.records import ScheduleProgressRecord
-from magnetar.proto import entry_filter
+from magnetar.proto import entry_filter, names
 from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
 from magnetar.proto.errors import MagnetarError
@@ -227,3 +227,12 @@ def fired_again(stack: Stack) -> None:
         return progress.firing
 
     put(stack, ScheduleRunner, "_find_missing", find)
+
+
+def letters_of_long_names_mixed(stack: Stack) -> None:
+    """M99m: a name of a dead-letter topic that is too long is cut, so that several topics share one."""
+
+    def cut(text: str, size_bytes: int) -> str:
+        return text.encode()[:size_bytes].decode(errors="ignore")
+
+    put(stack, names, "shorten_name", cut)
