@@ -1,7 +1,7 @@
 """Defects of subscriptions: patches of the dispatcher, the cursor and the index of delays."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.session import backlogs
+from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.session.schedules import ScheduleRunner
 from magnetar.broker.subscription import expiry
 from magnetar.broker.subscription.core.cursor import Cursor
@@ -31,6 +32,7 @@ from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
+from magnetar.proto.states import AckedEntry
 from tests.mutants.ledgers import Stack, put
 
 
@@ -236,3 +238,15 @@ def letters_of_long_names_mixed(stack: Stack) -> None:
         return text.encode()[:size_bytes].decode(errors="ignore")
 
     put(stack, names, "shorten_name", cut)
+
+
+def cumulative_in_unchecked_steps(stack: Stack) -> None:
+    """M99n: a large cumulative acknowledgement is checked at its last step, after earlier ones have acknowledged."""
+
+    def steps(self: ConsumerSession, acked: AckedEntry) -> Iterator[None]:
+        for mark in self.subscription.acks.split_cumulative_ack_into_steps(self.member, acked.position):
+            self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
+            yield
+        self.subscription.ack_cumulative(self._consumer, acked)
+
+    put(stack, ConsumerSession, "ack_cumulative", steps)
