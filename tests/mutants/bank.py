@@ -476,6 +476,10 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99n", subscriptions.cumulative_in_unchecked_steps, "",
          "tests/broker/subscription/test_acks.py"
          "::test_a_large_cumulative_ack_that_is_refused_acknowledges_nothing", "seeds acknowledge what exists"),
+        ("M99o", subscriptions.name_is_free_at_once, "",
+         "tests/broker/topic/test_lost_subscriptions.py"
+         "::test_a_name_is_free_when_its_deletion_has_ended_and_a_failed_one_is_repeated",
+         "programs of seeds do not repeat it"),
         ("M98h", subscriptions.redriven_to_all, "",
          "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
          "no seed sends letters back"),

@@ -22,7 +22,7 @@ from magnetar.broker.subscription.dead_letters import HeldBackEntries
 from magnetar.broker.subscription.expiry import ExpiredMessages
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
-from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topic import SubscriptionRegistry, Topic
 from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
 from magnetar.client.model.settings import ProducerAccessMode
@@ -250,3 +250,16 @@ def cumulative_in_unchecked_steps(stack: Stack) -> None:
         self.subscription.ack_cumulative(self._consumer, acked)
 
     put(stack, ConsumerSession, "ack_cumulative", steps)
+
+
+def name_is_free_at_once(stack: Stack) -> None:
+    """M99o: a deletion that failed is forgotten: its subscription has no name, and its record refuses a new one."""
+    honest = SubscriptionRegistry._remove
+
+    async def remove(self: SubscriptionRegistry, subscription: Subscription) -> None:
+        try:
+            await honest(self, subscription)
+        finally:
+            self._deleting.clear()
+
+    put(stack, SubscriptionRegistry, "_remove", remove)
