@@ -496,7 +496,14 @@ class Compaction:
         if self._tasks is None:
             self._tasks = Tasks()
         self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
+        self._task.add_done_callback(self._on_ended)
         return True
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        """Called when the task of a compaction has ended, also if it was cancelled before it began."""
+        self._task = None
+        if task.cancelled():
+            self.progress.state, self.progress.error = CompactionState.ERROR, "stopped: the topic ended at this broker"
 
     def run_due(self, applied: AppliedPolicies) -> None:
         """Starts a compaction if the log has at least `compaction_threshold_bytes` bytes that no compaction has read (a
@@ -534,8 +541,6 @@ class Compaction:
         except Exception as error:  # a fault of ours: the topic goes on without
             _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
             progress.state, progress.error = CompactionState.ERROR, str(InternalError(repr(error)))
-        finally:
-            self._task = None
 
     def on_published(self, compacted: CompactedLedger) -> None:
         """Called when the topic's record names a new compacted ledger: readers read from this ledger from now on."""

@@ -281,6 +281,25 @@ async def test_what_waits_for_a_compaction_that_is_stopped_goes_on_and_is_not_ca
     assert compaction.progress.state is CompactionState.SUCCESS
 
 
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_compaction_that_is_stopped_does_not_count_as_running(turns: int) -> None:
+    bench = Bench()
+    bench.publish(*some(0, 20))
+    _, compaction = await bench.owner()
+    assert compaction.start()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    compaction.stop()
+    await compaction.wait_finished()
+    await asyncio.sleep(0)
+    assert not compaction.is_running
+    assert compaction.progress.state is CompactionState.ERROR
+    assert "stopped" in compaction.progress.error
+    assert compaction.start()
+    await compaction.wait_finished()
+    assert compaction.progress.state is CompactionState.SUCCESS
+
+
 async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind() -> None:
     """Whatever number of them: one ledger, one table of rows, no task, no key."""
     bench = Bench()
