@@ -359,9 +359,12 @@ class Topic:
             each.on_transaction_outcomes_known()
 
     async def truncate_topic(self) -> None:
-        """Acknowledges all messages for each durable subscription, durably. Then deletes all ledgers except the one
-        that is being written, as far as no other holder needs them."""
+        """Empties the compacted form, and acknowledges all messages for each durable subscription, durably. Then
+        deletes all ledgers except the one that is being written, as far as no other holder needs them. Raises Busy
+        while a compaction is running, and the errors of `Compaction.truncate`; a repeated call goes on."""
+        self.compaction.check_not_running()
         await self.log.roll_ledger()
+        await self.compaction.truncate(self.applied)
         for subscription in self.registry.durable_subscriptions():
             await backlog.skip_messages(self.shown, subscription, -1)
         await self.trim_ledgers(retained=False)
