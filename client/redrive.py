@@ -57,9 +57,11 @@ from ..proto.names import (
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
     REDRIVEN_TO,
+    RETRIES,
     Position,
     TopicName,
     count_redrives,
+    make_letter_topic_name,
     make_redriven_properties,
     make_redriven_to,
     parse_redriven_to,
@@ -77,7 +79,7 @@ from .common.errors import (
     TransactionAborted,
     TransactionConflict,
 )
-from .consume.dead_letters import copy_ciphertext, copy_message, fetch_schema_of_message, make_letter_topic_name
+from .consume.dead_letters import copy_ciphertext, copy_message, fetch_schema_of_message
 from .model.composite_schemas import PreEncodedSchema
 from .model.message import CiphertextMessage, Message, read_filter_field
 from .model.schema import BytesSchema
@@ -368,7 +370,7 @@ class Redrive:
     async def _find_retry_target(self, topic: TopicName, subscription: str) -> _Target | None:
         if subscription:
             with suppress(WireTopicNotFound, InvalidName):  # the letter says what some producer wrote
-                retries = make_letter_topic_name(topic, subscription, "RETRY")
+                retries = make_letter_topic_name(topic, subscription, RETRIES)
                 parts = await self._admin.parts(retries.full)
                 if subscription in await self._admin.subscriptions(parts[0]):
                     return _Target(retries, is_retry=True)

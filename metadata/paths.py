@@ -40,8 +40,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import quote, unquote
+
+from ..proto.names import parse_number
 
 CLUSTER = "/cluster"
 LEDGER_IDS = "/ids/ledger"
@@ -293,3 +296,10 @@ def schedule_progress(tenant_: str, namespace_: str, topic_: str, name: str) -> 
 def coordinator(number: int) -> str:
     """Returns the path of the record of the transaction coordinator with this number."""
     return f"{COORDINATORS}/{number}"
+
+
+def parse_coordinators(names: Iterable[str]) -> list[int]:
+    """Returns the numbers of the coordinators whose records have these names below COORDINATORS. Leaves out names that
+    `coordinator` does not make: another program may have made such a node."""
+    numbers = ((name, parse_number(name)) for name in names)
+    return [number for name, number in numbers if number is not None and str(number) == name]

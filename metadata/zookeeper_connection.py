@@ -378,6 +378,7 @@ class ZooKeeperConnection:
         future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
+            future.exception()  # the caller may not wait for it
             return future
         self._waiting += 1
         answered = False
@@ -400,7 +401,7 @@ class ZooKeeperConnection:
         def fail(error: Exception) -> None:
             if settle() and not future.done():
                 future.set_exception(_translated(error, request))
-                future.exception()  # its waiter may be cancelled
+                future.exception()  # its waiter may be cancelled, or there is none
 
         self.client._call(request, _Reply(self, succeed, fail))
         return future

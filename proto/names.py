@@ -32,6 +32,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from hashlib import sha256
 from sys import intern
 from typing import NamedTuple
 
@@ -320,6 +321,62 @@ class Position(NamedTuple):
 
 EARLIEST = Position(-1, -1)
 LATEST = Position(LONG_MAX, LONG_MAX)
+
+
+DEAD_LETTERS, RETRIES = "-DLQ", "-RETRY"
+"""Suffixes of the default names of dead-letter topics and retry-letter topics."""
+LETTER_TOPIC_BYTES_MAX = NAME_BYTES_MAX - len("-partition-9999")
+"""The longest default name of a letter topic, in bytes: the topic may be made with partitions."""
+LETTER_SUBSCRIPTION_BYTES = 100
+"""Bytes of the subscription in a shortened name of a letter topic."""
+SHORTENED_DIGITS = 20
+"""The fewest hexadecimal digits of a hash in a shortened name: 80 bits."""
+
+
+def shorten_name(text: str, size_bytes: int) -> str:
+    """Returns `text` if it has at most `size_bytes` bytes in UTF-8. Otherwise returns exactly that many bytes: the
+    beginning of the text, `~`, and the first digits of the SHA-256 of the whole text."""
+    whole = text.encode("utf-8", "surrogatepass")
+    if len(whole) <= size_bytes:
+        return text
+    begin = whole[: size_bytes - SHORTENED_DIGITS - 1].decode("utf-8", "ignore")
+    return f"{begin}~{sha256(whole).hexdigest()}".encode()[:size_bytes].decode()
+
+
+def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str) -> TopicName:
+    """Returns the default dead-letter topic (`suffix` DEAD_LETTERS) or retry-letter topic (RETRIES) of a subscription:
+    `<topic>-<subscription><suffix>`. Raises InvalidName if `subscription` is not valid in a name.
+
+    A name with more than LETTER_TOPIC_BYTES_MAX bytes is shortened (`shorten_name`): first the subscription to
+    LETTER_SUBSCRIPTION_BYTES, then the topic to the bytes that are left. Both suffixes leave the same room, and a
+    shortened topic has exactly the bytes that are left, so that the letter topics of `<shortened topic>` are those of
+    `<topic>` (`find_retried_topic`)."""
+    local, room = topic.local, LETTER_TOPIC_BYTES_MAX - len(RETRIES) - 1
+    if len(f"{local}{subscription}".encode("utf-8", "surrogatepass")) > room:
+        subscription = shorten_name(subscription, LETTER_SUBSCRIPTION_BYTES)
+        local = shorten_name(local, room - len(subscription.encode("utf-8", "surrogatepass")))
+    return TopicName.parse(replace(topic.base, local=f"{local}-{subscription}{suffix}").full)
+
+
+def is_default_letter_topic(topic: TopicName, subscription: str, suffix: str) -> bool:
+    """Returns whether `make_letter_topic_name` makes this name for some topic, this subscription and this suffix."""
+    return bool(_letter_ending(topic, subscription, suffix))
+
+
+def find_retried_topic(topic: TopicName, subscription: str) -> TopicName:
+    """Returns the topic whose default retry-letter topic for this subscription is `topic`; `topic` itself if it is not
+    the name of a retry-letter topic. Where that name is shortened, returns a shortened name of the topic, which has the
+    same letter topics."""
+    if ending := _letter_ending(topic, subscription, RETRIES):
+        return TopicName.parse(topic.base.full.removesuffix(ending))
+    return topic
+
+
+def _letter_ending(topic: TopicName, subscription: str, suffix: str) -> str:
+    for each in (subscription, shorten_name(subscription, LETTER_SUBSCRIPTION_BYTES)):
+        if topic.local.endswith(ending := f"-{each}{suffix}"):
+            return ending
+    return ""
 
 
 def make_redriven_to(topic: TopicName, subscription: str) -> str:

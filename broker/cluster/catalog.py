@@ -51,6 +51,7 @@ from ...proto.errors import (
     NotOwner,
     TenantNotFound,
     TopicNotFound,
+    Unavailable,
 )
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
 from ...runtime.alarm import EventLoopSlices
@@ -61,6 +62,8 @@ from .bundles_core import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
 """Most partitions of one topic."""
+ATTEMPTS_MAX = 10
+"""Tries to change the number of partitions, while others change it too."""
 
 
 def _topic_path(topic: TopicName) -> str:
@@ -421,8 +424,8 @@ class Catalog:
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Adds partitions to a topic, so that it has `partitions` in all. Raises TopicNotFound if there is no such
         topic; InvalidRequest if it was made without partitions, has more than `partitions` already, or `partitions` is
-        above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics; BadVersion if the number
-        changed meanwhile.
+        above PARTITIONS_MAX; NotAllowed if the namespace may not have that many topics; Unavailable if the number
+        changes all the time. If it has changed meanwhile, decides again by the new number.
 
         First the new partitions get the subscriptions of the first partition, each at the beginning of the partition;
         then the number of partitions is changed. So no message is published to a partition that lacks a subscription; a
@@ -430,6 +433,13 @@ class Catalog:
         number, the next attempt uses the records that exist already. After a crash after that change, missing records
         of partitions are created at their first use.
         """
+        for _ in range(ATTEMPTS_MAX):
+            with contextlib.suppress(BadVersion):
+                return await self._add_partitions(topic, partitions)
+        raise Unavailable(f"the number of partitions of {topic} changes all the time; try again")
+
+    async def _add_partitions(self, topic: TopicName, partitions: int) -> None:
+        """Adds partitions like `add_partitions`. Raises BadVersion if their number changes meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
             if await self._store.get(_topic_path(topic)) is not None:

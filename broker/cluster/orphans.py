@@ -162,8 +162,8 @@ async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, loca
 
 async def _of_coordinators(metadata: MetadataStore) -> Iterable[int]:
     records = [
-        await get_record(metadata, paths.coordinator(int(each)), CoordinatorRecord)
-        for each in await metadata.children(paths.COORDINATORS)
+        await get_record(metadata, paths.coordinator(number), CoordinatorRecord)
+        for number in paths.parse_coordinators(await metadata.children(paths.COORDINATORS))
     ]
     return [found[0].ledger_id for found in records if found is not None]
 

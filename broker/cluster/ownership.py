@@ -481,15 +481,28 @@ class Ownership:
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
         the loaded topics, and then deletes the owner record, so that another broker can own the bundle. If `unload`
-        raises, the owner record stays, and the error is raised. Runs to its end even if the caller is cancelled.
-        Meanwhile, look-ups of its topics at this broker wait."""
+        raises, the bundle stays this broker's, and the error is raised. Runs to its end even if the caller is
+        cancelled. Meanwhile, look-ups of its topics at this broker wait."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
     async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         with self._leave(path):
-            await unload()
+            await self._unload(path, unload)
             await self._store.commit([DeleteNode(path)])
+
+    async def _unload(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+        """Calls `unload`. If it fails, takes the bundle again, some topics of which may still be loaded, unless another
+        broker has it; and raises the error."""
+        try:
+            await unload()
+        except BaseException:
+            try:
+                if not self.lost and await self._reclaim_path(path):
+                    self._owned[path] = None
+            except MagnetarError as error:  # whoever is asked for the bundle next decides
+                _LOG.warning("bundle %s is neither unloaded nor taken again: %s", path, error)
+            raise
 
     @contextmanager
     def _leave(self, path: str) -> Iterator[None]:
@@ -503,13 +516,13 @@ class Ownership:
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
         that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Raises the error
-        of `unload`; then the owner record does not change."""
+        of `unload`; the bundle stays this broker's then."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             await run_to_end(self._move(path, heir, unload))
 
     async def _move(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
         with self._leave(path):
-            await unload()
+            await self._unload(path, unload)
             found = await get_record(self._store, path, OwnerRecord)
             if found is not None and found[0].broker == self.me.name:  # else another has it: the session was lost
                 await self._write_owner(path, heir, found[1])

@@ -20,7 +20,7 @@ unknown, no ledger is deleted: the next change of the record decides. Compaction
 
 **What it keeps**: the log after the horizon is not trimmed (`trim_limit`), from the first compaction on, or from the
 start if the policy `compaction_threshold_bytes` is set. Survivors in trimmed ledgers are in the compacted ledger, from
-which the next compaction begins.
+which the next compaction begins. `truncate` publishes a ledger without survivors by the same steps.
 
 **Bounds**: `compaction_memory_bytes` for keys (with more keys compaction_core.py reads the log more often), one read of
 `read_bytes` and the entries in flight to bookies. Other tasks get the event loop after each `YIELD_AFTER_MESSAGES`. One
@@ -43,6 +43,7 @@ import asyncio
 import logging
 from bisect import bisect_left, insort
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -51,7 +52,7 @@ from pyroaring import BitMap
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...metadata.records import CompactedLedgerInfo
 from ...proto.applied import AppliedPolicies
-from ...proto.errors import DataLost, InternalError, MagnetarError, OutcomeUnknown
+from ...proto.errors import Busy, DataLost, InternalError, MagnetarError, OutcomeUnknown, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.states import CompactionState, LedgerStays, TopicState
 from ...runtime.network import World
@@ -389,7 +390,7 @@ class Compaction:
         self._ledger_client, self._replication = ledgers, replication
         self._changed = changed
         self._turn = turn or asyncio.Semaphore(1)
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[MagnetarError | None] | None = None
         self._tasks: Tasks | None = None
         self._progress: CompactionProgress | None = None  # None, as those beside it: most topics are never compacted
         self._view: CompactedLogView | None = None
@@ -486,17 +487,24 @@ class Compaction:
                 topic=self.topic, ledger=record.ledger_id,
             ) from error
 
-    def start(self) -> bool:
+    def start(self, *, keeps_nothing: bool = False) -> bool:
         """Starts a task that compacts the topic, and returns True. Returns False, and starts none, if a compaction is
-        running already. The outcome is in `progress`."""
+        running already. The outcome is in `progress`. `keeps_nothing`: no message survives."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
         self._progress.state = CompactionState.RUNNING
         if self._tasks is None:
             self._tasks = Tasks()
-        self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
+        self._task = self._tasks.spawn(self._run(keeps_nothing=keeps_nothing), f"compaction of {self.topic}")
+        self._task.add_done_callback(self._on_ended)
         return True
+
+    def _on_ended(self, task: asyncio.Task[MagnetarError | None]) -> None:
+        """Called when the task of a compaction has ended, also if it was cancelled before it began."""
+        self._task = None
+        if task.cancelled():
+            self.progress.state, self.progress.error = CompactionState.ERROR, "stopped: the topic ended at this broker"
 
     def run_due(self, applied: AppliedPolicies) -> None:
         """Starts a compaction if the log has at least `compaction_threshold_bytes` bytes that no compaction has read (a
@@ -504,6 +512,28 @@ class Compaction:
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.estimate_uncompacted_bytes() >= threshold_bytes:
             self.start()
+
+    def check_not_running(self) -> None:
+        """Raises Busy while a compaction of the topic runs or waits for its turn."""
+        if self.is_running:
+            raise Busy(f"topic {self.topic} is being compacted; try again when it is, see compaction-status")
+
+    async def truncate(self, applied: AppliedPolicies) -> None:
+        """Replaces the compacted form of the topic by an empty one up to the last stable position, so that its readers
+        get no older message, and the log need not be kept for it. Does nothing if compaction needs no part of the log
+        (`trim_limit`). Goes on if the caller is cancelled. Raises Busy if a compaction is running; Unavailable if the
+        topic ends at this broker meanwhile; and the errors of the steps."""
+        self.check_not_running()
+        if self.trim_limit(applied) is None:
+            return
+        self.start(keeps_nothing=True)
+        task = self._task
+        assert task is not None, "it was started"
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise Unavailable(f"topic {self.topic} has ended at this broker; try again")
+        if (error := task.result()) is not None:
+            raise error
 
     async def wait_finished(self) -> None:
         """Waits until the compaction in progress, if any, has ended. Does not raise its error: `progress` has it."""
@@ -522,20 +552,22 @@ class Compaction:
             self._tasks.cancel()
             await self._tasks.drain()
 
-    async def _run(self) -> None:
-        progress = self.progress
+    async def _run(self, *, keeps_nothing: bool) -> MagnetarError | None:
+        """Runs a compaction, and returns the error that ended it."""
+        progress, failure = self.progress, None
         try:
-            async with self._turn:
-                await CompactionRun(self).run()
+            async with nullcontext() if keeps_nothing else self._turn:  # it reads nothing
+                await CompactionRun(self, keeps_nothing=keeps_nothing).run()
             progress.state = CompactionState.SUCCESS
         except MagnetarError as error:
             _LOG.warning("%s: not compacted, in step %s: %s", self.topic, progress.step, error)
-            progress.state, progress.error = CompactionState.ERROR, str(error)
+            failure = error
         except Exception as error:  # a fault of ours: the topic goes on without
             _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
-            progress.state, progress.error = CompactionState.ERROR, str(InternalError(repr(error)))
-        finally:
-            self._task = None
+            failure = InternalError(repr(error))
+        if failure is not None:
+            progress.state, progress.error = CompactionState.ERROR, str(failure)
+        return failure
 
     def on_published(self, compacted: CompactedLedger) -> None:
         """Called when the topic's record names a new compacted ledger: readers read from this ledger from now on."""
@@ -545,10 +577,12 @@ class Compaction:
 
 class CompactionRun:
     """One run of a compaction. It runs the `STEPS` in their order. A step raises the error that ends the run, such as
-    NotEnoughBookies, Unavailable, DataLost or TopicFenced."""
+    NotEnoughBookies, Unavailable, DataLost or TopicFenced. `keeps_nothing`: it reads nothing, and no message
+    survives."""
 
-    def __init__(self, of: Compaction) -> None:
+    def __init__(self, of: Compaction, *, keeps_nothing: bool = False) -> None:
         self._of = of
+        self._keeps_nothing = keeps_nothing
         self._log = of.log
         self._old = of.view.compacted
         self._shown = of.shown
@@ -566,12 +600,14 @@ class CompactionRun:
         self._breath = 0
 
     async def run(self) -> None:
-        """Runs all steps of the compaction. Does nothing if no entry became stable since the last compaction. If a step
-        fails, raises its error, after deleting the new ledger if it is certain that the topic's record does not name
-        it."""
+        """Runs all steps of the compaction. Does nothing if no entry became stable since the last compaction, and the
+        survivors of that are to survive. If a step fails, raises its error, after deleting the new ledger if it is
+        certain that the topic's record does not name it."""
         old = self._old
-        if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
-            return  # nothing is new
+        if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):  # nothing is new
+            if old is None or not (self._keeps_nothing and old.entries):
+                return
+            self._horizon, self._end_index = old.horizon, old.record.end_index
         try:
             for step in STEPS:
                 self._of.progress.step = step.__name__
@@ -671,11 +707,15 @@ class CompactionRun:
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
         """Returns how many messages one reading of the log reads."""
+        if self._keeps_nothing:
+            return 0
         first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 
     async def _read(self) -> AsyncIterator[list[StoredEntry]]:
         """Yields the survivors of the last compaction, and then the entries of the log up to the horizon."""
+        if self._keeps_nothing:
+            return
         old, bytes_max = self._old, self._of.config.read_bytes
         number = 0
         while old is not None and number < old.entries:

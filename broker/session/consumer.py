@@ -377,11 +377,12 @@ class ConsumerSession:
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
         """Acknowledges all messages up to and including the entry that `acked` names. Works in steps: the caller
-        iterates, and may let other tasks run in between. Raises NotAllowed if several consumers may share the
-        subscription, TransactionConflict if one of the messages is acknowledged in an open transaction, before anything
-        is acknowledged. Raises InvalidRequest if the entry is after the last entry of the log, or a TransactionConflict
-        that has arisen meanwhile; what earlier steps have acknowledged stays so."""
-        self.subscription.check_cumulative_ack(self._consumer, acked)
+        iterates, and may let other tasks run in between. Before anything is acknowledged raises NotAllowed if several
+        consumers may share the subscription, InvalidRequest if the entry is after the last entry of the log or has no
+        such message, TransactionConflict if one of the messages is acknowledged in an open transaction. A later step
+        raises a TransactionConflict that has arisen meanwhile; what earlier steps have acknowledged stays so."""
+        if not self.subscription.check_cumulative_ack(self._consumer, acked):
+            return  # trimmed
         for mark in self.subscription.acks.split_cumulative_ack_into_steps(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield

@@ -182,27 +182,30 @@ class SubscriptionAcks:
         """Acknowledges all messages up to and including the entry that `acked` names; if `acked` names messages of this
         entry, only up to and including the last of them. Does nothing if the entry was trimmed. Raises
         TransactionConflict if one of these messages is pending in a transaction; InvalidRequest if the entry is after
-        the last entry of the log. Nothing is acknowledged then."""
-        position, bits = acked
-        if not self._exists(position):
+        the last entry of the log, or has no such message. Nothing is acknowledged then."""
+        if not self.check_cumulative_ack(acked):
             return
-        self.check_cumulative_ack(acked)
+        position, bits = acked
         if bits:
             size = self._size(member, position)
-            self._cursor.ack_cumulative_into_batch(position, self._checked(position, bits).bit_length() - 1, size)
+            self._cursor.ack_cumulative_into_batch(position, bits.bit_length() - 1, size)
             self._dispatcher.on_acked_up_to(self._cursor.mark)
         else:
             self.skip_up_to(position)
 
-    def check_cumulative_ack(self, acked: AckedEntry) -> None:
-        """Raises TransactionConflict if a message that the cumulative acknowledgement covers is pending in a
-        transaction. Changes nothing."""
+    def check_cumulative_ack(self, acked: AckedEntry) -> bool:
+        """Returns False if `ack_cumulative` does nothing, because the entry was trimmed. Raises what `ack_cumulative`
+        raises for the same arguments. Changes nothing."""
         pending, (position, bits) = self._cursor.pending, acked
-        if pending is None:
-            return
-        covered = (1 << bits.bit_length()) - 1
-        if pending.has_pending_up_to(self._shape.position_before(position)) or self._is_pending(position, covered):
-            self._refuse(position)
+        if not self._exists(position):
+            return False
+        if bits:
+            self._checked(position, bits)
+        if pending is not None:
+            covered = (1 << bits.bit_length()) - 1
+            if pending.has_pending_up_to(self._shape.position_before(position)) or self._is_pending(position, covered):
+                self._refuse(position)
+        return True
 
     def skip_up_to(self, mark: Position) -> None:
         """Acknowledges all messages up to and including `mark`, except those that are pending in a transaction. The

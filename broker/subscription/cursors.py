@@ -454,18 +454,19 @@ class DurableCursor:
         """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner of the
         topic need not recover it. Acknowledgements that cannot be stored within `close_timeout_s` seconds are lost; the
         next owner delivers their messages again. Raises TopicFenced if another broker has claimed the subscription, or
-        the error of a write that failed for good."""
-        if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
-            try:
+        the error of a write that failed for good; the ledger is closed then, too."""
+        try:
+            if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
                 async with asyncio.timeout(self._config.close_timeout_s):
                     if not await self._put_snapshot() and self.cursor.has_unstored_changes:
                         await self.make_durable_future()
-            except TimeoutError:
-                _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
-        self.abandon()
-        if self._tasks is not None:
-            await self._tasks.drain()
-        await self._ledger.close()
+        except TimeoutError:
+            _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
+        finally:
+            self.abandon()
+            if self._tasks is not None:
+                await self._tasks.drain()
+            await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
         """Stores the state in the subscription's record, if the state is small. Returns True if the state is durable

@@ -354,6 +354,9 @@ class DelayedDelivery:
                     await self._bucket_ledgers.delete_ledgers(ledger_id)
                 raise
             self.core.on_bucket_stored(ledger_id)
+        except MagnetarError:
+            self.core.on_bucket_store_failed()
+            raise
         finally:
             self._sealing = None
         self._wake()
@@ -486,7 +489,8 @@ class DelayedDelivery:
                 async with asyncio.timeout(self._config.close_timeout_s):
                     while self._sealing is not None:  # the pump may begin the next one
                         await self._sealing
-                    draft = self.core.seal_bucket(self.now_ms, least=CLOSE_ENTRIES_MIN)
+                    # closed: another broker has the topic
+                    draft = None if self._closed else self.core.seal_bucket(self.now_ms, least=CLOSE_ENTRIES_MIN)
                     if draft is not None:
                         await self._spawn(self._store(draft))
             except TimeoutError:

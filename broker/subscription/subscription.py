@@ -402,19 +402,20 @@ class Subscription:
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Acknowledges all messages up to and including the entry that `acked` names. Raises NotAllowed if several
         consumers may share the subscription; TransactionConflict if one of these messages is pending in a transaction;
-        InvalidRequest if the entry is after the last entry of the log. If it raises, nothing is acknowledged."""
+        InvalidRequest if the entry is after the last entry of the log, or has no such message. If it raises, nothing is
+        acknowledged."""
         self.check_cumulative_ack(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
-    def check_cumulative_ack(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Raises NotAllowed or TransactionConflict if `ack_cumulative` would raise it for the same arguments. Changes
-        nothing."""
+    def check_cumulative_ack(self, consumer: Consumer | None, acked: AckedEntry) -> bool:
+        """Returns False if `ack_cumulative` acknowledges nothing, because the entry was trimmed. Raises what
+        `ack_cumulative` raises for the same arguments. Changes nothing."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
-        self.acks.check_cumulative_ack(acked)
+        return self.acks.check_cumulative_ack(acked)
 
     def set_note(self, note: bytes) -> None:
         """Replaces the note of the last commit. It is stored with the next write of the cursor."""

@@ -61,6 +61,7 @@ from ..subscription.consumer import Consumer
 from ..subscription.core.policy import check_fair_properties
 from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.core.subscription_types import SubscriptionTypeRow
+from ..subscription.cursors import DurableCursor
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
 from .admission_core import TopicAdmission
@@ -358,9 +359,12 @@ class Topic:
             each.on_transaction_outcomes_known()
 
     async def truncate_topic(self) -> None:
-        """Acknowledges all messages for each durable subscription, durably. Then deletes all ledgers except the one
-        that is being written, as far as no other holder needs them."""
+        """Empties the compacted form, and acknowledges all messages for each durable subscription, durably. Then
+        deletes all ledgers except the one that is being written, as far as no other holder needs them. Raises Busy
+        while a compaction is running, and the errors of `Compaction.truncate`; a repeated call goes on."""
+        self.compaction.check_not_running()
         await self.log.roll_ledger()
+        await self.compaction.truncate(self.applied)
         for subscription in self.registry.durable_subscriptions():
             await backlog.skip_messages(self.shown, subscription, -1)
         await self.trim_ledgers(retained=False)
@@ -555,7 +559,7 @@ class Topic:
                 await self.transactions.block_transaction_joins(force=abort)
                 self._check_may_go(force, inactive)  # in the same turn as the next line
                 self.is_going = True  # publishing is refused from here on: the message would have no subscriber
-                for name in [each.name for each in self.registry.durable_subscriptions()]:
+                for name in self.registry.list_stored_names():
                     await self.registry.unsubscribe(name, force=True)
             except BaseException:
                 self.is_going = False
@@ -682,20 +686,28 @@ RECORD_LOST = "magnetar.record-lost-ms"
 
 
 class SubscriptionRegistry:
-    """The subscriptions of one topic. Creates and deletes them, and creates those again whose records were lost."""
+    """The subscriptions of one topic. Creates and deletes them, and creates those again whose records were lost.
 
-    __slots__ = ("_by_name", "_storage", "_topic", "_unnamed", "changing")
+    A name is free when the deletion of its subscription has ended, durably. A deletion that failed is kept with its
+    cursor (`_deleting`), and the next `subscribe` or `unsubscribe` of the name repeats it first."""
+
+    __slots__ = ("_by_name", "_deleting", "_storage", "_topic", "_unnamed", "changing")
 
     def __init__(self, topic: Topic, storage: TopicStorage) -> None:
         self._topic = topic
         self._storage = storage
         self._by_name = topic.subscriptions
+        self._deleting: dict[str, DurableCursor] = {}  # of subscriptions that have ended here and may have records
         self._unnamed = False  # the record does not name the subscriptions that there are
         self.changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
 
     def durable_subscriptions(self) -> list[Subscription]:
         """Returns the durable subscriptions of the topic."""
         return [each for each in self._by_name.values() if each.is_durable]
+
+    def list_stored_names(self) -> list[str]:
+        """Returns the names of the durable subscriptions, and of those whose deletion has failed."""
+        return [*self._deleting, *(each.name for each in self.durable_subscriptions())]
 
     async def open(self) -> None:
         """Opens the stored subscriptions, and creates those again whose records were lost. The log must be taken over
@@ -776,7 +788,7 @@ class SubscriptionRegistry:
         form. `by_consumer`: True if a consumer, and not an operator, asks for the subscription. A policy may forbid
         that consumers create subscriptions (SubscriptionNotFound). Raises NotAllowed if the topic has its maximum of
         subscriptions; InvalidRequest if `name` or `properties` are invalid; NotOwner if the topic has ended at this
-        broker; and the errors of `TopicStorage.create_subscription`.
+        broker; and the errors of `TopicStorage.create_subscription`, and of `unsubscribe` if that has failed.
         """
         check_subscription_name(name)
         async with self.changing:
@@ -792,6 +804,8 @@ class SubscriptionRegistry:
             if properties:
                 check_properties(properties)
                 check_fair_properties(properties)
+            if name in self._deleting:
+                await run_to_end(self._delete(name))
             return await run_to_end(self._make(name, mark, properties or {}, self._topic.shape(compacted=compacted)))
 
     async def _make(
@@ -857,8 +871,11 @@ class SubscriptionRegistry:
         """Deletes the subscription `name`, durably; its consumers are disconnected with SubscriptionNotFound. Raises
         Busy if consumers are connected and `force` is False; SubscriptionNotFound if the topic has no such
         subscription. Raises the errors of `Log.commit_fields` and `DurableCursor.delete`; the subscription is ended
-        here then, and may come back with the next load of the topic."""
+        here then, and may come back with the next load of the topic. The call may be repeated."""
         async with self.changing:
+            if name in self._deleting:
+                await run_to_end(self._delete(name))
+                return
             subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:
                 raise Busy(f"subscription {name!r} of {self._topic.name} has {len(subscription.consumers)} consumers")
@@ -868,10 +885,17 @@ class SubscriptionRegistry:
         del self._by_name[subscription.name]
         subscription.disconnect_all(SubscriptionNotFound(f"subscription {subscription.name!r} was removed"))
         subscription.stop()
-        if subscription.store is not None:
-            await self._name_subscriptions()
-            await subscription.store.delete()
-        await subscription.close()
+        try:
+            if subscription.store is not None:
+                self._deleting[subscription.name] = subscription.store
+                await self._delete(subscription.name)
+        finally:
+            await subscription.close()
+
+    async def _delete(self, name: str) -> None:
+        await self._name_subscriptions()
+        await self._deleting[name].delete()
+        del self._deleting[name]
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
         """Replaces all properties of a durable subscription, durably. A dead-letter policy or a filter in the

@@ -279,8 +279,7 @@ class TransactionCoordinators:
         Only logs the errors of single coordinators. Called regularly by the broker."""
         if not self._is_settled() or self._closed:
             return
-        for name in await self._metadata.children(paths.COORDINATORS):
-            number = int(name)
+        for number in paths.parse_coordinators(await self._metadata.children(paths.COORDINATORS)):
             if number in self._loaded:
                 continue
             try:

@@ -38,7 +38,6 @@ import enum
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -350,11 +349,11 @@ class HalfMessageCore:
             raise IntentQueuedUntilDurable
 
     def _decided(self, half: OpenHalfMessage, intent: Intent, *, is_commit: bool, now: float) -> None:
-        self._leave(half)
         if is_commit:
             self._publish(half, now)
             half.publish_retry_deadline, half.tries = now + PUBLISH_RETRY_S, 0
         else:
+            self._leave(half)
             half.phase = UndecidedHalfPhase.ROLLING_BACK
             self._coordinator.decisions.append_decision(HalfMessageRolledBack(half.record.half))
         half.waiting_intents.append(intent)
@@ -393,9 +392,11 @@ class HalfMessageCore:
 
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: OpenHalfMessage, now: float) -> None:
-        """Publishes the half message in a new transaction. Raises NotOwner if this epoch has no transaction ids left;
-        the epoch then ends."""
+        """Ends the check of the half message, and publishes it in a new transaction. Raises NotOwner if this epoch has
+        no transaction ids left, and then ends; Unavailable if no further epoch is possible. The half message is as
+        before then."""
         half.txn = self._coordinator.begin_transaction_for_half_message(half.record.owner, PUBLISH_S, now)
+        self._leave(half)
         half.phase = UndecidedHalfPhase.PUBLISHING
         self._coordinator.decisions.effects.append(PublishHalfMessage(half.record.half, half.txn, half.record.messages))
 
@@ -668,8 +669,12 @@ class HalfMessageCore:
             case UndecidedHalfPhase.WAITING:
                 self._make_ready(half, now)
             case UndecidedHalfPhase.PUBLISHING if not half.txn:
-                with suppress(NotOwner):
+                try:
                     self._publish(half, now)
+                except NotOwner:
+                    pass  # the epoch ends
+                except MagnetarError as error:
+                    self._on_publish_failed(half, error, now)
 
     def _expire_outcomes(self, now: float) -> None:
         """Discards the outcomes that are older than `retention_s` seconds; some stay up to an eighth longer."""

@@ -398,12 +398,14 @@ class CoordinatorLog:
     async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
         """Appends the last records, which hand over to the next epoch, and closes the ledger. `idle`: True if no broker
         needs to load the coordinator; this is stored in the metadata record. Raises the errors of `append`, of closing
-        the ledger (LedgerFenced, OutcomeUnknown), and of the metadata."""
-        if records:
-            await self.append(records, state)
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.close()
+        the ledger (LedgerFenced, OutcomeUnknown), and of the metadata. Whatever fails, nothing is written any more."""
+        try:
+            if records:
+                await self.append(records, state)
+            if self._writer is not None:
+                await self._writer.close()
+        finally:
+            await self._abandon()  # does nothing to a writer that is closed
         if idle:
             await self._change(msgspec.structs.replace(self._record, idle=True))
 

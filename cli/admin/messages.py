@@ -251,14 +251,14 @@ def _is_redriven(session: CommandSession, part: str, letter: MessageId) -> bool:
 def _list_letter_topics(session: CommandSession, topic: str, subscription: str) -> Iterator[tuple[str, str]]:
     """Yields what a message of the subscription is in which letter topic. A topic that a program chose is not known."""
     from ...proto.errors import MagnetarError
-    from ...proto.names import TopicName
+    from ...proto.names import DEAD_LETTERS, RETRIES, TopicName, make_letter_topic_name
 
-    base = TopicName.parse(topic).base.full
+    base = TopicName.parse(topic).base
     with suppress(MagnetarError):  # who may not read policies looks under the usual names
-        if chosen := session.admin.topic_policies(base, applied=True).dead_letter_topic:
+        if chosen := session.admin.topic_policies(base.full, applied=True).dead_letter_topic:
             yield "dead letter", chosen
-    yield "dead letter", f"{base}-{subscription}-DLQ"
-    yield "retried", f"{base}-{subscription}-RETRY"
+    yield "dead letter", make_letter_topic_name(base, subscription, DEAD_LETTERS).full
+    yield "retried", make_letter_topic_name(base, subscription, RETRIES).full
 
 
 def _make_origin_filter(wanted: MessageId, subscription: str) -> str:

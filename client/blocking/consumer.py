@@ -432,10 +432,11 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
                 print(reader.read_next().data())
 
     After a reconnect the reader continues after the last message that was read. It reads all partitions of a topic; the
-    order of messages is kept per partition. Any thread may read. Errors: Timeout (no message within `timeout_millis`),
-    AlreadyClosed, InvalidConfiguration (a wrong parameter), ChecksumError (a damaged message). A method that asks
-    brokers also raises Timeout or ConnectError if they do not answer within `operation_timeout_seconds`. A wait raises
-    Interrupted in the loop thread, and CtrlC after Ctrl-C."""
+    order of messages is kept per partition. Any thread may read. With a `reader_listener`, the listener's thread gets
+    the messages, and `read_next` and iteration raise InvalidConfiguration. Errors: Timeout (no message within
+    `timeout_millis`), AlreadyClosed, InvalidConfiguration (a wrong parameter), ChecksumError (a damaged message). A
+    method that asks brokers also raises Timeout or ConnectError if they do not answer within
+    `operation_timeout_seconds`. A wait raises Interrupted in the loop thread, and CtrlC after Ctrl-C."""
 
     def __init__(
         self,
@@ -455,7 +456,9 @@ class Reader(ReaderFacade, _Receiving[AsyncReader]):
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
-        milliseconds; None: waits without a limit."""
+        milliseconds; None: waits without a limit. Raises InvalidConfiguration if the reader has a listener."""
+        if self._listener is not None:
+            raise InvalidConfiguration("this reader has a reader_listener: it gets the messages")
         if timeout_millis is not None and (
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import wait
 from typing import Any, NoReturn, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -55,7 +56,7 @@ from ...runtime.network import (
 )
 from ...runtime.tasks import SystemWorkers
 from ..common.closing import EventLoopCaller, register_connection_holder
-from ..common.errors import InvalidMessage
+from ..common.errors import AlreadyClosed, InvalidMessage
 from ..common.rate_limits import RECEIVE_BYTES, ReceiveMemoryLimit, SendMemoryLimit
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
@@ -469,6 +470,8 @@ class Connections:
 
 NEWEST = b""
 MISSING_S = 10.0
+LOOP_CHECK_S = 1.0
+"""How often a thread that waits for a schema looks whether the event loop still runs, in seconds."""
 MISSING_MAX = 1000
 """Most schema versions that are cached as missing; a limit, because a producer may write any version into its
 messages."""
@@ -524,7 +527,7 @@ class TopicSchemaCache:
     def get_schema(self, version: bytes) -> SchemaInfo:
         """Returns the schema of a version. If it is not cached, asks the broker and blocks until the answer comes.
         Raises InvalidMessage if the topic has no such schema, or if the schema is not cached and the caller is in the
-        event loop; the broker's error if it does not answer."""
+        event loop; AlreadyClosed if the loop has ended; the broker's error if it does not answer."""
         if not self.is_version_cached(version):
             self._ask(version)
         found = self._known.get(version)
@@ -541,4 +544,12 @@ class TopicSchemaCache:
             here = None
         if here is self._loop:
             raise InvalidMessage("the schema of the message is not known yet: await its fetch_writer_schema() first")
-        asyncio.run_coroutine_threadsafe(self.fetch_schema(version), self._loop).result()
+        ended = AlreadyClosed("the event loop of the client has ended: the schema of the message cannot be asked for")
+        if not self._loop.is_running():
+            raise ended
+        asking = asyncio.run_coroutine_threadsafe(self.fetch_schema(version), self._loop)
+        while not wait((asking,), LOOP_CHECK_S).done:
+            if not self._loop.is_running():
+                asking.cancel()
+                raise ended
+        asking.result()

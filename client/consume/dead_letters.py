@@ -7,7 +7,8 @@ stored. The broker counts the redeliveries. Its count survives restarts and move
 entry is redelivered *of which the application received a message*: the redelivery of entries that only waited in the
 receiver queue is not counted.
 
-**Retries.** With `enable_retry` the consumer also receives from `<topic>-<subscription>-RETRY`. `reconsume_later`
+**Retries.** With `enable_retry` the consumer also receives from `<topic>-<subscription>-RETRY`. (A default name that is
+too long is shortened: proto/names.py `make_letter_topic_name`.) `reconsume_later`
 publishes a copy of the message there, to be delivered after a delay, and acknowledges the message. The copy has the
 number of such calls in its property RECONSUMETIMES, so that the number is as durable as the message. When that number
 exceeds max_redeliver_count the copy is published to the dead-letter topic instead. Without a policy the limit is 16, as
@@ -59,14 +60,21 @@ from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.expiry import make_dead_letter_properties
 from ...proto.names import (
+    DEAD_LETTERS,
     DELAY_TIME,
     EARLIEST,
+    NAME_BYTES_MAX,
     ORIGIN_MESSAGE_ID,
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
     RECONSUME_TIMES,
+    RETRIES,
     TopicName,
+    find_retried_topic,
+    is_default_letter_topic,
+    make_letter_topic_name,
     parse_number,
+    shorten_name,
 )
 from ...proto.schema import SchemaInfo
 from ...proto.states import Failure
@@ -127,14 +135,6 @@ def parse_reconsume_count(told: str) -> int:
     return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
-def make_letter_topic_name(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
-    """Returns the topic `chosen`, or, if that is None or empty, `<topic>-<subscription>-<suffix>`. `suffix`: DLQ or
-    RETRY. Raises InvalidName if the name is malformed."""
-    if chosen:
-        return TopicName.parse(chosen)
-    return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
-
-
 def is_dead_letter(message: Message) -> bool:
     """Returns whether a consumer or a broker's policy moved the message to the dead-letter topic from which it was
     received. Such a message is not moved again."""
@@ -145,18 +145,15 @@ def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDe
     """Returns whether `topic` is the dead-letter topic of this subscription, by its name or by `policy`. Messages of
     such a topic are never moved."""
     chosen = policy.dead_letter_topic
-    return topic.base.local.endswith(f"-{subscription}-DLQ") or (
+    return is_default_letter_topic(topic, subscription, DEAD_LETTERS) or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
     )
 
 
 def find_original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
     """Returns the topic whose messages are retried through `topic`, if `topic` is the retry-letter topic of this
-    subscription; otherwise returns `topic` itself."""
-    suffix = f"-{subscription}-RETRY"
-    if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
-        return TopicName.parse(topic.base.full.removesuffix(suffix))
-    return topic
+    subscription (`find_retried_topic`); otherwise returns `topic` itself."""
+    return topic if policy.retry_letter_topic else find_retried_topic(topic, subscription)
 
 
 def copy_message(message: Message, properties: dict[str, str]) -> OutgoingMessage:
@@ -236,8 +233,11 @@ class DeadLetterProducer:
         consumer_name: Callable[[], str], hooks: HookChain | None = None,
     ) -> None:  # fmt: skip
         self.policy = policy
-        self.dead_letter_topic = make_letter_topic_name(topic, subscription, "DLQ", policy.dead_letter_topic)
-        self.retry_letter_topic = make_letter_topic_name(topic, subscription, "RETRY", policy.retry_letter_topic)
+        chosen = ((policy.dead_letter_topic, DEAD_LETTERS), (policy.retry_letter_topic, RETRIES))
+        self.dead_letter_topic, self.retry_letter_topic = (
+            TopicName.parse(name) if name else make_letter_topic_name(topic, subscription, suffix)
+            for name, suffix in chosen
+        )
         self.moved = 0  # messages that went to the dead-letter topic
         _LOG.info(
             "%s/%s: a message that comes back more than %d times goes to %s", topic, subscription,
@@ -335,9 +335,9 @@ class DeadLetterProducer:
     async def _open(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
         if topic == self.dead_letter_topic and self.policy.initial_subscription_name:
             await self._subscribe(topic, self.policy.initial_subscription_name)
-        kind = "DLQ" if topic == self.dead_letter_topic else "RETRY"
-        random = self._connections.world.rng.randbytes(3).hex()  # consumers may have one name
-        name = "-".join((self._base, self._consumer_name(), random, kind))
+        suffix = DEAD_LETTERS if topic == self.dead_letter_topic else RETRIES
+        ending = f"-{self._connections.world.rng.randbytes(3).hex()}{suffix}"  # consumers may have one name
+        name = shorten_name(f"{self._base}-{self._consumer_name()}", NAME_BYTES_MAX - len(ending)) + ending
         known = BytesSchema() if schema is None else PreEncodedSchema(schema)
         settings = ProducerSettings(producer_name=name, schema=known, chunking_enabled=True)
         return await Producer.open(self._connections, topic, settings)
@@ -423,7 +423,7 @@ class DeadLetterProducers:
         self._by_topic[home.base] = self._by_topic[dead_letters.retry_letter_topic.base] = dead_letters
         if not self._settings.enable_retry or home != topic:
             return [topic]
-        if self._settings.existing_only and topic.base.local.endswith(("-RETRY", "-DLQ")):
+        if self._settings.existing_only and topic.local.endswith((RETRIES, DEAD_LETTERS)):
             self._no_retries.add(topic.base)
             return [topic]
         return [topic, dead_letters.retry_letter_topic]

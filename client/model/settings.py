@@ -314,8 +314,9 @@ class ConsumerDeadLetterPolicy:
     delivery and `max_redeliver_count` redeliveries is moved to `dead_letter_topic` (client/consume/dead_letters.py).
 
     `retry_letter_topic`: the topic to which `reconsume_later` sends messages. By default the topics are called
-    `<topic>-<subscription>-DLQ` and `-RETRY`. The subscription `initial_subscription_name` is created with the
-    dead-letter topic, so that the topic retains its messages. A text that is not given is "", as in Pulsar's client.
+    `<topic>-<subscription>-DLQ` and `-RETRY`, shortened if that is too long. The subscription
+    `initial_subscription_name` is created with the dead-letter topic, so that the topic retains its
+    messages. A text that is not given is "", as in Pulsar's client.
     Raises InvalidConfiguration for a wrong value."""
 
     max_redeliver_count: int

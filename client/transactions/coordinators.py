@@ -352,6 +352,11 @@ class CoordinatorClient:
         for each in self._leases.values():
             each.discard(coordinator)
 
+    @property
+    def is_closed(self) -> bool:
+        """Returns whether `close` was called: no coordinator is asked any more."""
+        return self._tasks.closed
+
     async def close(self) -> None:
         """Cancels the requests in flight, whose ends get ConnectionLost, and waits until their tasks have ended."""
         await self._tasks.close()

@@ -403,8 +403,9 @@ class Transaction(TransactionPort):
 
     async def _resolve_outcome(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
         """Asks the coordinator for the outcome of an end that got no answer in time. If the transaction is still open
-        there, asks for the end again."""
+        there, asks for the end again. Pauses between two tries, for at most the operation time-out."""
         deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
+        backoff = self._home.connections.backoff()
         while True:
             try:
                 state, error = await self._home.coordinators.get_status(self._known.txn)
@@ -415,8 +416,10 @@ class Transaction(TransactionPort):
                 state, error = await self._home.coordinators.end_transaction(item)
                 return state, error
             except MagnetarError as error:
-                if self._home.now() >= deadline:
+                pause_s = backoff.next_delay_s()
+                if self._home.now() + pause_s >= deadline or self._home.coordinators.is_closed:
                     return TxnState.OPEN, error if error.definite and not error.retryable else None
+            await asyncio.sleep(pause_s)
 
 
 def encode_participant(receipts: TopicReceipts) -> wire.Participant:

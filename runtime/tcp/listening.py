@@ -507,6 +507,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self._early = memoryview(b"")
         self._paused = False  # the socket is not read
         self._ended = False  # the other end sends no more
+        self._failure: Exception | None = None  # with which the connection broke, before the other end had ended it
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writable: list[asyncio.Future[None]] | None = None  # who waits for the peer to read; None: no need to
 
@@ -546,6 +547,8 @@ class TcpStream(asyncio.BufferedProtocol):
         return self._transport.get_extra_info("ssl_object") is None  # the other direction stays open
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self._ended:
+            self._failure = exc
         self._ended = True
         if not self._lost.done():
             self._lost.set_result(None)
@@ -593,6 +596,8 @@ class TcpStream(asyncio.BufferedProtocol):
             into[:size], self._early = self._early[:size], self._early[size:]
             if enough is None or enough(size):
                 return size
+        if self._failure is not None:
+            raise ConnectionLost(f"{self.peer}: {self._failure}")
         if self._ended:
             return 0
         self._room, self._enough, self._reader = room, enough, asyncio.get_running_loop().create_future()

@@ -1,6 +1,7 @@
 """Objects of a client whose event loop has ended say so, whatever they are asked."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 import magnetar
 from magnetar.client.client import Client
+from magnetar.client.connect.connections import TopicSchemaCache
+from magnetar.proto.names import TopicName
 
 CALLS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
     "send": lambda of: of["producer"].send(b"x"),
@@ -48,3 +51,45 @@ def test_what_is_asked_after_the_loop_has_ended_is_answered_with_the_reason(url:
             asyncio.run(second(call))
         assert isinstance(raised.value, magnetar.AlreadyClosed), f"{name}: {raised.value!r}"
     asyncio.run(of["client"].close())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_schema_that_is_asked_for_after_the_loop_has_ended_is_refused(url: str, *, closed: bool) -> None:
+    loop = asyncio.new_event_loop()
+
+    async def opened() -> tuple[Client, TopicSchemaCache]:
+        client = Client(url)
+        return client, TopicSchemaCache(client.connections, TopicName.parse("after-the-loop"))
+
+    client, schemas = loop.run_until_complete(opened())
+    if closed:
+        loop.run_until_complete(client.close())
+        loop.close()
+    with pytest.raises(magnetar.AlreadyClosed):
+        schemas.get_schema(b"\0" * 8)
+    if not closed:
+        loop.run_until_complete(client.close())
+        loop.close()
+
+
+def test_a_schema_that_is_awaited_when_the_loop_ends_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.new_event_loop()
+
+    async def opened() -> tuple[Client, TopicSchemaCache]:
+        client = Client(url)
+        return client, TopicSchemaCache(client.connections, TopicName.parse("after-the-loop"))
+
+    client, schemas = loop.run_until_complete(opened())
+
+    async def fetch(_: bytes) -> None:
+        loop.stop()
+        await loop.create_future()
+
+    monkeypatch.setattr(schemas, "fetch_schema", fetch)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    with pytest.raises(magnetar.AlreadyClosed):
+        schemas.get_schema(b"\0" * 8)
+    thread.join(20)
+    loop.run_until_complete(client.close())
+    loop.close()

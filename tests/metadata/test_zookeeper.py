@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.metadata import zookeeper_connection
 from magnetar.metadata.session import SessionState, ZookeeperAddress, parse_address
 from magnetar.metadata.store import (
     ABSENT,
@@ -25,7 +27,7 @@ from magnetar.metadata.store import (
     allocate_ids,
     update_node,
 )
-from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
+from magnetar.proto.errors import BackPressure, BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
 from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import EXPIRING_S, ZookeeperBackend
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
@@ -442,3 +444,17 @@ async def test_connecting_to_nobody_and_to_a_stranger_says_so(server: ZookeeperS
     await stranger.wait_closed()
     with pytest.raises(Unavailable, match=str(port)):
         await connect_zookeeper(make_system_world(1), address, 0.3)
+
+
+async def test_a_watch_that_ends_while_too_many_requests_wait_leaves_no_error_for_the_loop(
+    backend: ZookeeperBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told = await backend.store(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    line = store._line
+    monkeypatch.setattr(zookeeper_connection, "WAITING_MAX", 0)
+    line.unwatch("/nothing")
+    gc.collect()
+    assert not told
+    with pytest.raises(BackPressure):
+        await line.get("/")

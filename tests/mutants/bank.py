@@ -470,6 +470,16 @@ def _passed_over() -> Iterator[Mutant]:
         ("M99l", subscriptions.fired_again, "",
          "tests/broker/session/test_schedules.py::test_a_broker_that_dies_at_any_step_leaves_a_fire_once",
          "seeds have no schedules"),
+        ("M99m", subscriptions.letters_of_long_names_mixed, "",
+         "tests/proto/test_names.py::test_shortened_letter_topics_of_different_topics_and_subscriptions_are_different",
+         "names of seeds are short"),
+        ("M99n", subscriptions.cumulative_in_unchecked_steps, "",
+         "tests/broker/subscription/test_acks.py"
+         "::test_a_large_cumulative_ack_that_is_refused_acknowledges_nothing", "seeds acknowledge what exists"),
+        ("M99o", subscriptions.name_is_free_at_once, "",
+         "tests/broker/topic/test_lost_subscriptions.py"
+         "::test_a_name_is_free_when_its_deletion_has_ended_and_a_failed_one_is_repeated",
+         "programs of seeds do not repeat it"),
         ("M98h", subscriptions.redriven_to_all, "",
          "tests/client/test_redrive.py::test_a_letter_reaches_the_one_subscription_that_gave_it_up_and_readers",
          "no seed sends letters back"),

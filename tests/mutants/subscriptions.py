@@ -1,7 +1,7 @@
 """Defects of subscriptions: patches of the dispatcher, the cursor and the index of delays."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.session import backlogs
+from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.session.schedules import ScheduleRunner
 from magnetar.broker.subscription import expiry
 from magnetar.broker.subscription.core.cursor import Cursor
@@ -21,16 +22,17 @@ from magnetar.broker.subscription.dead_letters import HeldBackEntries
 from magnetar.broker.subscription.expiry import ExpiredMessages
 from magnetar.broker.subscription.filtering import SubscriptionFilter
 from magnetar.broker.subscription.subscription import Subscription
-from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topic import SubscriptionRegistry, Topic
 from magnetar.client import streams
 from magnetar.client.core.debounce import Debounce
 from magnetar.client.model.settings import ProducerAccessMode
 from magnetar.metadata.records import ScheduleProgressRecord
-from magnetar.proto import entry_filter
+from magnetar.proto import entry_filter, names
 from magnetar.proto.entry import Buffer, StoredEntryHead
 from magnetar.proto.entry_filter import EntryFilter
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
+from magnetar.proto.states import AckedEntry
 from tests.mutants.ledgers import Stack, put
 
 
@@ -227,3 +229,37 @@ def fired_again(stack: Stack) -> None:
         return progress.firing
 
     put(stack, ScheduleRunner, "_find_missing", find)
+
+
+def letters_of_long_names_mixed(stack: Stack) -> None:
+    """M99m: a name of a dead-letter topic that is too long is cut, so that several topics share one."""
+
+    def cut(text: str, size_bytes: int) -> str:
+        return text.encode()[:size_bytes].decode(errors="ignore")
+
+    put(stack, names, "shorten_name", cut)
+
+
+def cumulative_in_unchecked_steps(stack: Stack) -> None:
+    """M99n: a large cumulative acknowledgement is checked at its last step, after earlier ones have acknowledged."""
+
+    def steps(self: ConsumerSession, acked: AckedEntry) -> Iterator[None]:
+        for mark in self.subscription.acks.split_cumulative_ack_into_steps(self.member, acked.position):
+            self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
+            yield
+        self.subscription.ack_cumulative(self._consumer, acked)
+
+    put(stack, ConsumerSession, "ack_cumulative", steps)
+
+
+def name_is_free_at_once(stack: Stack) -> None:
+    """M99o: a deletion that failed is forgotten: its subscription has no name, and its record refuses a new one."""
+    honest = SubscriptionRegistry._remove
+
+    async def remove(self: SubscriptionRegistry, subscription: Subscription) -> None:
+        try:
+            await honest(self, subscription)
+        finally:
+            self._deleting.clear()
+
+    put(stack, SubscriptionRegistry, "_remove", remove)

@@ -5,7 +5,19 @@ from hypothesis import strategies as st
 
 from magnetar.proto import names
 from magnetar.proto.errors import InvalidName
-from magnetar.proto.names import EARLIEST, LATEST, MessageId, NamespaceName, Position, TopicName
+from magnetar.proto.names import (
+    DEAD_LETTERS,
+    EARLIEST,
+    LATEST,
+    RETRIES,
+    MessageId,
+    NamespaceName,
+    Position,
+    TopicName,
+    find_retried_topic,
+    is_default_letter_topic,
+    make_letter_topic_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +110,44 @@ def test_earliest_and_latest_stand_around_everything() -> None:
     assert EARLIEST < Position(0, 0) < LATEST
     assert MessageId.parse("earliest").position == EARLIEST
     assert MessageId.parse("latest").position == LATEST
+
+
+NAMED = st.tuples(st.integers(1, 255), st.sampled_from(["x", "ß", "語", "🦜"])).map(
+    lambda given: "n" + given[1] * ((given[0] - 1) // len(given[1].encode()))
+)
+
+
+@given(NAMED, NAMED)
+def test_every_topic_and_subscription_has_letter_topics_with_partitions(local: str, subscription: str) -> None:
+    topic = TopicName.parse(f"a/b/{local}")
+    whole = f"{topic.full}-{subscription}"
+    dead, retry = (make_letter_topic_name(topic, subscription, each) for each in (DEAD_LETTERS, RETRIES))
+    for letters, suffix in ((dead, DEAD_LETTERS), (retry, RETRIES)):
+        assert TopicName.parse(letters.with_partition(9999).full).base == letters
+        assert is_default_letter_topic(letters.with_partition(7), subscription, suffix)
+        fits = len(f"{local}-{subscription}{RETRIES}-partition-9999".encode()) <= 255
+        assert (letters.full == whole + suffix) is fits
+    found = find_retried_topic(retry.with_partition(3), subscription)
+    assert [make_letter_topic_name(found, subscription, each) for each in (DEAD_LETTERS, RETRIES)] == [dead, retry]
+    assert find_retried_topic(dead, subscription) == dead
+
+
+def test_shortened_letter_topics_of_different_topics_and_subscriptions_are_different() -> None:
+    topics = [TopicName.parse("t" * 250), TopicName.parse("t" * 251)]
+    topics += [TopicName.parse("t" * 200 + f"-priority-{level}") for level in range(3)]
+    subscriptions = ["s" * 100, "s" * 99 + "t", "s" * 250, "s" * 251]
+    made = {make_letter_topic_name(topic, each, DEAD_LETTERS) for topic in topics for each in subscriptions}
+    assert len(made) == len(topics) * len(subscriptions)
+
+
+def test_a_subscription_of_usual_size_stays_whole_in_a_shortened_letter_topic() -> None:
+    made = make_letter_topic_name(TopicName.parse("orders-" * 30), "billing", DEAD_LETTERS)
+    assert made.local.startswith("orders-orders-")
+    assert made.local.endswith("-billing-DLQ")
+    assert len(make_letter_topic_name(TopicName.parse("t" * 255), "s" * 255, RETRIES).local) == 240
+
+
+def test_a_subscription_that_is_no_name_has_no_letter_topic() -> None:
+    for wrong in ("a/b", "\n", "\ud800"):
+        with pytest.raises(InvalidName):
+            make_letter_topic_name(TopicName.parse("t"), wrong, DEAD_LETTERS)

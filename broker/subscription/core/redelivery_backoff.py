@@ -36,13 +36,17 @@ from ....proto.errors import CorruptEntry, InvalidRequest
 from ....proto.expiry import EXPIRED_AT, EXPIRES_AT
 from ....proto.names import (
     DEAD_LETTER_REASON,
+    DEAD_LETTERS,
+    NAME_BYTES_MAX,
     ORIGIN_MESSAGE_ID,
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
     REDELIVERY_COUNT,
     Position,
     TopicName,
+    make_letter_topic_name,
     parse_number,
+    shorten_name,
 )
 from ....proto.states import Failure
 from ...common.refusals import SubscribeRefusal
@@ -54,10 +58,6 @@ PROPERTIES_BYTES_MAX = 4 << 10
 """Bytes of all properties of a subscription: its record contains them, and is written with each roll of its
 ledger.
 """
-
-
-SUFFIX = "-DLQ"
-"""Suffix of the dead-letter topic of a subscription, if none is named."""
 
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
@@ -90,13 +90,13 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         `dead_letter_topic` does."""
         if not self:
             return self
-        its_own = not self.topic and topic.base.local.endswith(SUFFIX)
+        its_own = not self.topic and topic.local.endswith(DEAD_LETTERS)
         return NO_LETTERS if its_own or self.dead_letter_topic(topic, subscription).base == topic.base else self
 
     def dead_letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
         """Returns the name of the topic to which the dead letters of the subscription are published. Raises InvalidName
-        if `topic` of the policy, or the default name, is no valid name."""
-        return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}{SUFFIX}")
+        if `topic` of the policy is no valid name."""
+        return TopicName.parse(self.topic) if self.topic else make_letter_topic_name(topic, subscription, DEAD_LETTERS)
 
 
 NO_LETTERS = DeadLetterPolicy(0, "", ())
@@ -264,8 +264,9 @@ class DeadLetterOrigin(NamedTuple):
     def producer_name(self) -> str:
         """The producer name under which the dead letters of this entry are published. Each source entry has another
         name, so that deduplication recognises a repeated dead letter."""
-        ledger_id, entry_id = self.position
-        return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
+        ending = f"{DEAD_LETTERS}-{self.position.ledger_id}-{self.position.entry_id}"
+        origin = f"{self.topic.local}-{self.topic.partition}-{self.subscription}"
+        return shorten_name(origin, NAME_BYTES_MAX - len(ending)) + ending
 
     @property
     def reason(self) -> str:

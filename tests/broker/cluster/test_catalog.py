@@ -115,6 +115,28 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
         assert len(await tree.new_session().children(paths.cursors("public", "default", local))) == 2
 
 
+@pytest.mark.parametrize("wanted", [8, 700])
+async def test_two_that_add_partitions_at_once_meet_no_error_but_their_own(tree: SqliteStore, wanted: int) -> None:
+    other = await catalog_of(tree.new_session())
+    await other.create_topic(T, 2)
+
+    class Later(Stopping):
+        async def commit(self, operations: Sequence[Operation]) -> list[int]:
+            if growing:
+                await other.add_partitions(T, growing.pop())
+            return await super().commit(operations)
+
+    growing = list[int]()
+    catalog = await catalog_of(Later(tree.new_session()))
+    growing.append(6)
+    await catalog.add_partitions(T, wanted)
+    assert await catalog.count_partitions(T) == wanted
+    growing.append(wanted + 2)
+    with pytest.raises(InvalidRequest, match="only grows"):
+        await catalog.add_partitions(T, wanted + 1)
+    assert await catalog.count_partitions(T) == wanted + 2
+
+
 async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> None:
     broker = Ownership(
         tree.new_session(), BrokerRecord(name="b", endpoint="b:1"), random.Random(1), SystemClock()

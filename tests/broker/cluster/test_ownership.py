@@ -107,3 +107,33 @@ async def test_the_record_of_an_earlier_session_of_the_same_broker_is_replaced(t
         assert late.done == ["delete", "put"]
     finally:
         await tree.close()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_broker_that_cannot_unload_a_bundle_stays_its_owner_unless_another_has_it(
+    tmp_path: Path, *, taken: bool
+) -> None:
+    tree = await SqliteStore.open(make_system_world(1), str(tmp_path / "metadata.sqlite"))
+    try:
+        session = tree.new_session()
+        first, second = _ownership(session, "first"), _ownership(tree.new_session(), "second")
+        for each in (first, second):
+            await each.register_broker()
+        assert (await first.find_owner(TOPIC, POLICIES)).name == "first"
+        path = first.owner_record_path(TOPIC, POLICIES)
+
+        async def fail() -> None:
+            assert not owns(first, TOPIC), "it loads no topic of the bundle meanwhile"
+            if taken and not owns(second, TOPIC):
+                await session.delete(path)
+                await second.find_owner(TOPIC, POLICIES)
+            raise RuntimeError("a topic is not closed")
+
+        for leave in (first.release_bundle(path, fail), first.move_bundle(path, second.me, fail)):
+            with pytest.raises(RuntimeError, match="not closed"):
+                await leave
+            assert (owns(first, TOPIC), owns(second, TOPIC)) == (not taken, taken)
+            assert (await first.find_owner(TOPIC, POLICIES)).name == ("second" if taken else "first")
+            assert first.leaving == 0
+    finally:
+        await tree.close()

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.cluster.orphans import find_orphans
 from magnetar.broker.common.transactions import Settlement, convert_join_answer_to_state
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.transaction.peers import read_join_answer
 from magnetar.broker.transaction.records_core import OutcomesDiscarded
 from magnetar.client.admin import AdminClient
+from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,
@@ -201,6 +203,24 @@ async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
         await other.end(opened)
     assert await other.end(prepared, visible=True) is TxnState.COMMITTED
     assert (await other.begin()).epoch == committed.epoch + 1
+    await other.channel.close()
+
+
+async def test_a_node_of_another_program_among_the_coordinators_does_not_keep_them_from_being_loaded(
+    running: Cluster, client: Client, settled: Settled
+) -> None:
+    await client.make_topic()
+    txn = await client.begin()
+    await running.brokers[0].topic_manager.abandon_all(Unavailable("crash"))
+    other = Client(await running.add_broker(), running)
+    await running.sessions[0].close()
+    session = running.sessions[-1]
+    for foreign in ("-1", "00", "backup", "²"):
+        await session.put(f"{paths.COORDINATORS}/{foreign}", b"?")
+    transactions = other.broker.topic_manager.transactions
+    await transactions.load_unowned_coordinators()
+    assert [each.number for each in transactions.loaded_coordinators] == [txn.most]
+    assert not (await find_orphans(session, 0, 3600)).orphans
     await other.channel.close()
 
 

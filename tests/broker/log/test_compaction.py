@@ -16,7 +16,7 @@ from magnetar.metadata.records import TopicLedger, TopicRecord, decode_record, e
 from magnetar.metadata.store import ANY, Operation, PutNode, VersionedValue
 from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
-from magnetar.proto.errors import ConnectionLost, MagnetarError
+from magnetar.proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import CompactionState
 from magnetar.runtime.process import make_system_world
@@ -277,6 +277,78 @@ async def test_what_waits_for_a_compaction_that_is_stopped_goes_on_and_is_not_ca
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     assert compaction.is_running, "what gives up waiting cancels nothing"
+    await compaction.wait_finished()
+    assert compaction.progress.state is CompactionState.SUCCESS
+
+
+@pytest.mark.parametrize("published", [20, 30])
+async def test_a_truncated_topic_has_an_empty_compacted_form_and_goes_on_from_there(published: int) -> None:
+    bench = Bench()
+    bench.publish(*some(0, 20))
+    session, compaction = await bench.owner()
+    await compaction.truncate(SMALL)
+    assert bench.record().compacted is None, "it was never compacted, and no policy asks for it"
+    await bench.compact(session, compaction)
+    former = bench.record().compacted
+    assert former is not None
+    assert former.messages == 4
+    bench.publish(*some(20, published - 20))
+    session, compaction = await bench.owner()
+    await compaction.truncate(SMALL)
+    assert await bench.shown() == []
+    found = bench.record().compacted
+    assert found is not None
+    assert (found.horizon_entry, found.end_index, found.entries) == (published - 1, published, 0)
+    assert former.ledger_id not in bench.storage.ledgers
+    await compaction.truncate(SMALL)
+    assert bench.record().compacted == found, "there is nothing to empty"
+    bench.publish(*some(published, 10))
+    session, compaction = await bench.owner()
+    await bench.compact(session, compaction)
+    assert [index for index, _ in await bench.shown()] == list(range(published + 6, published + 10))
+
+
+async def test_a_topic_is_not_truncated_while_it_is_compacted_and_an_error_is_told(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    bench.publish(*some(0, 20))
+    _, compaction = await bench.owner()
+    assert compaction.start()
+    with pytest.raises(Busy, match="being compacted"):
+        await compaction.truncate(SMALL)
+    await compaction.wait_finished()
+    before = bench.record()
+
+    async def fail() -> None:
+        raise ConnectionLost("no bookie")
+
+    monkeypatch.setattr(compaction.ledgers.__class__, "create_ledger", lambda _: fail())
+    with pytest.raises(ConnectionLost):
+        await compaction.truncate(SMALL)
+    assert bench.record() == before
+    truncating = asyncio.create_task(compaction.truncate(SMALL))
+    await asyncio.sleep(0)
+    compaction.stop()
+    with pytest.raises(Unavailable, match="ended"):
+        await truncating
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_compaction_that_is_stopped_does_not_count_as_running(turns: int) -> None:
+    bench = Bench()
+    bench.publish(*some(0, 20))
+    _, compaction = await bench.owner()
+    assert compaction.start()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    compaction.stop()
+    await compaction.wait_finished()
+    await asyncio.sleep(0)
+    assert not compaction.is_running
+    assert compaction.progress.state is CompactionState.ERROR
+    assert "stopped" in compaction.progress.error
+    assert compaction.start()
     await compaction.wait_finished()
     assert compaction.progress.state is CompactionState.SUCCESS
 

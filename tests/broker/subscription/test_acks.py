@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
+from magnetar.broker.subscription import acks
 from magnetar.client import aio
 from magnetar.client.model.settings import ConsumerType, InitialPosition, MultiplierRedeliveryBackoff
 from magnetar.proto import wire_pb2 as wire
@@ -209,3 +210,22 @@ async def test_complaint_10_a_subscription_past_its_memory_says_so_once_and_goes
         while last < 199:
             last = (await mine.receive()).entry_id
         assert caplog.text.count("nothing new is delivered until then") == 1
+
+
+async def test_a_large_cumulative_ack_that_is_refused_acknowledges_nothing(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acks, "MARK_ENTRIES", 10)
+    await filled(running, 40)
+    mine = await consumer(running)
+    *_, last = [await mine.receive() for _ in range(40)]
+    cursor = running.brokers[0].topics[TOPIC].find_subscription("s").cursor
+    version, ledger = cursor.version, last.ledger_id
+    beyond = wire.AckedEntry(ledger_id=ledger, entry_id=40)
+    no_such_message = wire.AckedEntry(ledger_id=ledger, entry_id=39, batch_indexes=[60])
+    for wrong in (beyond, no_such_message):
+        with pytest.raises(InvalidRequest):
+            await ask(mine, entries=[wrong], kind=wire.Ack.CUMULATIVE)
+        assert cursor.version == version
+    await mine.ack(last, cumulative=True)
+    assert cursor.mark.entry_id == 39

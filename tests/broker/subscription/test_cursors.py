@@ -162,6 +162,28 @@ async def test_closing_waits_for_bookies_that_do_not_answer_no_longer_than_it_sa
     assert (await bench.opened()).cursor.mark == (10, -1)
 
 
+async def test_a_cursor_whose_last_write_fails_is_closed_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = await bench.created(cursor_snapshot_bytes=0)
+    ack(cursor, 0)
+    await cursor.make_durable_future()
+    writer = cursor._ledger._writer
+    assert writer is not None
+
+    async def fenced(_: DurableCursor) -> None:
+        raise TopicFenced("another broker has it")
+
+    monkeypatch.setattr(DurableCursor, "_write", fenced)
+    ack(cursor, 1)
+    with pytest.raises(TopicFenced, match="another broker"):
+        await cursor.close()
+    async with asyncio.timeout(10):
+        await writer.wait_finished()
+    assert cursor._ledger._writer is None
+    assert (await bench.opened()).cursor.mark == (10, 0)
+
+
 async def test_a_former_owner_can_neither_write_nor_switch_its_cursor_ledger(bench: Bench) -> None:
     first = await bench.created()
     ack(first, 0)

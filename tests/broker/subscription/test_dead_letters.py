@@ -16,7 +16,7 @@ from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import Unavailable
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import DEAD_LETTERS, TopicName, make_letter_topic_name
 from magnetar.proto.policies import Policies
 from magnetar.runtime.clock import SystemClock
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
@@ -32,8 +32,8 @@ async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield running
 
 
-async def filled(running: Cluster, entries: int, *, batch: int = 1) -> None:
-    producer = await TestProducer(running.world, running.brokers[-1], TOPIC).opened()
+async def filled(running: Cluster, entries: int, *, batch: int = 1, topic: str = TOPIC) -> None:
+    producer = await TestProducer(running.world, running.brokers[-1], topic).opened()
     for number in range(entries):
         await producer.send(*(b"%d.%d" % (number, index) for index in range(batch)))
     await producer.close()
@@ -158,6 +158,35 @@ async def test_counts_and_dead_letters_survive_a_restart_in_the_middle(
     assert payloads_of((await dead.receive()).entry) == [b"0.0"]
     left = await moved.receive()
     assert (payloads_of(left.entry), left.redelivery_count) == ([b"1.0"], 1)
+
+
+async def test_the_longest_names_have_dead_letters_and_their_topic_is_taken_over_with_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
+    topic, subscription = "persistent://public/default/" + "t" * 255, "s" * 255
+    options = {"dead_letter_max_redeliver_count": 2}
+    async with cluster(tmp_path, **options) as running:
+        await filled(running, 2, topic=topic)
+        mine = await consumer(running, topic, subscription)
+        first, second = await mine.receive(), await mine.receive()
+        give_back(mine, second)
+        await mine.receive()
+        for _ in range(2):
+            give_back(mine, first)
+            first = await mine.receive()
+        give_back(mine, first)
+        await running.brokers[0].close()
+        await running.add_broker(**options)
+        moved = await consumer(running, topic, subscription)
+        left = await moved.receive()
+        assert (payloads_of(left.entry), left.redelivery_count > 0) == ([b"1.0"], True)
+        letters = make_letter_topic_name(TopicName.parse(topic), subscription, DEAD_LETTERS)
+        dead = await consumer(running, letters.full, "grave")
+        delivery = await dead.receive()
+        assert payloads_of(delivery.entry) == [b"0.0"]
+        told = told_by(delivery)
+        assert (told["REAL_TOPIC"], told["REAL_SUBSCRIPTION"]) == (topic, subscription)
 
 
 async def test_a_letter_that_cannot_be_written_is_tried_until_it_can(

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.log.snapshot_ledger import TopicStateLedgers
 from magnetar.broker.session import summaries
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
+from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic import statistics as backlog
 from magnetar.client import aio
@@ -432,6 +434,32 @@ async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_othe
         go_on.set()
         await closing
         assert delays.core.bucket_count == 2
+
+
+async def test_a_topic_closes_in_order_when_another_broker_has_it_and_a_bucket_cannot_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with deployment(tmp_path, delayed_seal_entries=5) as at:
+        go_on = asyncio.Event()
+
+        async def fenced(*_: Any) -> None:
+            await go_on.wait()
+            raise TopicFenced("another broker has it")
+
+        monkeypatch.setattr(DurableCursor, "change_buckets", fenced)
+        await at.consumer("s", type=SHARED)
+        await delayed(at, 5)
+        await delayed(at, 6)
+        delays = subscription(at).delayed
+        assert delays is not None
+        await until(lambda: delays._sealing is not None)
+        closing = asyncio.create_task(delays.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        assert delays.core.bucket_count == 0
+        assert delays.core.count == 11, "all of them are held, and none is in a bucket"
+        delays.core.check()
 
 
 async def test_complaint_21_any_delay_lies_on_disk(at: Deployment) -> None:

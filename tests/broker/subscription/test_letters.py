@@ -17,6 +17,7 @@ from magnetar.client.model.settings import (
     InitialPosition,
     MultiplierRedeliveryBackoff,
 )
+from magnetar.proto.names import DEAD_LETTERS, RETRIES, TopicName, make_letter_topic_name
 from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/letters"
@@ -244,6 +245,37 @@ async def test_a_pattern_over_its_own_retry_topics_makes_no_retries_of_retries(p
     assert len(again.partitions) == 3, "each topic once"
     with pytest.raises(Timeout):
         await again.receive(500)
+
+
+async def test_the_longest_names_have_retries_and_dead_letters_and_a_pattern_finds_them(post: Post) -> None:
+    topic, name, policy = TopicName.parse("t" * 255), "s" * 255, ConsumerDeadLetterPolicy(1)
+    post.topic = topic.full
+    options = {"name": name, "dead_letter_policy": policy, "enable_retry": True, "consumer_name": "c" * 255}
+    dead, retries = (make_letter_topic_name(topic, name, each) for each in (DEAD_LETTERS, RETRIES))
+    mine = await post.consumer(**options)
+    await post.send(b"poison")
+    message = await mine.receive(20_000)
+    await mine.reconsume_later(message, timedelta(0))
+    message = await mine.receive(20_000)
+    assert message.topic_name() == retries.full
+    await mine.close()
+    found = await post.consumer(re.compile("public/default/.*"), **options)
+    assert {each.topic.base for each in found.partitions} == {topic, retries}
+    await found.reconsume_later(await found.receive(20_000), timedelta(0))
+    letter = await (await post.consumer(dead.full, "late")).receive(20_000)
+    assert (letter.data(), letter.properties()["REAL_TOPIC"]) == (b"poison", post.topic)
+    assert letter.producer_name().endswith("-DLQ")
+
+
+async def test_a_retry_topic_with_a_shortened_name_leads_to_the_dead_letters_of_its_topic(post: Post) -> None:
+    origin, name = TopicName.parse("t" * 230), "billing"
+    dead, retries = (make_letter_topic_name(origin, name, each) for each in (DEAD_LETTERS, RETRIES))
+    post.topic = retries.full
+    await post.send(b"poison", properties={"RECONSUMETIMES": "1", "ORIGIN_MESSAGE_ID": "(1,1,-1,-1)"})
+    policy = ConsumerDeadLetterPolicy(1)
+    mine = await post.consumer(re.compile("public/default/.*"), name, dead_letter_policy=policy, enable_retry=True)
+    await mine.reconsume_later(await mine.receive(20_000), timedelta(0))
+    assert (await (await post.consumer(dead.full, "late")).receive(20_000)).data() == b"poison"
 
 
 async def test_an_asyncio_consumer_that_asks_for_everything_again_gets_dead_letters_too(post: Post) -> None:

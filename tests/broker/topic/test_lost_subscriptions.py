@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.log.managed_ledger import topic_path as topic_path
-from magnetar.broker.subscription.cursors import cursor_path
+from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.metadata.store import ANY, CheckNodeVersion, DeleteNode, Operation, get_record
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import DataLost, MessageTooLarge, Unavailable
+from magnetar.proto.errors import DataLost, MessageTooLarge, OutcomeUnknown, Unavailable
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -106,8 +107,6 @@ async def test_a_deleted_subscription_keeps_nothing_and_does_not_come_back(runni
 async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscription_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from magnetar.broker.subscription.cursors import DurableCursor
-
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         topic = await _published(running)
@@ -126,6 +125,55 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
         await topic.registry.unsubscribe("lost")
         await broker.topic_manager.unload_topic(NAME)
         assert sorted((await broker.topic_manager.load_topic(NAME)).subscriptions) == ["kept"]
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+async def test_a_name_is_free_when_its_deletion_has_ended_and_a_failed_one_is_repeated(
+    step: str, running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, session, path = await _published(running), running.sessions[0], cursor_path(NAME, "lost")
+    delete, old = DurableCursor.delete, topic.find_subscription("lost").store
+
+    async def fail(self: DurableCursor) -> None:
+        if step == "after":
+            await delete(self)
+        raise OutcomeUnknown("no answer from the metadata")
+
+    for repeat in (topic.registry.subscribe, topic.registry.unsubscribe):
+        with monkeypatch.context() as failing:
+            failing.setattr(DurableCursor, "delete", fail)
+            with pytest.raises(OutcomeUnknown):
+                await topic.registry.unsubscribe("lost")
+            with pytest.raises(OutcomeUnknown):
+                await topic.registry.subscribe("lost")
+        await repeat("lost")
+        found = await get_record(session, path, CursorRecord)
+        if repeat == topic.registry.subscribe:
+            made = topic.find_subscription("lost").store
+            assert found is not None
+            assert (made is not old, found[0].claim) == (True, made and made._claim)
+            assert old is not None
+            with pytest.raises(TopicFenced):
+                await old.set_properties({"of": "the deleted one"})
+        else:
+            assert found is None
+            assert topic.log.record.subscriptions == ("kept",)
+
+
+async def test_a_topic_goes_with_the_records_of_subscriptions_whose_deletion_has_failed(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await _published(running)
+
+    async def fail(_: DurableCursor) -> None:
+        raise Unavailable("no metadata")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(DurableCursor, "delete", fail)
+        with pytest.raises(Unavailable):
+            await topic.registry.unsubscribe("lost")
+    await topic.delete(force=True, abort=False)
+    assert await running.sessions[0].get(cursor_path(NAME, "lost")) is None
 
 
 async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_list_is_not_kept(running: Cluster) -> None:

@@ -445,6 +445,32 @@ async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is
         assert await consumer.receive_payloads(1) == [b"next"]
 
 
+async def test_t7_truncating_a_compacted_topic_leaves_nothing_to_its_readers_and_nothing_in_its_log(
+    tmp_path: Path
+) -> None:
+    async with deployment(tmp_path, roll_entries=2) as at:
+        producer = await at.producer()
+        for number in range(7):
+            await producer.send(b"%d" % number, key=f"key-{number % 3}")
+        at.topic.compaction.start()
+        await at.topic.compaction.wait_finished()
+        options = {"read_compacted": True, "type": wire.Subscribe.EXCLUSIVE}
+        early, connected = await at.consumer("early", **options), await at.consumer("connected", permits=0, **options)
+        assert await early.receive_payloads(3) == [b"4", b"5", b"6"]
+        await early.leave()
+        await producer.send(b"later", key="key-0")
+        await at.topic.truncate_topic()
+        assert at.topic.log.shape.size == 0
+        with pytest.raises(Unavailable, match="was compacted"):
+            await connected.next("receipt")
+        await producer.send(b"next", key="key-1")
+        for name in ("early", "connected", "new"):
+            assert await (await at.consumer(name, **options)).receive_payloads(1) == [b"next"]
+        await at.broker.topic_manager.unload_topic(NAME)
+        reader = await at.consumer("reader", durable=False, **options)
+        assert await reader.receive_payloads(1) == [b"next"]
+
+
 async def test_t7_delete_has_guards_and_force_does_without_them(at: Deployment) -> None:
     await at.producer()
     await at.consumer()

@@ -16,6 +16,7 @@ from magnetar.broker.transaction.intents_core import (
     PrepareHalf,
 )
 from magnetar.broker.transaction.records_core import HalfMessage
+from magnetar.broker.transaction.state_core import COUNTER_MAX, EPOCH_MAX
 from magnetar.proto.errors import (
     BackPressure,
     HalfParked,
@@ -28,7 +29,7 @@ from magnetar.proto.errors import (
     TransactionForgotten,
     Unavailable,
 )
-from magnetar.proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
+from magnetar.proto.states import COUNTER_BITS, HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from tests.broker.transaction.half_world import HALF_LIMITS, HalfWorld
 
 COMMIT, ROLLBACK, UNKNOWN, FAILED = HalfMessageEndVerb
@@ -446,6 +447,47 @@ def test_a_commit_that_cannot_be_published_in_time_is_answered_and_asked_about_l
     world.publish()
     world.flush()
     assert world.answers[request] is TxnState.COMMITTED
+
+
+def without_ids() -> tuple[HalfWorld, int]:
+    """A half in the last epoch that a coordinator can have, of which a member is asked."""
+    world = HalfWorld()
+    half = stored(world)
+    world.epoch = EPOCH_MAX - 1
+    world.hand_over()
+    world.watch("one")
+    world.tick(HALF_LIMITS.check_after_s)
+    assert phase(world, half) is HalfMessagePhase.ASKED
+    return world, half
+
+
+def use_up_ids(world: HalfWorld) -> None:
+    world.core.table.next_id = (EPOCH_MAX << COUNTER_BITS) + COUNTER_MAX + 1
+
+
+def test_a_commit_without_an_id_to_publish_under_changes_nothing_of_the_half() -> None:
+    world, half = without_ids()
+    use_up_ids(world)
+    request = world.answer(world.asks[-1], COMMIT)
+    assert isinstance(world.answers[request], Unavailable)
+    assert not world.gave_up
+    assert phase(world, half) is HalfMessagePhase.ASKED
+    world.core.halves.check()
+    request = world.answer(world.asks[-1], ROLLBACK)
+    world.flush()
+    assert world.answers[request] is TxnState.ABORTED
+
+
+def test_a_commit_that_has_no_id_for_its_next_try_is_answered_in_the_end() -> None:
+    world, half = without_ids()
+    request = world.answer(world.asks[-1], COMMIT)
+    world.not_published(world.publishing[0], Unavailable("no bookies"))
+    use_up_ids(world)
+    for _ in range(int(PUBLISH_RETRY_S)):
+        world.tick(2)
+        world.core.halves.check()
+    assert isinstance(world.answers[request], Unavailable)
+    assert phase(world, half) in (HalfMessagePhase.WAITING, HalfMessagePhase.ASKED)
 
 
 def test_an_error_that_stays_parks_the_half_and_is_told() -> None:

@@ -222,3 +222,28 @@ async def test_an_owner_that_closes_idle_says_so() -> None:
     assert decode_record(storage.nodes[path].value, CoordinatorRecord, path).idle
     assert names(await Owner(storage).open()) == ["a", "b"]
     assert not decode_record(storage.nodes[path].value, CoordinatorRecord, path).idle
+
+
+@pytest.mark.parametrize("step", ["append", "close"])
+async def test_an_owner_whose_close_fails_has_no_writer_left(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, abandoned = await Owner(Storage()).open(), list[Writer]()
+    await owner.write("a")
+    writer = owner.log._writer
+
+    async def abandon(self: Writer) -> None:
+        abandoned.append(self)
+
+    async def fail(self: Writer) -> None:
+        raise LedgerFenced("another owner recovers it")
+
+    async def append(self: Writer, *frames: bytes) -> int:
+        raise LedgerFenced("another owner recovers it")
+
+    monkeypatch.setattr(Writer, "abandon", abandon)
+    if step == "close":
+        monkeypatch.setattr(Writer, "close", fail)
+    else:
+        monkeypatch.setattr(Writer, "_append", append)
+    with pytest.raises(LedgerFenced):
+        await owner.log.close([NameHolderChanged("b", 9)], owner.state, idle=True)
+    assert (owner.log._writer, abandoned) == (None, [writer])

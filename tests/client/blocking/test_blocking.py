@@ -105,12 +105,15 @@ def test_a_listener_gets_the_messages_and_can_be_paused(url: str, monkeypatch: p
 
 
 def test_a_reader_with_a_listener_that_is_opened_again_goes_on_after_its_last_message(url: str) -> None:
-    heard = threading.Event()
+    heard, last, seen = threading.Event(), threading.Event(), list[bytes]()
 
     def listener(reader: Any, message: Any) -> None:
+        seen.append(message.data())
         if message.data() == b"2":
             reader._running.clear()
             heard.set()
+        elif message.data() == b"3":
+            last.set()
 
     with Client(url) as client:
         producer = client.create_producer("again")
@@ -120,7 +123,19 @@ def test_a_reader_with_a_listener_that_is_opened_again_goes_on_after_its_last_me
         assert heard.wait(20)
         reader._epoch -= 1  # as in a forked process
         producer.send(b"3")
-        assert reader.read_next(20_000).data() == b"3"
+        reader._running.set()
+        assert last.wait(20)
+        assert seen == [b"1", b"2", b"3"]
+
+
+def test_a_reader_with_a_listener_gives_no_message_to_another_call(url: str) -> None:
+    with Client(url) as client:
+        reader = client.create_reader("heard", pulsar.MessageId.earliest, reader_listener=lambda *_: None)
+        with pytest.raises(pulsar.InvalidConfiguration, match="reader_listener"):
+            reader.read_next(1)
+        with pytest.raises(pulsar.InvalidConfiguration, match="reader_listener"):
+            next(iter(reader))
+        assert not reader.has_message_available()
 
 
 def test_a_blocking_call_in_a_callback_is_refused_instead_of_waiting_for_itself(url: str) -> None:

@@ -10,6 +10,8 @@ from magnetar.client.client import Client
 from magnetar.client.common.checks import WrongValue
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.transactions.coordinators import TransactionEndAnswer
+from magnetar.client.transactions.transaction import Transactions
 from magnetar.proto import errors as wire_errors
 from magnetar.proto.states import TxnId, TxnState
 from tests.client.fake_broker import FakeBroker
@@ -564,6 +566,30 @@ async def test_a_commit_whose_outcome_nobody_tells_is_unknown_and_can_be_asked_f
     broker.unavailable = False
     await txn.commit()
     assert txn.state is TransactionState.COMMITTED
+
+
+async def test_a_commit_that_gets_no_answer_asks_for_the_status_with_pauses_and_not_after_the_client(
+    client: Client, broker: TransactionalBroker, /
+) -> None:
+    producer = await client.create_producer("t")
+    txn = await client.transaction()
+    await producer.send(b"x", txn=txn)
+    coordinators, asked = Transactions.for_client(client.connections).coordinators, 0
+
+    async def refused(_: object) -> TransactionEndAnswer:
+        nonlocal asked
+        asked += 1
+        if asked == 1000:
+            raise AssertionError("it asks without a pause")
+        raise wire_errors.Unauthorized("for the moment")
+
+    async def lost(_: object) -> TransactionEndAnswer:
+        raise wire_errors.TimedOut("no answer")
+
+    coordinators.get_status, coordinators.end_transaction = refused, lost  # type: ignore[assignment,method-assign]
+    with pytest.raises(magnetar.PulsarException):
+        await txn.commit()
+    assert 2 < asked < 30
 
 
 async def test_an_answer_that_was_lost_is_found_by_the_status(client: Client, broker: TransactionalBroker, /) -> None:

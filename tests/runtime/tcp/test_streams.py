@@ -1,15 +1,19 @@
 """Bytes over TCP: what a reader is woken for."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 
+from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.process import SystemNetwork
 from magnetar.runtime.sim.world import Simulation
+from magnetar.runtime.tcp.listening import TcpStream
 
 ANY = Endpoint("127.0.0.1", 0)
 SIZE = 3_000_000
@@ -76,6 +80,22 @@ async def test_a_reader_is_woken_when_it_has_enough() -> None:
         await asyncio.sleep(0)
         await writer.close()
         assert await waiting == 0, "the end wakes it in any case"
+
+
+async def test_a_connection_that_is_reset_while_nobody_reads_is_lost_and_has_not_ended() -> None:
+    async with _connected(SystemNetwork(SystemClock())) as (writer, reader):
+        first = Sink(1)
+        writer.write_nowait(b"1")
+        await reader.read_into(first.room, first.enough)
+        assert isinstance(writer, TcpStream)
+        assert isinstance(reader, TcpStream)
+        socket = writer._transport.get_extra_info("socket")
+        socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # a reset in place of an end
+        writer.abort()
+        await asyncio.wait_for(asyncio.shield(reader._lost), 20)
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                await reader.read_into(first.room, first.enough)
 
 
 async def test_what_came_before_a_reader_counts_too() -> None:
