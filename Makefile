@@ -145,7 +145,7 @@ proto: $(STAMP)
 	@mkdir -p $(VENV)/generated
 	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
 		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto magnetar/proto/health.proto \
-		magnetar/proto/reflection.proto
+		magnetar/proto/reflection.proto magnetar/proto/etcd.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
 
 # What the image installs, and what its build stage compiles with, with hashes.

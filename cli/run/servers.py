@@ -228,7 +228,7 @@ def _add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> A
     """Returns the ZooKeeper address with the credentials of the settings' `section`; any other address unchanged.
     Raises InvalidConfiguration if the credentials cannot be read, are not USER:PASSWORD, or if other users may read the
     key."""
-    from ...metadata.session import ZookeeperAccess, ZookeeperAddress
+    from ...metadata.session import MetadataAccess, ZookeeperAddress
     from ...security.settings import read_private_file
 
     if not isinstance(address, ZookeeperAddress):
@@ -237,7 +237,7 @@ def _add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> A
         read_private_file(section.key)
     if section.credentials:
         _read_zookeeper_credentials(section.credentials)
-    access = ZookeeperAccess(
+    access = MetadataAccess(
         section.ca, section.certificate, section.key,
         (lambda: _read_zookeeper_credentials(section.credentials)) if section.credentials else None,
     )  # fmt: skip

@@ -101,7 +101,8 @@ class GrpcStream(MessageStream):
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
         self._envelope = envelope
-        self._item = GetMessageClass(envelope.DESCRIPTOR.fields_by_name["items"].message_type)
+        items = envelope.DESCRIPTOR.fields_by_name.get("items")  # a plain stream (`Rpc.is_plain`) has no envelopes
+        self._item = envelope if items is None else GetMessageClass(items.message_type)
         self._copied = copied
         self._long = find_long_item_fields(envelope) if copied is not None else {}
         self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
@@ -210,8 +211,7 @@ class GrpcStream(MessageStream):
         """Called when the stream is closing and all queued items were sent. The server's stream overrides it."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
-        """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message).
-        """
+        """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message)."""
         items, count, size = self._items, 0, 0
         for item_bytes, _ in items:
             if count and size + item_bytes > self._envelope_bytes:
