@@ -12,10 +12,10 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
 - *Commits* are sent once, and hold only while the session's key exists. What etcd answers with UNAVAILABLE,
   DEADLINE_EXCEEDED or CANCELLED, and what it does not answer, is *unknown*. A proposal that was sent to a leader which
   then died gets no answer for 7 s: it is given up as unknown TERM_GRACE_S after a look sees a new term.
-- *Watches* resume at the exact revision, on any server, or their reader gets a WatchReset because etcd has compacted the
-  history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
-- *A full etcd* (alarm NOSPACE) refuses commits with OutcomeUnknown, because the commit that filled it was stored; reads,
-  deletions and sessions go on.
+- *Watches* resume at the exact revision, on any server, or their reader gets a WatchReset because etcd has compacted
+  the history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
+- *A full etcd* (alarm NOSPACE) refuses commits with OutcomeUnknown, because the commit that filled it was stored;
+  reads, deletions and sessions go on.
 Guarded by test_conformance.py, test_etcd.py and test_etcd_cluster.py, on real servers.
 """
 
@@ -139,7 +139,7 @@ class EtcdStore(SessionStore):
         return self._closing or isinstance(failure, SessionExpired) or (not self._is_open and not failure.retryable)
 
     async def _attend(self) -> MagnetarError:
-        """Opens the session at the server of the channel, or continues it there, until that fails. Returns the error."""
+        """Opens the session at the server of the channel, or continues it there. Returns the error that ends it."""
         stream: Stream[Any, Any] | None = None
         looking: asyncio.Task[MagnetarError] | None = None
         try:

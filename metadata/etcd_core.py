@@ -1,7 +1,7 @@
 """How the metadata tree is stored in an etcd: keys, and what is asked of etcd for a commit, a listing and a watch.
 
-**Keys.** The node `/a/b` is the key `ROOT/a/b`, its *main key*; the value is the node's. The version of a node is etcd's
-version of its main key less 1: 0 at creation, one more with each put, again 0 after a delete.
+**Keys.** The node `/a/b` is the key `ROOT/a/b`, its *main key*; the value is the node's. The version of a node is
+etcd's version of its main key less 1: 0 at creation, one more with each put, again 0 after a delete.
 A transaction of etcd writes a key at most once, and so its version grows by one at most. A commit that writes a node
 twice, or deletes it and makes it again, leaves another version than etcd counts. Such a node is stored at its *second
 key*, `ROOT/a/b\\0`: the head of that value has the version (`SECOND_HEAD`). A node has at most one of its two keys. The
@@ -11,7 +11,7 @@ A session has the key `ROOT\\0session/LEASE`, with its lease: it exists as long 
 **Commits** are one transaction each. All of it happens only if the session's key exists.
 
     operation            compares (main key, unless it says otherwise)     then
-    put ANY              second key absent                                 put; the new version is read in the transaction
+    put ANY              second key absent                                 put; read its version
     put ABSENT           both keys absent                                  put
     put n                version n + 1                                     put
     delete ANY           nothing                                           delete both keys

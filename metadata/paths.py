@@ -1,41 +1,41 @@
 """Every path of the metadata tree, in one place. Names in paths are percent-encoded, so they hold no '/'.
 
-/cluster                                    ClusterRecord: instance id, format
-/ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
-/ledgers/<id, 20 digits>                    LedgerRecord
-/deleted/<page, 20 digits>                  DeletedLedgersRecord: the ledgers that were deleted (ledger/client.py)
-/incarnations                               IncarnationsRecord: read-only; not in a ZooKeeper, and in no listing
-/bookies/cookies/<uuid>                     CookieRecord
-/bookies/available/<uuid>                   BookieRecord (ephemeral)
-/bookies/racks                              RacksRecord: racks of bookies, which override what they register
-/damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: a ledger's entries that are damaged at a bookie
-/underreplicated/<ledger id, 20 digits>     UnderReplicatedRecord: a ledger that misses copies
-/repair/settings                            RepairSettingsRecord
-/repair/auditor                             AuditorRecord (ephemeral): the process that looks for missing copies
-/repair/locks/<ledger id, 20 digits>        RepairLockRecord (ephemeral): the worker that repairs a ledger
-/repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
-/repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
-/brokers/<name>                             BrokerRecord (ephemeral)
-/draining/<name>                            DrainRecord: a broker that drains until an operator ends it
-/started/<name>                             StartedBrokerRecord: a broker that registered and has not closed
-/members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
-/owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
-/tenants/<tenant>                           TenantRecord
-/namespaces/<tenant>/<namespace>            NamespaceRecord
-/partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
-/volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; it has no other record
-/topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
-/policies/@brokers                          PoliciesRecord of all brokers: what changed while they run
-/policies/<tenant>/<ns>                     PoliciesRecord of a namespace
-/policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
-/grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
-/schedules/<tenant>/<ns>/<topic>            SchedulesRecord: of a topic, or of all partitions of a topic
-/scheduled/<tenant>/<ns>/<topic>/<name>     ScheduleProgressRecord: how far a schedule has come
-/schemas/<tenant>/<ns>/<topic>              SchemaListRecord: of a topic, or of all partitions of a topic
-/schemas/<tenant>/<ns>/<topic>/<version>    SchemaRecord
-/cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
-/transactions/settings                      TransactionsRecord: how many coordinators there are
-/transactions/coordinators/<number>         CoordinatorRecord: who has it, and its ledger
+    /cluster                                    ClusterRecord: instance id, format
+    /ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
+    /ledgers/<id, 20 digits>                    LedgerRecord
+    /deleted/<page, 20 digits>                  DeletedLedgersRecord: the ledgers that were deleted (ledger/client.py)
+    /incarnations                               IncarnationsRecord: read-only; not in a ZooKeeper, and in no listing
+    /bookies/cookies/<uuid>                     CookieRecord
+    /bookies/available/<uuid>                   BookieRecord (ephemeral)
+    /bookies/racks                              RacksRecord: racks of bookies, which override what they register
+    /damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: a ledger's entries that are damaged at a bookie
+    /underreplicated/<ledger id, 20 digits>     UnderReplicatedRecord: a ledger that misses copies
+    /repair/settings                            RepairSettingsRecord
+    /repair/auditor                             AuditorRecord (ephemeral): the process that looks for missing copies
+    /repair/locks/<ledger id, 20 digits>        RepairLockRecord (ephemeral): the worker that repairs a ledger
+    /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
+    /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
+    /brokers/<name>                             BrokerRecord (ephemeral)
+    /draining/<name>                            DrainRecord: a broker that drains until an operator ends it
+    /started/<name>                             StartedBrokerRecord: a broker that registered and has not closed
+    /members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
+    /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
+    /tenants/<tenant>                           TenantRecord
+    /namespaces/<tenant>/<namespace>            NamespaceRecord
+    /partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
+    /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; it has no other record
+    /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
+    /policies/@brokers                          PoliciesRecord of all brokers: what changed while they run
+    /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
+    /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
+    /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
+    /schedules/<tenant>/<ns>/<topic>            SchedulesRecord: of a topic, or of all partitions of a topic
+    /scheduled/<tenant>/<ns>/<topic>/<name>     ScheduleProgressRecord: how far a schedule has come
+    /schemas/<tenant>/<ns>/<topic>              SchemaListRecord: of a topic, or of all partitions of a topic
+    /schemas/<tenant>/<ns>/<topic>/<version>    SchemaRecord
+    /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
+    /transactions/settings                      TransactionsRecord: how many coordinators there are
+    /transactions/coordinators/<number>         CoordinatorRecord: who has it, and its ledger
 """
 
 from __future__ import annotations

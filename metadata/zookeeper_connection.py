@@ -285,9 +285,8 @@ def access_list_size_bytes(acl: Any) -> int:
 class _Reply:
     """Receives one answer in kazoo's thread, and passes it to the event loop."""
 
-    def __init__(
-        self, line: ZooKeeperConnection, then: Callable[[ZookeeperAnswer], None], fail: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, line: ZooKeeperConnection, then: Callable[[ZookeeperAnswer], None], fail: Callable[[Exception],
+        None]) -> None:
         self._line = line
         self._then = then
         self._fail = fail

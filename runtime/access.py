@@ -79,7 +79,8 @@ class Guard(Protocol):
         ...
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Raises Unauthorized if the principal may not call `path`, an rpc such as "/magnetar.wire.Admin/DeleteTopic"."""
+        """Raises Unauthorized if the principal may not call `path`, an rpc such as "/magnetar.wire.Admin/DeleteTopic".
+        """
         ...
 
     def why_lapsed(self, principal: Principal) -> str:

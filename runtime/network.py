@@ -431,7 +431,8 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns the address and the verified certificate of the other end, which are known before any byte is read."""
+        """Returns the address and the verified certificate of the other end, which are known before any byte is read.
+        """
         ...
 
     @property
@@ -546,8 +547,8 @@ ETCD = "etcdserverpb."
 
 def find_rpc(service: str, method: str) -> Rpc[Any, Any]:
     """Returns the description of the rpc `method` of `service` in proto/wire.proto, with the classes of its messages.
-    For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself, or
-    of etcd, is given by its full name. Raises KeyError if there is no such service or method."""
+    For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself, or of
+    etcd, is given by its full name. Raises KeyError if there is no such service or method."""
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2

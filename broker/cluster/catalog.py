@@ -3,8 +3,8 @@
 A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does. A name never has both
 records. Each partition has a TopicRecord: the first of them (`MetadataStore.part_operations`) are created with the
 PartitionedRecord, the others after it, or at their first use. A non-persistent topic has a record only if it is
-partitioned. `public/default` exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or TopicNotFound if an object does not
-exist, Busy if it is in use, and the errors of the metadata.
+partitioned. `public/default` exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or
+TopicNotFound if an object does not exist, Busy if it is in use, and the errors of the metadata.
 """
 
 from __future__ import annotations

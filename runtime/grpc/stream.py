@@ -211,7 +211,8 @@ class GrpcStream(MessageStream):
         """Called when the stream is closing and all queued items were sent. The server's stream overrides it."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
-        """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message)."""
+        """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message).
+        """
         items, count, size = self._items, 0, 0
         for item_bytes, _ in items:
             if count and size + item_bytes > self._envelope_bytes:

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.cli.run.servers import parse_metadata_address
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import SessionState, MetadataAccess, ZookeeperAddress, parse_address
+from magnetar.metadata.session import MetadataAccess, SessionState, ZookeeperAddress, parse_address
 from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
