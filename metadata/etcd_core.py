@@ -112,12 +112,7 @@ class EtcdLimits(NamedTuple):
     def check(self, request: etcd.TxnRequest) -> None:
         """Raises InvalidRequest if a transaction has more operations, MessageTooLarge if it has more bytes than etcd
         accepts."""
-        count = _count_operations(request)
-        if count > self.txn_operations:
-            raise InvalidRequest(
-                f"a commit of {count} operations of etcd; it takes {self.txn_operations}: start all etcd servers with "
-                "a larger --max-txn-ops, then say so in --metadata: etcd://…?max_txn_ops=NUMBER"
-            )
+        self.check_count(_count_operations(request))
         size = request.ByteSize() + REQUEST_HEAD_BYTES
         if size > self.request_bytes:
             raise MessageTooLarge(
@@ -125,6 +120,14 @@ class EtcdLimits(NamedTuple):
                 "--max-request-bytes, then say so in --metadata: etcd://…?max_request_bytes=BYTES",
                 size=size, limit=self.request_bytes,
             )  # fmt: skip
+
+    def check_count(self, count: int) -> None:
+        """Raises InvalidRequest if etcd does not accept a transaction of `count` operations."""
+        if count > self.txn_operations:
+            raise InvalidRequest(
+                f"a commit of {count} operations of etcd; it takes {self.txn_operations}: start all etcd servers with "
+                "a larger --max-txn-ops, then say so in --metadata: etcd://…?max_txn_ops=NUMBER"
+            )
 
     @property
     def part_operations(self) -> int:
@@ -164,8 +167,10 @@ class CommitPlanner:
     # ------------------------------------------------------------------ without a read
     def plan_blind_commit(self, operations: Sequence[Operation]) -> EtcdCommitPlan | None:
         """Plans a commit without a read. Returns None if that is not possible: a path comes twice, a check is of ANY
-        version, or reading the new versions would exceed the limits."""
+        version, or reading the new versions would exceed the limits. Raises InvalidRequest if there are too many
+        paths."""
         paths = {operation.path for operation in operations}
+        self._limits.check_count(1 + len(paths))  # a compare of each, and of the session
         if len(paths) < len(operations):
             return None
         request = self._begin()
@@ -491,8 +496,7 @@ are part of etcd's API (etcdserver/api/v3rpc/rpctypes). A full etcd may have sto
 
 
 def translate_refusal(error: MagnetarError) -> MagnetarError:
-    """Returns the error that a refusal of etcd means. What has no row, and UNAVAILABLE, DEADLINE_EXCEEDED and CANCELLED,
-    stay as they are: unknown."""
+    """Returns the error that a refusal of etcd means. What has no row stays as it is, such as UNAVAILABLE: unknown."""
     for text, kind, meaning in _REFUSALS:
         if text in error.message:
             return kind(f"{meaning} ({error.message})")

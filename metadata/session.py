@@ -416,8 +416,8 @@ MAX_REQUEST_BYTES = 1_572_864
 
 
 class MetadataAccess(NamedTuple):
-    """The TLS files and the credentials with which a process connects to ZooKeeper or etcd. On ZooKeeper, if the process
-    shows an identity, the nodes that it creates are accessible to this identity only."""
+    """The TLS files and the credentials with which a process connects to ZooKeeper or etcd. If it shows an identity to
+    ZooKeeper, the nodes that it creates are accessible to this identity only."""
 
     ca: str = ""  # PEM file of the authority of the servers' certificates; empty: in clear
     certificate: str = ""  # PEM files of the client certificate, where the servers ask for one

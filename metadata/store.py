@@ -118,7 +118,7 @@ class MetadataDisk(NamedTuple):
 
 class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
-    by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses one after the other.
+    by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses several in turn.
 
     A read raises Unavailable or TimedOut if it gets no answer in time, and InvalidName for an invalid path. Every call
     raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the errors of the

@@ -113,7 +113,8 @@ class EtcdModel:
     def watch(self, create: etcd.WatchCreateRequest, after: int = 0) -> list[etcd.WatchResponse]:
         """What a watch is told at once: after it was told the events up to the revision `after`."""
         if create.start_revision < self.compacted:
-            return [etcd.WatchResponse(created=True), etcd.WatchResponse(canceled=True, compact_revision=self.compacted)]
+            ended = etcd.WatchResponse(canceled=True, compact_revision=self.compacted)
+            return [etcd.WatchResponse(created=True), ended]
         events = [
             event for event in self.events
             if _is_in(event.kv.key, create.key, create.range_end)
