@@ -64,6 +64,7 @@ BENCHMARKS = {
     ),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
     "tracing": Benchmark("tracing", "us", "a send and a process span of a message; without them: `detail`"),
+    "metadata": Benchmark("metadata", "ratio", "commits/s of the metadata on an etcd of three / on SQLite; both in `detail`"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
     "holes": Benchmark("storage.holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
     "delayed": Benchmark("delayed", "MB", "broker with --messages delayed ones; restart, lateness at 10,000/s"),
