@@ -49,11 +49,12 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory test-cores
 	@$(MAKE) --no-print-directory test-processes
 
-# Looks for Java, PostgreSQL and Chromium, and installs them where we are root; without them the tests of Spark, of the
-# outbox with PostgreSQL and of the page in a browser are skipped and say so.
+# Looks for Java, PostgreSQL, etcd and Chromium, and installs them where we are root; without them the tests of Spark, of
+# the outbox with PostgreSQL, of the metadata on etcd and of the page in a browser are skipped and say so.
 servers: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
+	@$(BIN)/python -m tests.etcd
 	@$(BIN)/python -m tests.chromium
 
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
