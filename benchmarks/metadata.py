@@ -1,4 +1,4 @@
-"""metadata: commits of a client on `magnetar metadata` (SQLite) and on an etcd of three servers, taking turns in one run.
+"""metadata: commits of a client on `magnetar metadata` (SQLite) and on an etcd of three servers, taking turns.
 
 `rate` is with UNDER_WAY commits under way, `p50` and `p99` are of commits one after the other; each commit writes a
 record of RECORD_BYTES that is its own, as brokers do. Both sync to the disk of this machine. At the end the leader of

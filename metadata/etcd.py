@@ -12,6 +12,8 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
 - *Commits* are sent once, and hold only while the session's key exists. What etcd answers with UNAVAILABLE,
   DEADLINE_EXCEEDED or CANCELLED, and what it does not answer, is *unknown*. A proposal that was sent to a leader which
   then died gets no answer for 7 s: it is given up as unknown TERM_GRACE_S after a look sees a new term.
+- *Groups*: at most SENDERS_MAX transactions are under way. Commits that begin meanwhile wait, and leave together. A
+  group of which one commit is refused did nothing, and each of its commits is sent alone.
 - *Watches* resume at the exact revision, on any server, or their reader gets a WatchReset because etcd has compacted
   the history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
 - *A full etcd* (alarm NOSPACE) refuses commits with OutcomeUnknown, because the commit that filled it was stored;
@@ -59,6 +61,9 @@ LOOK_S = 0.5
 LOOK_TIMEOUT_S = 2.0
 TERM_GRACE_S = 0.25
 """Seconds for answers that are on their way when a look sees a new term."""
+SENDERS_MAX = 4
+"""Transactions that are under way at once. etcd syncs those that arrive together in one write. More, and smaller, ones
+cost CPU."""
 NEEDS_LEADER = (b"hasleader", b"true")
 """A header by which a server without a leader refuses at once."""
 
@@ -69,6 +74,24 @@ async def connect_etcd(world: World, address: EtcdAddress, timeout_s: float = 10
     """Opens a session with etcd and returns the store. Tries for `timeout_s` seconds, then raises Unavailable. Raises
     errors at once if retrying cannot help: UntrustedServer, WrongProtocol, Unauthenticated, Unauthorized."""
     return await EtcdStore(world, address, timeout_s).start_or_close()
+
+
+class _Proposal(core.QueuedCommit):
+    """A transaction on its way, and the future of its answer. `end`: its deadline."""
+
+    def __init__(self, request: etcd.TxnRequest, paths: frozenset[str], end: float) -> None:
+        super().__init__(request, paths)
+        self.end = end
+        self.answer: asyncio.Future[etcd.TxnResponse] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: MagnetarError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(type(error)(error.message, **error.fields))
+            self.answer.exception()  # who waited may be gone
+
+    def succeed(self, answer: etcd.TxnResponse) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
 class EtcdStore(SessionStore):
@@ -89,7 +112,9 @@ class EtcdStore(SessionStore):
         self._renewals: deque[float] = deque()  # when those without an answer were sent
         self._token = ""
         self._term = 0
-        self._proposals: set[asyncio.Timeout] = set()  # commits without an answer
+        self._proposals: set[asyncio.Timeout] = set()  # transactions without an answer
+        self._queue = core.CommitQueue[_Proposal](self._limits)
+        self._senders = 0
         self._watching: set[Stream[Any, Any]] = set()
         self._failure: MagnetarError | None = None
         self._number = world.rng.randrange(len(address.servers))
@@ -252,6 +277,8 @@ class EtcdStore(SessionStore):
             return
         self._closing = True
         await self._tasks.close()
+        while self._queue.waiting:
+            self._queue.waiting.popleft().fail(self._why)
         if self._lease and self._state is not SessionState.LOST:
             with contextlib.suppress(MagnetarError):
                 await self._call(REVOKE, etcd.LeaseRevokeRequest(ID=self._lease), CLOSE_TIMEOUT_S)
@@ -328,12 +355,12 @@ class EtcdStore(SessionStore):
         blind = self._planner.plan_blind_commit(operations)
         if blind is not None:
             self._limits.check(blind.request)
-            versions = self._planner.read_blind_answer(operations, blind, await self._propose(blind.request, end))
+            versions = self._planner.read_blind_answer(operations, blind, await self._propose(operations, blind, end))
             if versions is not None:
                 return versions
         while self._left_s(end) > 0:
             plan = self._planner.plan_read_commit(operations, await self._read_versions(operations))
-            if self._planner.read_planned_answer(await self._propose(plan.request, end)):
+            if self._planner.read_planned_answer(await self._propose(operations, plan, end)):
                 return [version for version in plan.versions if version is not None]
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
@@ -350,19 +377,57 @@ class EtcdStore(SessionStore):
                 found[path] = None if again is None else again[0]
         return found
 
-    async def _propose(self, request: etcd.TxnRequest, end: float) -> etcd.TxnResponse:
+    async def _propose(
+        self, operations: Sequence[Operation], plan: core.EtcdCommitPlan, end: float
+    ) -> etcd.TxnResponse:
         """Sends a transaction. Sends it again only if it was certainly not done (Unavailable)."""
         pause_s = PAUSE_S_MIN
+        paths = frozenset(operation.path for operation in operations)
         while True:
             await self._wait_connected(end)
             try:
                 await self._authenticate()
-                return await self._propose_once(request, end)
+                proposal = _Proposal(plan.request, paths, end)
+                self._queue.waiting.append(proposal)
+                if self._senders < SENDERS_MAX:
+                    self._senders += 1
+                    self._tasks.spawn(self._send(), "metadata-etcd-commits")
+                return await proposal.answer
             except Unavailable:
                 if self._left_s(end) <= pause_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def _send(self) -> None:
+        """Sends what waits, one group after the other, until nothing waits."""
+        try:
+            while self._queue.waiting:
+                await self._send_group(self._queue.take())
+        finally:
+            self._senders -= 1
+
+    async def _send_group(self, group: list[_Proposal]) -> None:
+        """Sends these transactions as one, and tells each its answer. If one of them is refused, sends each alone."""
+        requests = [each.request for each in group]
+        request = requests[0] if len(group) == 1 else core.merge_requests(requests)
+        end = min(each.end for each in group)
+        try:
+            await self._wait_connected(end)
+            answer = await self._propose_once(request, end)
+            if len(group) == 1:
+                group[0].succeed(answer)
+            elif answer.succeeded:
+                for each, own in zip(group, core.split_answer(requests, answer), strict=True):
+                    each.succeed(own)
+            else:
+                await asyncio.gather(*[self._send_group([each]) for each in group])
+        except MagnetarError as error:
+            for each in group:
+                each.fail(error)
+        finally:
+            for each in group:  # this task was cancelled, or failed
+                each.fail(ConnectionLost(f"{self._service}: the session ended with a commit under way"))
 
     async def _propose_once(self, request: etcd.TxnRequest, end: float) -> etcd.TxnResponse:
         waiting = asyncio.timeout(None)

@@ -22,6 +22,9 @@ So a commit needs no read before it (`plan_blind_commit`). The else-branch reads
 same moment: they decide the refusal. Only a commit that names a path twice, or meets a second key, is planned from a
 read (`plan_read_commit`); it compares the mod_revisions that were read, and is planned again when one has changed.
 
+Commits of one process that are under way at once, and name different nodes, may be one transaction (`CommitQueue`):
+each is as much all or nothing as alone. If one of them is refused, nothing was done, and each is sent alone.
+
 **Watches** start at the revision that the reader has seen, and not after it, and drop its changes: etcd then always
 says when the history after it was compacted (a deletion at the revision of the compaction is not kept). Of one commit
 and node a watch reports the puts since the last deletion in it, and before them one deletion, if there was one.
@@ -35,8 +38,9 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ..proto import etcd_pb2 as etcd
 from ..proto.errors import (
@@ -58,6 +62,9 @@ REQUEST_HEAD_BYTES = 1024
 """What etcd adds to a request before it measures it: its id, and the name of the user."""
 PAGE_KEYS = 3000
 """Keys of one page of a listing: 12 MiB of the longest paths, and about 300 kB of usual ones."""
+
+GROUP_BYTES_MAX = 256 << 10
+"""Bytes of commits that are sent as one transaction: more of them gain nothing."""
 
 SECOND_HEAD = struct.Struct(">QHB")
 """The head of the value at a second key: the node's version, the puts of the last commit since the last deletion in it,
@@ -153,6 +160,63 @@ class EtcdCommitPlan(NamedTuple):
 
     request: etcd.TxnRequest
     versions: list[int | None]
+
+
+class QueuedCommit:
+    """A transaction that waits to be sent, and the paths of its nodes."""
+
+    def __init__(self, request: etcd.TxnRequest, paths: frozenset[str]) -> None:
+        self.request = request
+        self.paths = paths
+
+
+C = TypeVar("C", bound=QueuedCommit)
+
+
+class CommitQueue(Generic[C]):
+    """The transactions of one session that wait to be sent, in order. `take` returns those that are sent together."""
+
+    def __init__(self, limits: EtcdLimits) -> None:
+        self._limits = limits
+        self.waiting: deque[C] = deque()
+
+    def take(self) -> list[C]:
+        """Removes and returns the first transaction, and those after it that fit into one with it: other nodes, at most
+        GROUP_BYTES_MAX bytes, and no more operations than etcd takes."""
+        group = [self.waiting.popleft()]
+        paths = set(group[0].paths)
+        request = group[0].request
+        compares, writes, size = len(request.compare), len(request.success), request.ByteSize()
+        while self.waiting:
+            following = self.waiting[0]
+            compares += len(following.request.compare) - 1
+            writes += len(following.request.success)
+            size += following.request.ByteSize()
+            many = max(compares, writes) > self._limits.txn_operations or size > GROUP_BYTES_MAX
+            if many or not paths.isdisjoint(following.paths):
+                break
+            paths |= following.paths
+            group.append(self.waiting.popleft())
+        return group
+
+
+def merge_requests(requests: Sequence[etcd.TxnRequest]) -> etcd.TxnRequest:
+    """Returns one transaction that does what these do, each of which begins with the compare of the session."""
+    merged = etcd.TxnRequest(compare=requests[0].compare[:1], failure=requests[0].failure[:1])
+    for request in requests:
+        merged.compare.extend(request.compare[1:])
+        merged.success.extend(request.success)
+    return merged
+
+
+def split_answer(requests: Sequence[etcd.TxnRequest], answer: etcd.TxnResponse) -> list[etcd.TxnResponse]:
+    """Returns the answer to each request of a merged transaction that was done."""
+    assert answer.succeeded, "a refusal does not say whose it is"
+    responses = iter(answer.responses)
+    return [
+        etcd.TxnResponse(header=answer.header, succeeded=True, responses=[next(responses) for _ in request.success])
+        for request in requests
+    ]
 
 
 class CommitPlanner:

@@ -513,6 +513,12 @@ class _Metadata(LazyGroup):
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         table = {
             "backup": LazyCommand(".storage.metadata_copies", "backup", "Make a copy of the running service's tree."),
+            "export": LazyCommand(
+                ".storage.metadata_transfer", "export", "Write the tree of a stopped cluster to a file."
+            ),
+            "import": LazyCommand(
+                ".storage.metadata_transfer", "import_", "Write an exported tree into an empty metadata store."
+            ),
             "restore": LazyCommand(
                 ".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."
             ),

@@ -220,6 +220,7 @@ class RestoreLocations(NamedTuple):
 
 async def _ask_as_member(found: BackupContents, where: RestoreLocations, wait_s: float) -> dict[str, int | str]:
     """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersOnlyService`)."""
+    from ...metadata.session import get_store_name
     from ...runtime.process import make_system_world
     from ..run.servers import make_member_world, parse_endpoint, parse_metadata_address
 

@@ -27,6 +27,7 @@ from magnetar.proto.errors import (
     InvalidRequest,
     MagnetarError,
     MessageTooLarge,
+    NodeExists,
     OutcomeUnknown,
     SessionExpired,
     Unauthenticated,
@@ -86,6 +87,27 @@ async def test_a_commit_whose_answer_is_lost_is_unknown_and_decided_by_content(b
     assert await store.get("/a") == VersionedValue(b"1", 0), "it was done"
     lose = True
     assert await update_node(store, "/b", lambda current: b"mine") == VersionedValue(b"mine", 0), "once"
+
+
+async def test_commits_that_wait_leave_together_and_one_that_is_refused_harms_no_other(backend: EtcdBackend) -> None:
+    store = await backend.store()
+    await store.put("/n/7", b"there")
+    begun = await store.revision()
+    commits = [store.put(f"/n/{number}", b"", ABSENT) for number in range(200)]
+    results = await asyncio.gather(*commits, return_exceptions=True)
+    assert [type(each) for each in results if each != 0] == [NodeExists]
+    assert isinstance(results[7], NodeExists)
+    assert await store.revision() - begun < 199, "some had a revision together"
+    assert len(await store.children("/n")) == 200
+
+
+async def test_a_store_that_is_closed_leaves_no_commit_waiting(backend: EtcdBackend) -> None:
+    store = await backend.store()
+    commits = [asyncio.ensure_future(store.put(f"/n/{number}", bytes(10_000))) for number in range(300)]
+    await asyncio.sleep(0)
+    await store.close()
+    results = await asyncio.gather(*commits, return_exceptions=True)
+    assert all(each == 0 or isinstance(each, SessionExpired | ConnectionLost) for each in results)
 
 
 async def test_a_watch_goes_on_exactly_where_it_was_after_its_connection_broke(backend: EtcdBackend) -> None:

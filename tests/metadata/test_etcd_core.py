@@ -181,6 +181,51 @@ def test_a_commit_that_another_writer_overtakes_is_planned_again(seed: int) -> N
         assert versions == model.commit(CommitJob(twice, "s1"))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_commits_that_are_sent_together_do_what_each_does_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    together, alone = Tree(), Tree()
+    planner = core.CommitPlanner(KEYS, LEASES["s1"], LIMITS)
+    merged = 0
+    for _ in range(200):
+        queue, operations_of = core.CommitQueue[core.QueuedCommit](LIMITS), {}
+        for _ in range(rng.randrange(1, 5)):
+            operations = _random_commit(rng)
+            if rng.random() < 0.7:
+                operations = [PutNode(rng.choice(PATHS), rng.randbytes(3))]
+            plan = planner.plan_blind_commit(operations)
+            if plan is not None:
+                commit = core.QueuedCommit(plan.request, frozenset(operation.path for operation in operations))
+                queue.waiting.append(commit)
+                operations_of[id(commit)] = operations, plan
+        while queue.waiting:
+            group = queue.take()
+            named = [path for commit in group for path in commit.paths]
+            assert len(named) == len(set(named)), "no node twice"
+            requests = [commit.request for commit in group]
+            answer = together.etcd.txn(core.merge_requests(requests))
+            results: list[object] = []
+            for commit in group:
+                try:
+                    results.append(alone.commit(operations_of[id(commit)][0]))
+                except BadVersion:
+                    results.append(None)
+            if answer.succeeded:
+                merged += len(group) > 1
+                for commit, own, result in zip(group, core.split_answer(requests, answer), results, strict=True):
+                    operations, plan = operations_of[id(commit)]
+                    assert planner.read_blind_answer(operations, plan, own) == result
+            else:
+                assert None in results
+                for commit, result in zip(group, results, strict=True):
+                    try:
+                        assert together.commit(operations_of[id(commit)][0]) == result
+                    except BadVersion:
+                        assert result is None
+            assert together.nodes() == alone.nodes()
+    assert merged > 10
+
+
 def _watched(tree: Tree, prefix: str, after: int) -> list[NodeChanged]:
     watch = core.TreeWatch(KEYS, prefix, after)
     answers = tree.etcd.watch(watch.make_request().create_request)
