@@ -124,18 +124,18 @@ class EtcdCluster:
             assert time.monotonic() < end, "no leader"
             time.sleep(0.05)
 
-    def pid(self, number: int) -> int:
+    def pid_of(self, number: int) -> int:
         process = self._processes[number]
         assert process is not None, "it runs"
         return process.pid
 
     def pause(self, number: int) -> None:
         """Returns when each of its threads stands still: until then one may still answer."""
-        os.kill(self.pid(number), signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid(number), os.WSTOPPED | os.WNOWAIT)
+        os.kill(self.pid_of(number), signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid_of(number), os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, number: int) -> None:
-        os.kill(self.pid(number), signal.SIGCONT)
+        os.kill(self.pid_of(number), signal.SIGCONT)
 
     def kill(self, number: int = 0) -> None:
         """kill -9, and wait until it is gone."""
@@ -143,6 +143,16 @@ class EtcdCluster:
         if process is not None:
             process.kill()
             process.wait()
+
+    def terminate(self, number: int) -> None:
+        """SIGTERM, and wait until it is gone; kill -9 after ten seconds."""
+        process = self._processes[number]
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self.kill(number)
 
     def close(self) -> None:
         for number in range(len(self._processes)):
