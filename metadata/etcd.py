@@ -112,7 +112,7 @@ class EtcdStore(SessionStore):
         self._renewals: deque[float] = deque()  # when those without an answer were sent
         self._token = ""
         self._term = 0
-        self._proposals: set[asyncio.Timeout] = set()  # transactions without an answer
+        self._proposals: set[asyncio.Task[etcd.TxnResponse]] = set()  # transactions without an answer
         self._queue = core.CommitQueue[_Proposal](self._limits)
         self._senders = 0
         self._watching: set[Stream[Any, Any]] = set()
@@ -251,9 +251,9 @@ class EtcdStore(SessionStore):
         """Called with the term of each look. If there was an election, gives up the commits that were sent before:
         answers to them arrive now, or not for a long time."""
         if term > self._term > 0:
-            end = asyncio.get_running_loop().time() + TERM_GRACE_S
-            for proposal in self._proposals:
-                proposal.reschedule(end)
+            loop = asyncio.get_running_loop()
+            for call in self._proposals:
+                loop.call_later(TERM_GRACE_S, call.cancel)
         self._term = term
 
     def _on_lost(self, failure: MagnetarError) -> None:
@@ -430,16 +430,17 @@ class EtcdStore(SessionStore):
                 each.fail(ConnectionLost(f"{self._service}: the session ended with a commit under way"))
 
     async def _propose_once(self, request: etcd.TxnRequest, end: float) -> etcd.TxnResponse:
-        waiting = asyncio.timeout(None)
+        """Sends a transaction and returns the answer. Raises ConnectionLost if a new leader was elected meanwhile."""
+        asking = asyncio.ensure_future(self._call(TXN, request, max(0.001, self._left_s(end))))
+        self._proposals.add(asking)
         try:
-            async with waiting:
-                self._proposals.add(waiting)
-                answer: etcd.TxnResponse = await self._call(TXN, request, max(0.001, self._left_s(end)))
-                return answer
-        except TimeoutError as error:
-            raise ConnectionLost(f"{self._service} elected another leader with a commit under way") from error
+            await asyncio.wait((asking,))
         finally:
-            self._proposals.discard(waiting)
+            self._proposals.discard(asking)
+            asking.cancel()
+        if asking.cancelled():
+            raise ConnectionLost(f"{self._service} elected another leader with a commit under way")
+        return asking.result()
 
     # -------------------------------------------------------------------------------------------- watches
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:

@@ -75,7 +75,9 @@ BETWEEN = 10
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.01), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=None, help="Of what happens to whom (default: a new one).")
-@click.option("--metadata", type=click.Choice(["sqlite", "zookeeper", "etcd"]), default="sqlite", help="Which metadata store.")
+@click.option(
+    "--metadata", type=click.Choice(["sqlite", "zookeeper", "etcd"]), default="sqlite", help="Which metadata store."
+)
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
 @click.option("--processes", type=click.IntRange(1, 4), default=1, show_default=True, help="Of each broker.")
