@@ -431,7 +431,8 @@ class EtcdStore(SessionStore):
 
     async def _propose_once(self, request: etcd.TxnRequest, end: float) -> etcd.TxnResponse:
         """Sends a transaction and returns the answer. Raises ConnectionLost if a new leader was elected meanwhile."""
-        asking = asyncio.ensure_future(self._call(TXN, request, max(0.001, self._left_s(end))))
+        call = self._call(TXN, request, max(0.001, self._left_s(end)))
+        asking: asyncio.Task[etcd.TxnResponse] = asyncio.ensure_future(call)
         self._proposals.add(asking)
         try:
             await asyncio.wait((asking,))
