@@ -16,8 +16,8 @@ of metadata/session.py. The store uses one of the servers at a time, and the nex
   group of which one commit is refused did nothing, and each of its commits is sent alone.
 - *Watches* resume at the exact revision, on any server, or their reader gets a WatchReset because etcd has compacted
   the history. One that its reader leaves alone costs this process a window of HTTP/2, and nothing more.
-- *A full etcd* (alarm NOSPACE) refuses commits with OutcomeUnknown, because the commit that filled it was stored;
-  reads, deletions and sessions go on.
+- *A full etcd* (alarm NOSPACE) refuses commits that put, and new sessions: Unavailable, and not sent again. The commit
+  that filled it may have been stored: OutcomeUnknown (`etcd_core.decide_full`). Reads, deletions and sessions go on.
 Guarded by test_conformance.py, test_etcd.py and test_etcd_cluster.py, on real servers.
 """
 
@@ -112,6 +112,8 @@ class EtcdStore(SessionStore):
         self._renewals: deque[float] = deque()  # when those without an answer were sent
         self._token = ""
         self._term = 0
+        self._revision = 0  # the newest of which etcd has told
+        self._is_full = False  # the last commit was refused: no space
         self._proposals: set[asyncio.Task[etcd.TxnResponse]] = set()  # transactions without an answer
         self._queue = core.CommitQueue[_Proposal](self._limits)
         self._senders = 0
@@ -143,16 +145,18 @@ class EtcdStore(SessionStore):
     async def _keep(self) -> None:
         """Keeps the session on one server after the other, until it is lost or closed."""
         pause_s = PAUSE_S_MIN
+        said: MagnetarError | None = None  # the last failure that says more than that time ran out
         while True:
             failure = await self._attend()
+            said = failure if said is None or not isinstance(failure, TimedOut) else said
             if self._state is SessionState.CONNECTED:
                 self._state = SessionState.CONNECTING
                 self._settled.clear()
-                pause_s = PAUSE_S_MIN
+                pause_s, said = PAUSE_S_MIN, failure
                 _LOG.warning("no connection to etcd at %s: %s", self._channel.endpoint, failure)
             left_s = self._left_s(self._deadline if self._is_open else self._give_up)
             if self._is_final(failure) or left_s <= 0:
-                self._end_session(failure)
+                self._end_session(said)
                 return
             await self._channel.close()
             self._number += 1
@@ -299,7 +303,9 @@ class EtcdStore(SessionStore):
         """Calls etcd. Raises the errors of `translate_refusal`. A token that has expired is forgotten: Unavailable, and
         nothing was done."""
         try:
-            return await self._channel.call(rpc, request, timeout_s=timeout_s or self._timeout_s)
+            answer = await self._channel.call(rpc, request, timeout_s=timeout_s or self._timeout_s)
+            self._revision = max(self._revision, answer.header.revision)
+            return answer
         except MagnetarError as error:
             refusal = core.translate_refusal(error)
             if isinstance(refusal, CredentialsExpired):
@@ -380,11 +386,12 @@ class EtcdStore(SessionStore):
     async def _propose(
         self, operations: Sequence[Operation], plan: core.EtcdCommitPlan, end: float
     ) -> etcd.TxnResponse:
-        """Sends a transaction. Sends it again only if it was certainly not done (Unavailable)."""
+        """Sends a transaction. Sends it again only if it was certainly not done (Unavailable), and etcd is not full."""
         pause_s = PAUSE_S_MIN
         paths = frozenset(operation.path for operation in operations)
         while True:
             await self._wait_connected(end)
+            before = self._revision
             try:
                 await self._authenticate()
                 proposal = _Proposal(plan.request, paths, end)
@@ -392,12 +399,28 @@ class EtcdStore(SessionStore):
                 if self._senders < SENDERS_MAX:
                     self._senders += 1
                     self._tasks.spawn(self._send(), "metadata-etcd-commits")
-                return await proposal.answer
+                answer = await proposal.answer
+                self._is_full = False
+                return answer
             except Unavailable:
                 if self._left_s(end) <= pause_s:
                     raise
+            except MagnetarError as error:
+                if core.is_full(error):
+                    raise await self._decide_full(error, before) from error
+                raise
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def _decide_full(self, error: MagnetarError, before: int) -> MagnetarError:
+        """Returns the error of a commit that a full etcd has answered. `before`: a revision from before it was sent."""
+        if not self._is_full:
+            _LOG.error("commits are refused: %s", error.message)
+        self._is_full = True
+        try:
+            return core.decide_full(error, before, await self.revision())
+        except MagnetarError:
+            return error
 
     async def _send(self) -> None:
         """Sends what waits, one group after the other, until nothing waits."""

@@ -535,9 +535,12 @@ def _versions_of(events: Sequence[etcd.Event]) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------ errors
+FULL = "database space exceeded"
+"""What etcd says with the alarm NOSPACE."""
+
 _REFUSALS: tuple[tuple[str, type[MagnetarError], str], ...] = (
     (
-        "database space exceeded", OutcomeUnknown,
+        FULL, OutcomeUnknown,
         "etcd is full (alarm NOSPACE): compact and defragment it, or start it with a larger --quota-backend-bytes; "
         "then: etcdctl alarm disarm",
     ),
@@ -556,7 +559,7 @@ _REFUSALS: tuple[tuple[str, type[MagnetarError], str], ...] = (
     ("is a future revision", Unavailable, "the server of etcd lags"),
 )  # fmt: skip
 """Part of the text with which etcd refuses a request, the error that it becomes, and what an operator does. The texts
-are part of etcd's API (etcdserver/api/v3rpc/rpctypes). A full etcd may have stored the request that filled it."""
+are part of etcd's API (etcdserver/api/v3rpc/rpctypes). For a full etcd see `decide_full`."""
 
 
 def translate_refusal(error: MagnetarError) -> MagnetarError:
@@ -564,4 +567,20 @@ def translate_refusal(error: MagnetarError) -> MagnetarError:
     for text, kind, meaning in _REFUSALS:
         if text in error.message:
             return kind(f"{meaning} ({error.message})")
+    return error
+
+
+def is_full(error: MagnetarError) -> bool:
+    """Returns whether etcd has refused a request with the alarm NOSPACE."""
+    return FULL in error.message
+
+
+def decide_full(error: MagnetarError, before: int, now: int) -> MagnetarError:
+    """Returns the error of a commit that etcd answered with NOSPACE. `before`: a revision from before the commit was
+    sent; `now`: the revision after the answer.
+
+    etcd says NOSPACE also of a commit that it has stored, if that is the one that filled it. Each commit that is stored
+    makes a revision. So if there was none, the commit was not done (Unavailable); otherwise it is unknown."""
+    if before == now:
+        return Unavailable(f"nothing was written: {error.message}")
     return error

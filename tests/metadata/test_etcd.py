@@ -14,6 +14,7 @@ from magnetar.metadata.remote import connect_address
 from magnetar.metadata.session import EtcdAddress, MetadataAccess, SessionState, parse_address
 from magnetar.metadata.store import (
     ABSENT,
+    ANY,
     NodeChanged,
     PutNode,
     VersionedValue,
@@ -24,8 +25,8 @@ from magnetar.metadata.store import (
 )
 from magnetar.proto.errors import (
     ConnectionLost,
+    InternalError,
     InvalidRequest,
-    MagnetarError,
     MessageTooLarge,
     NodeExists,
     OutcomeUnknown,
@@ -170,28 +171,57 @@ async def test_many_operations_go_in_parts_and_what_is_too_large_is_refused(back
         await store.commit([PutNode("/x", bytes(1 << 20)), PutNode("/y", bytes(1 << 20))])
 
 
-async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with EtcdCluster(tmp_path, arguments=("--quota-backend-bytes", str(4 << 20))) as cluster:
         async with _open(_address(cluster)) as store:
-            refusal: MagnetarError | None = None
-            for at in range(20):
-                try:
+            with contextlib.suppress(Unavailable, OutcomeUnknown):
+                for at in range(20):
                     await store.put(f"/full/{at}", bytes(1 << 20))
-                except MagnetarError as error:
-                    refusal = error
-                    break
-            assert isinstance(refusal, OutcomeUnknown), "the one that filled it is stored"
-            assert "NOSPACE" in str(refusal)
-            assert not refusal.definite
+            stored = await store.children("/full")
+            assert len(stored) < 20
+            for expected in (ANY, ABSENT):
+                with pytest.raises(Unavailable, match=r"nothing was written.*NOSPACE.*etcdctl alarm disarm") as refusal:
+                    await store.put("/full/more", b"", expected)
+                assert refusal.value.definite
+            assert await store.children("/full") == stored
+            (told,) = [each for each in caplog.records if "NOSPACE" in each.message]
+            assert told.levelname == "ERROR", "once, for the operator"
             assert await store.get("/full/0") is not None, "reads go on"
-            for name in await store.children("/full"):
+            with pytest.raises(Unavailable, match=r"no metadata session.*NOSPACE"):
+                await connect_address(make_system_world(1), _address(cluster), 1.0)
+            for name in stored:
                 await store.delete(f"/full/{name}")
-            revision = await store.revision()
-            cluster.ask(0, "kv/compaction", {"revision": str(revision), "physical": True})
-            cluster.ask(0, "maintenance/defragment", {}, 30.0)
-            (alarm,) = cluster.ask(0, "maintenance/alarm", {})["alarms"]
-            cluster.ask(0, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+            _make_room(cluster, await store.revision())
             assert await store.put("/after", b"") == 0
+
+
+async def test_the_commit_that_fills_etcd_is_unknown(tmp_path: Path) -> None:
+    with EtcdCluster(tmp_path, arguments=("--quota-backend-bytes", str(4 << 20))) as cluster:
+        async with _open(_address(cluster)) as store:
+            call = store._channel.call
+
+            async def fill_and_say_full(rpc: Any, request: Any, *, timeout_s: float) -> Any:
+                """As etcd answers the commit that fills it."""
+                answer = await call(rpc, request, timeout_s=timeout_s)
+                if rpc is etcd.TXN:
+                    raise InternalError("etcdserver: mvcc: database space exceeded")
+                return answer
+
+            store._channel.call = fill_and_say_full  # type: ignore[method-assign]
+            with pytest.raises(OutcomeUnknown, match="NOSPACE") as unknown:
+                await store.put("/filled", b"1")
+            assert not unknown.value.definite
+            assert await store.get("/filled") == VersionedValue(b"1", 0)
+
+
+def _make_room(cluster: EtcdCluster, revision: int) -> None:
+    """What docs/operations.md tells an operator to do."""
+    cluster.ask(0, "kv/compaction", {"revision": str(revision), "physical": True})
+    cluster.ask(0, "maintenance/defragment", {}, 30.0)
+    (alarm,) = cluster.ask(0, "maintenance/alarm", {})["alarms"]
+    cluster.ask(0, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
 
 
 async def test_nobody_at_the_address_and_a_root_of_another_cluster_are_told_apart(backend: EtcdBackend) -> None:

@@ -288,6 +288,17 @@ def test_what_etcd_says_becomes_an_error_of_its_own_and_the_rest_stays_unknown()
         assert not error.definite
 
 
+def test_what_a_full_etcd_refuses_is_not_done_if_there_was_no_revision_since_and_unknown_otherwise() -> None:
+    full = core.translate_refusal(InternalError("127.0.0.1:2379: etcdserver: mvcc: database space exceeded"))
+    assert core.is_full(full)
+    assert not full.definite
+    refused = core.decide_full(full, before=7, now=7)
+    assert isinstance(refused, Unavailable)
+    assert "etcdctl alarm disarm" in str(refused)
+    assert core.decide_full(full, before=7, now=8) is full
+    assert not core.is_full(ConnectionLost("etcdserver: no leader"))
+
+
 @pytest.mark.skipif(why_no_etcd() is not None, reason=str(why_no_etcd()))
 async def test_the_model_answers_as_a_real_etcd_does() -> None:
     rng = random.Random(3)
