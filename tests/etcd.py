@@ -1,6 +1,7 @@
 """`python -m tests.etcd`: looks for etcd before the tests, installs it where we are root, says what it found.
 
-Never fails: without it the tests that need an etcd are skipped with the reason, and the others run.
+Never fails: without it the tests that need an etcd are skipped with the reason, and the others run. In CI they fail
+(tests/support/etcd.py `REQUIRED`).
 """
 
 import shutil
