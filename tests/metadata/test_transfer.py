@@ -8,14 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from magnetar.cli.common.processes import Processes
+import magnetar
+from magnetar.cli.common.processes import Processes, find_free_port
 from magnetar.metadata import paths
 from magnetar.metadata.records import ClusterRecord, CounterRecord, encode_record
 from magnetar.metadata.store import DeleteNode, MetadataStore, PutNode, allocate_ids, get_record
 from magnetar.metadata.transfer import ExportedNode, ExportHead, export_tree, import_tree, parse_export
 from magnetar.proto.errors import AlreadyExists, Busy, InvalidRequest, NewerFormat
 from tests.metadata.stores import KINDS, Backend, SqliteBackend, _backend
-from tests.support.processes import run_cli
+from tests.support.etcd import EtcdCluster, why_no_etcd
+from tests.support.processes import Process, run_cli
 
 CLUSTER = encode_record(ClusterRecord(instance="ab" * 16, format=1), paths.CLUSTER)
 
@@ -134,3 +136,57 @@ def test_the_commands_move_the_tree_of_a_service_and_leave_no_half_file(tmp_path
     nobody = run_cli("metadata", "export", str(tmp_path / "tree"), "--metadata", "etcd://127.0.0.1:1/m")
     assert nobody.code == 1
     assert not (tmp_path / "tree").exists(), "no empty file is left"
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(why_no_etcd() is not None, reason=str(why_no_etcd()))
+def test_a_cluster_moves_to_etcd_and_back_and_every_acknowledged_message_is_there(
+    tmp_path: Path, started: Processes
+) -> None:
+    """By the steps of docs/operations.md."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[broker]\nensemble_size = 1\nwrite_quorum = 1\nack_quorum = 1\n")
+    sent: list[bytes] = []
+
+    def serve(where: str) -> None:
+        """Starts the cluster, publishes, reads all that was ever published, and stops it."""
+        options = ("--metadata", where, "--listen", "127.0.0.1:0")
+        data = ("--data", str(tmp_path / "bookie"))
+        # as in an update: a bookie is known by its place
+        bookie = started.start("bookie", "bookie", "--metadata", where, "--listen", f"127.0.0.1:{port}", *data)
+        bookie.wait_ready()
+        broker = started.start("broker", "broker", *options, "--config", str(settings))
+        with magnetar.Client(broker.wait_ready()) as client:
+            producer = client.create_producer("t")
+            for number in range(len(sent), len(sent) + 20):
+                producer.send(b"%d" % number)
+                sent.append(b"%d" % number)
+            consumer = client.subscribe("t", f"s{len(sent)}", initial_position=magnetar.InitialPosition.Earliest)
+            assert [consumer.receive(30_000).data() for _ in sent] == sent
+        for process in (broker, bookie):
+            assert process.stop() == 0
+
+    def move(source: str, target: str) -> None:
+        file = str(tmp_path / f"tree{len(sent)}")
+        for command in (("export", file, "--metadata", source), ("import", file, "--metadata", target)):
+            done = run_cli("metadata", *command)
+            assert done.code == 0, done.err
+        nodes = [json.loads(line)["path"] for line in Path(file).read_bytes().splitlines()[1:]]
+        (id_,) = [path.rpartition("/")[2] for path in nodes if path.startswith(paths.COOKIES)]
+        done = run_cli("bookies", "accept-metadata", id_, "--metadata", target, "--yes")
+        assert done.code == 0, done.err
+
+    port = find_free_port("127.0.0.1")
+    first, second = (_start_service(started, tmp_path, name) for name in ("first", "second"))
+    with EtcdCluster(tmp_path / "etcd") as etcd:
+        serve(first)
+        move(first, etcd.url)
+        serve(etcd.url)
+        move(etcd.url, second)
+        serve(second)
+    assert len(sent) == 60
+
+
+def _start_service(started: Processes, directory: Path, name: str) -> str:
+    service: Process = started.start(name, "metadata", "--listen", "127.0.0.1:0", "--data", str(directory / name))
+    return service.wait_ready().removeprefix("metadata://")
