@@ -99,9 +99,19 @@ class TreeKeys:
         first, end = self.folder_range(prefix)
         return (first if prefix == "/" else first[:-1]), end
 
-    def path_of_key(self, key: bytes) -> str:
-        """Returns the path of the node that is stored at this key."""
-        return key[len(self._root) :].removesuffix(SECOND).decode()
+    def path_of_key(self, key: bytes) -> str | None:
+        """Returns the path of the node that is stored at this key; None if it is no key of a node, but of another
+        program."""
+        path = _decode(key[len(self._root) :].removesuffix(SECOND))
+        return None if path is None or "//" in path or path.endswith("/") else path
+
+
+def _decode(text: bytes) -> str | None:
+    """Returns a path, or a segment of one; None if it cannot be one."""
+    try:
+        return None if SECOND in text else text.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def lease_seconds(timeout_s: float) -> int:
@@ -435,7 +445,7 @@ def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
 # ------------------------------------------------------------------------------------------ lists
 class ChildrenListing:
     """The names of the children of a node, read in pages at one revision. Keys below a child that was seen are passed
-    over. `request` is what to ask next; None: all names are in `names`."""
+    over. `request` is what to ask next; None: all names are in `names`. Keys of other programs are left out."""
 
     def __init__(self, keys: TreeKeys, prefix: str, page_keys: int = PAGE_KEYS) -> None:
         first, self._end = keys.folder_range(prefix)
@@ -450,7 +460,8 @@ class ChildrenListing:
         asked, self.request = self.request, None
         assert asked is not None, "an answer to a question"
         for pair in answer.kvs:
-            self.names.add(pair.key[self._head :].removesuffix(SECOND).partition(b"/")[0].decode())
+            if name := _decode(pair.key[self._head :].removesuffix(SECOND).partition(b"/")[0]):
+                self.names.add(name)
         if not answer.more:
             return
         last = answer.kvs[-1].key
@@ -512,7 +523,7 @@ class TreeWatch:
         nodes: dict[tuple[int, str], list[etcd.Event]] = {}
         for event in events:
             path = self._keys.path_of_key(event.kv.key)
-            if is_at_or_below(self._prefix, path):
+            if path is not None and is_at_or_below(self._prefix, path):
                 nodes.setdefault((event.kv.mod_revision, path), []).append(event)
         return [
             NodeChanged(path, version, revision)

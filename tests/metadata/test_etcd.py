@@ -233,6 +233,61 @@ async def test_nobody_at_the_address_and_a_root_of_another_cluster_are_told_apar
         assert await neighbour.children("/") == []
 
 
+async def test_foreign_keys_beside_and_among_the_nodes_stop_no_listing_and_no_watch(backend: EtcdBackend) -> None:
+    store = await backend.store()
+    root = backend.address.root.encode()
+    watch = store.watch("/", await store.revision())
+    first = asyncio.ensure_future(anext(watch))
+    foreign = (root, root + b"/a/\xff\xfe", root + b"//x", root + b"/a//", root + b"0", b"/registry/x", root + b"/a\0x")
+    for key in foreign:
+        await store._call(etcd.PUT, etcd.etcd.PutRequest(key=key, value=b"?"))
+    await store.put("/a/b", b"ours")
+    change = await first
+    while change != NodeChanged("/a/b", 0, await store.revision()):
+        change = await anext(watch)
+    assert "a" in await store.children("/")
+    assert "b" in await store.children("/a")
+    assert await store.get("/a/b") == VersionedValue(b"ours", 0)
+
+
+async def test_ten_thousand_children_are_listed_in_pages_at_one_revision(backend: EtcdBackend) -> None:
+    store, other = await backend.store(), await backend.store()
+    names = [f"{number:05d}" for number in range(10_000)]
+    await commit_in_parts(store, [PutNode(f"/n/{name}", b"", ABSENT) for name in names])
+    asked: list[Any] = []
+    call = store._channel.call
+
+    async def watched(rpc: Any, request: Any, *, timeout_s: float) -> Any:
+        """Another writer deletes and makes nodes between the pages."""
+        if rpc is etcd.RANGE and request.limit:
+            asked.append(request)
+            await other.delete(f"/n/{names[-len(asked)]}")
+            await other.put(f"/n/{20_000 + len(asked)}", b"")
+        return await call(rpc, request, timeout_s=timeout_s)
+
+    store._channel.call = watched  # type: ignore[method-assign]
+    found = await store.children("/n")
+    assert len(asked) == 4
+    assert found == [*names[:-1], "20001"], "as it was when the first page was read"
+
+
+async def test_a_user_who_may_not_any_more_is_told_and_goes_on_when_he_may_again(
+    secured: EtcdCluster, authority: Authority
+) -> None:
+    token = secured.ask(0, "auth/authenticate", {"name": "root", "password": "secret"})["token"]
+    async with _open(_with(secured, authority.ca)) as store:
+        await store.put("/a", b"1")
+        revoke = {"role": "ours", "key": PERMISSION["key"], "range_end": PERMISSION["range_end"]}
+        secured.ask(0, "auth/role/revoke", revoke, token=token)
+        with pytest.raises(Unauthorized):
+            await store.put("/a", b"2")
+        with pytest.raises(Unauthorized):
+            await store.get("/a")
+        token = secured.ask(0, "auth/authenticate", {"name": "root", "password": "secret"})["token"]
+        secured.ask(0, "auth/role/grant", {"name": "ours", "perm": PERMISSION}, token=token)
+        assert await store.put("/a", b"2") == 1
+
+
 async def test_one_dead_server_of_the_address_is_passed_over(backend: EtcdBackend) -> None:
     dead = parse_address("etcd://127.0.0.1:1/m")
     assert isinstance(dead, EtcdAddress)
@@ -242,6 +297,10 @@ async def test_one_dead_server_of_the_address_is_passed_over(backend: EtcdBacken
 
 
 # ------------------------------------------------------------------------------------------ secured
+PERMISSION = {"permType": "READWRITE", "key": "L21hZ25ldGFy", "range_end": "L21hZ25ldGFz"}
+"""/magnetar…"""
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.make(tmp_path_factory.mktemp("authority"))
@@ -255,8 +314,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> I
         for role in ("root", "ours"):
             cluster.ask(0, "auth/role/add", {"name": role})
             cluster.ask(0, "auth/user/grant", {"user": role, "role": role})
-        permission = {"permType": "READWRITE", "key": "L21hZ25ldGFy", "range_end": "L21hZ25ldGFz"}  # /magnetar…
-        cluster.ask(0, "auth/role/grant", {"name": "ours", "perm": permission})
+        cluster.ask(0, "auth/role/grant", {"name": "ours", "perm": PERMISSION})
         cluster.ask(0, "auth/enable", {})
         yield cluster
 

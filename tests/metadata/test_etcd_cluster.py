@@ -139,6 +139,31 @@ def test_who_is_cut_off_has_lost_its_session_before_its_lease_ends(cluster: Etcd
     asyncio.run(scenario())
 
 
+def test_a_follower_that_stands_still_is_left_and_its_sessions_commits_and_watches_go_on(cluster: EtcdCluster) -> None:
+    async def scenario() -> None:
+        leader = await asyncio.to_thread(cluster.leader)
+        follower = (leader + 1) % 3
+        store, other = await _open(cluster, "/follower", follower), await _open(cluster, "/follower", leader)
+        await store.put("/e", b"", ephemeral=True)
+        watch = store.watch("/n", await store.revision())
+        first = asyncio.ensure_future(anext(watch))
+        await asyncio.to_thread(cluster.pause, follower)
+        try:
+            await other.put("/n", b"")
+            assert await first == NodeChanged("/n", 0, await other.revision())
+            await update_node(store, "/mine", lambda current: b"mine", deadline_s=60.0)
+            assert await other.get("/mine") == VersionedValue(b"mine", 0), "once"
+            assert await other.get("/e") == VersionedValue(b"", 0)
+            assert store.state is SessionState.CONNECTED
+        finally:
+            cluster.resume(follower)
+        await asyncio.to_thread(cluster.wait_ready)
+        for each in (store, other):
+            await each.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_broker_and_a_bookie_serve_over_the_death_of_the_leader(cluster: EtcdCluster, started: Processes) -> None:
     where = ("--listen", "127.0.0.1:0", "--metadata", cluster.url + "/whole", "--session-timeout", "10")
     settings = started.directory / "settings.toml"

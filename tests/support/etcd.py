@@ -101,13 +101,17 @@ class EtcdCluster:
     def output(self, number: int) -> str:
         return (self.directory / f"log{number}").read_text(errors="replace")
 
-    def ask(self, number: int, path: str, question: dict[str, Any], timeout_s: float = 5.0) -> dict[str, Any]:
-        """Asks by etcd's JSON over HTTP: bytes are base64, numbers are texts. Raises OSError if it does not answer."""
+    def ask(
+        self, number: int, path: str, question: dict[str, Any], timeout_s: float = 5.0, *, token: str = ""
+    ) -> dict[str, Any]:
+        """Asks by etcd's JSON over HTTP: bytes are base64, numbers are texts. `token`: of a user. Raises OSError if it
+        does not answer."""
         scheme, context = "http", None
         if self._tls is not None:
             scheme, context = "https", ssl.create_default_context(cafile=self._tls.ca)
         request = urllib.request.Request(
-            f"{scheme}://127.0.0.1:{self.ports[number]}/v3/{path}", json.dumps(question).encode()
+            f"{scheme}://127.0.0.1:{self.ports[number]}/v3/{path}", json.dumps(question).encode(),
+            {"Authorization": token} if token else {},
         )
         with urllib.request.urlopen(request, timeout=timeout_s, context=context) as answer:
             found: dict[str, Any] = json.load(answer)
