@@ -193,7 +193,7 @@ async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_roo
                 await connect_address(make_system_world(1), _address(cluster), 1.0)
             for name in stored:
                 await store.delete(f"/full/{name}")
-            _make_room(cluster, await store.revision())
+            cluster.make_room(await store.revision())
             assert await store.put("/after", b"") == 0
 
 
@@ -214,14 +214,6 @@ async def test_the_commit_that_fills_etcd_is_unknown(tmp_path: Path) -> None:
                 await store.put("/filled", b"1")
             assert not unknown.value.definite
             assert await store.get("/filled") == VersionedValue(b"1", 0)
-
-
-def _make_room(cluster: EtcdCluster, revision: int) -> None:
-    """What docs/operations.md tells an operator to do."""
-    cluster.ask(0, "kv/compaction", {"revision": str(revision), "physical": True})
-    cluster.ask(0, "maintenance/defragment", {}, 30.0)
-    (alarm,) = cluster.ask(0, "maintenance/alarm", {})["alarms"]
-    cluster.ask(0, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
 
 
 async def test_nobody_at_the_address_and_a_root_of_another_cluster_are_told_apart(backend: EtcdBackend) -> None:

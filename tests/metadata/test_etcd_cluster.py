@@ -1,8 +1,10 @@
 """Three real etcd servers: the leader dies or stands still under load, and a bookie and a broker outlive that."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from magnetar.metadata.etcd import EtcdStore
 from magnetar.metadata.remote import connect_address
 from magnetar.metadata.session import EtcdAddress, SessionState, parse_address
 from magnetar.metadata.store import NodeChanged, VersionedValue, WatchReset, update_node
+from magnetar.proto.errors import OutcomeUnknown, Unavailable
 from magnetar.runtime.process import make_system_world
 from tests.metadata.stores import EXPIRING_S
 from tests.support.etcd import EtcdCluster, why_no_etcd
@@ -188,3 +191,46 @@ def test_a_broker_and_a_bookie_serve_over_the_death_of_the_leader(cluster: EtcdC
             cluster.start(leader)
         consumer = client.subscribe("t", "all", initial_position=magnetar.InitialPosition.Earliest)
         assert [consumer.receive(30_000).data() for _ in range(40)] == [b"%d" % number for number in range(40)]
+
+
+def test_while_etcd_is_full_topics_are_served_on_and_a_new_one_opens_when_there_is_room(
+    tmp_path: Path, started: Processes
+) -> None:
+    with EtcdCluster(tmp_path / "etcd", arguments=("--quota-backend-bytes", str(8 << 20))) as etcd:
+        where = ("--listen", "127.0.0.1:0", "--metadata", etcd.url)
+        settings = started.directory / "settings.toml"
+        settings.write_text("[broker]\nensemble_size = 1\nwrite_quorum = 1\nack_quorum = 1\n")
+        bookie = started.start("bookie", "bookie", *where, "--data", str(started.directory / "bookie"))
+        broker = started.start("broker", "broker", *where, "--config", str(settings))
+        bookie.wait_ready()
+        with magnetar.Client(broker.wait_ready(), operation_timeout_seconds=5) as client:
+            producer = client.create_producer("t")
+            producer.send(b"begins a ledger")
+            consumer = client.subscribe("t", "s")
+            revision = asyncio.run(_fill(etcd))
+            for number in range(20):
+                producer.send(b"%d" % number)
+                message = consumer.receive(30_000)
+                assert message.data() == b"%d" % number
+                consumer.acknowledge(message)
+            with pytest.raises(magnetar.PulsarException):
+                client.create_producer("another")
+            etcd.make_room(revision)
+            client.create_producer("another", send_timeout_millis=60_000).send(b"after")
+        assert "etcd is full (alarm NOSPACE)" in broker.output()
+
+
+async def _fill(etcd: EtcdCluster) -> int:
+    """Fills etcd by another tree, which it deletes. Returns the revision."""
+    address = parse_address(etcd.url)
+    assert isinstance(address, EtcdAddress)
+    store = await connect_address(make_system_world(), address._replace(root="/other"), 30.0)
+    with contextlib.suppress(Unavailable, OutcomeUnknown):
+        while True:
+            await store.put("/large", bytes(1 << 20))
+    with pytest.raises(Unavailable):
+        await store.put("/large", b"")
+    await store.delete("/large")
+    revision = await store.revision()
+    await store.close()
+    return revision
