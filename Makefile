@@ -106,7 +106,7 @@ TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/j
 	$(call files,client/core,chunks_walk consumer_walk cores permits producer_walk repeats withheld) \
 	$(call files,ledger,damage ensemble_change ensembles ledger listener memory pending reader_core recovery sabotage) \
 	$(call files,ledger,sender with_bookies writer_core) $(call files,runtime/peer,envelope inside) \
-	$(call files,runtime/tcp,connection headers hostile patience share)
+	$(call files,runtime/tcp,connection headers hostile patience share) $(call files,metadata,etcd)
 # gcc does not optimize what is tested alone; `make compiled`, `make bench` and `make wheels` do.
 test-compiled: export MAGNETAR_COMPILE_LEVEL := 0
 test-compiled: compiled collected

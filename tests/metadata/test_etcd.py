@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +68,36 @@ def _address(cluster: EtcdCluster) -> EtcdAddress:
     return address
 
 
+Call = Callable[[], Awaitable[Any]]
+
+
+class Intercepted:
+    """The channel of a store, each call of which goes through `between(call, rpc, request)`."""
+
+    def __init__(self, store: EtcdStore, between: Callable[[Call, Any, Any], Awaitable[Any]]) -> None:
+        self._channel, self._between = store._channel, between
+        store._channel = self  # type: ignore[assignment]
+
+    async def call(self, rpc: Any, request: Any, *, timeout_s: float) -> Any:
+        return await self._between(lambda: self._channel.call(rpc, request, timeout_s=timeout_s), rpc, request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+
 async def test_a_commit_whose_answer_is_lost_is_unknown_and_decided_by_content(backend: EtcdBackend) -> None:
     store = await backend.store()
-    channel = store._channel
-    call, lose = channel.call, True
+    lose = True
 
-    async def lossy(rpc: Any, request: Any, *, timeout_s: float) -> Any:
+    async def lossy(call: Call, rpc: Any, request: Any) -> Any:
         nonlocal lose
-        answer = await call(rpc, request, timeout_s=timeout_s)
+        answer = await call()
         if rpc is etcd.TXN and lose:
             lose = False
             raise ConnectionLost("the answer was lost")
         return answer
 
-    channel.call = lossy  # type: ignore[method-assign]
+    Intercepted(store, lossy)
     with pytest.raises(ConnectionLost) as lost:
         await store.put("/a", b"1", ABSENT)
     assert not lost.value.definite
@@ -200,16 +216,15 @@ async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_roo
 async def test_the_commit_that_fills_etcd_is_unknown(tmp_path: Path) -> None:
     with EtcdCluster(tmp_path, arguments=("--quota-backend-bytes", str(4 << 20))) as cluster:
         async with _open(_address(cluster)) as store:
-            call = store._channel.call
 
-            async def fill_and_say_full(rpc: Any, request: Any, *, timeout_s: float) -> Any:
+            async def fill_and_say_full(call: Call, rpc: Any, request: Any) -> Any:
                 """As etcd answers the commit that fills it."""
-                answer = await call(rpc, request, timeout_s=timeout_s)
+                answer = await call()
                 if rpc is etcd.TXN:
                     raise InternalError("etcdserver: mvcc: database space exceeded")
                 return answer
 
-            store._channel.call = fill_and_say_full  # type: ignore[method-assign]
+            Intercepted(store, fill_and_say_full)
             with pytest.raises(OutcomeUnknown, match="NOSPACE") as unknown:
                 await store.put("/filled", b"1")
             assert not unknown.value.definite
@@ -247,17 +262,16 @@ async def test_ten_thousand_children_are_listed_in_pages_at_one_revision(backend
     names = [f"{number:05d}" for number in range(10_000)]
     await commit_in_parts(store, [PutNode(f"/n/{name}", b"", ABSENT) for name in names])
     asked: list[Any] = []
-    call = store._channel.call
 
-    async def watched(rpc: Any, request: Any, *, timeout_s: float) -> Any:
+    async def overtaken(call: Call, rpc: Any, request: Any) -> Any:
         """Another writer deletes and makes nodes between the pages."""
         if rpc is etcd.RANGE and request.limit:
             asked.append(request)
             await other.delete(f"/n/{names[-len(asked)]}")
             await other.put(f"/n/{20_000 + len(asked)}", b"")
-        return await call(rpc, request, timeout_s=timeout_s)
+        return await call()
 
-    store._channel.call = watched  # type: ignore[method-assign]
+    Intercepted(store, overtaken)
     found = await store.children("/n")
     assert len(asked) == 4
     assert found == [*names[:-1], "20001"], "as it was when the first page was read"
