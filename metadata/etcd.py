@@ -31,7 +31,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 from ..proto import etcd_pb2 as etcd
-from ..proto.errors import ConnectionLost, CredentialsExpired, MagnetarError, SessionExpired, TimedOut, Unavailable
+from ..proto.errors import (
+    ConnectionLost,
+    CredentialsExpired,
+    MagnetarError,
+    SessionExpired,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+)
 from ..runtime.access import CallerAccess, TlsFiles
 from ..runtime.network import Channel, EndOfStream, Rpc, Stream, World, find_rpc
 from . import etcd_core as core
@@ -111,6 +119,7 @@ class EtcdStore(SessionStore):
         self._answered = 0.0  # when a keep-alive was answered last
         self._renewals: deque[float] = deque()  # when those without an answer were sent
         self._token = ""
+        self._authenticating = asyncio.Lock()
         self._term = 0
         self._revision = 0  # the newest of which etcd has told
         self._is_full = False  # the last commit was refused: no space
@@ -246,7 +255,7 @@ class EtcdStore(SessionStore):
                 if self._left_s(renew_at) <= 0:
                     renew_at += self._timeout_s / 3
                     self._renew(stream)
-                self._on_term((await self._call(RANGE, look, timeout_s)).header.raft_term)
+                self._on_term((await self._call_again_with_token(RANGE, look, timeout_s)).header.raft_term)
         except MagnetarError as error:
             stream.cancel()
             return error
@@ -291,29 +300,53 @@ class EtcdStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- calls
     async def _authenticate(self) -> None:
-        """Gets a token for the user of the credentials, if there are any and no token is known."""
+        """Gets a token for the user of the credentials, if there are any and no token is known. Raises Unavailable if
+        there is no answer, as nothing else was done."""
         credentials = self._address.access.credentials
         if credentials is None or self._token:
             return
-        user, _, password = credentials().partition(":")
-        answer = await self._call(AUTHENTICATE, etcd.AuthenticateRequest(name=user, password=password))
-        self._token = answer.token
+        async with self._authenticating:  # etcd takes 0.1 s of CPU for each
+            if self._token:
+                return
+            user, _, password = credentials().partition(":")
+            try:
+                answer = await self._call(AUTHENTICATE, etcd.AuthenticateRequest(name=user, password=password))
+            except MagnetarError as error:
+                if error.definite:
+                    raise
+                raise Unavailable(f"no token for etcd: {error}") from error
+            self._token = answer.token
 
     async def _call(self, rpc: Rpc[Any, Any], request: Any, timeout_s: float | None = None) -> Any:
-        """Calls etcd. Raises the errors of `translate_refusal`. A token that has expired is forgotten: Unavailable, and
-        nothing was done."""
+        """Calls etcd. Raises the errors of `translate_refusal`. A token that has expired is forgotten, as is the one of
+        a call that left while there was none. Then raises Unavailable with the field `token`: nothing was done."""
+        token = self._token
         try:
             answer = await self._channel.call(rpc, request, timeout_s=timeout_s or self._timeout_s)
             self._revision = max(self._revision, answer.header.revision)
             return answer
         except MagnetarError as error:
             refusal = core.translate_refusal(error)
-            if isinstance(refusal, CredentialsExpired):
-                self._token = ""
-                raise Unavailable(refusal.message) from error
+            has_user = self._address.access.credentials is not None and rpc is not AUTHENTICATE
+            left_without = has_user and not token and isinstance(refusal, Unauthenticated)
+            if left_without or isinstance(refusal, CredentialsExpired):
+                if self._token == token:
+                    self._token = ""
+                raise Unavailable(refusal.message, token="expired") from error
             if refusal is error:
                 raise
             raise refusal from error
+
+    async def _call_again_with_token(self, rpc: Rpc[Any, Any], request: Any, timeout_s: float) -> Any:
+        """Calls etcd, and once more if the token had expired."""
+        await self._authenticate()
+        try:
+            return await self._call(rpc, request, timeout_s)
+        except Unavailable as error:
+            if "token" not in error.fields:
+                raise
+        await self._authenticate()
+        return await self._call(rpc, request, timeout_s)
 
     async def _ask(self, rpc: Rpc[Any, Any], request: Any) -> Any:
         """Reads from etcd. Repeats that until it is answered or its deadline has passed."""

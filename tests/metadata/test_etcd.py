@@ -349,6 +349,46 @@ async def test_over_tls_with_a_user_all_is_as_without_and_an_expired_token_costs
         assert await anext(watch) == NodeChanged("/w", 1, await store.revision())
 
 
+async def test_a_token_that_expires_under_many_calls_and_looks_breaks_no_connection(
+    secured: EtcdCluster, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(etcd, "LOOK_S", 0.001)
+    async with _open(_with(secured, authority.ca)) as store:
+        tokens = 0
+
+        async def counted(call: Call, rpc: Any, request: Any) -> Any:
+            nonlocal tokens
+            tokens += rpc is etcd.AUTHENTICATE
+            return await call()
+
+        Intercepted(store, counted)
+        for round_ in range(5):
+            store._token = f"never.{round_}" if round_ % 2 else ""
+            puts = [store.put(f"/n/{number}", b"") for number in range(50)]
+            assert await asyncio.gather(*puts) == [round_] * 50, "each is done once"
+        assert tokens <= 10, "calls that wait for a token share it"
+        assert not [each for each in caplog.records if "no connection" in each.message]
+
+
+async def test_without_an_answer_to_the_question_for_a_token_nothing_was_done(
+    secured: EtcdCluster, authority: Authority
+) -> None:
+    async with _open(_with(secured, authority.ca)) as store:
+        left = 1
+
+        async def lossy(call: Call, rpc: Any, request: Any) -> Any:
+            nonlocal left
+            if rpc is etcd.AUTHENTICATE and left:
+                left -= 1
+                raise ConnectionLost("no answer")
+            return await call()
+
+        Intercepted(store, lossy)
+        store._token = ""
+        assert await store.put("/once", b"", ABSENT) == 0
+        assert left == 0
+
+
 async def test_a_wrong_user_a_stranger_and_another_authority_are_said_at_once(
     secured: EtcdCluster, authority: Authority, tmp_path: Path
 ) -> None:
