@@ -49,11 +49,12 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory test-cores
 	@$(MAKE) --no-print-directory test-processes
 
-# Looks for Java, PostgreSQL and Chromium, and installs them where we are root; without them the tests of Spark, of the
-# outbox with PostgreSQL and of the page in a browser are skipped and say so.
+# Looks for Java, PostgreSQL, etcd and Chromium, and installs them where we are root; without them the tests of Spark, of
+# the outbox with PostgreSQL, of the metadata on etcd and of the page in a browser are skipped and say so.
 servers: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
+	@$(BIN)/python -m tests.etcd
 	@$(BIN)/python -m tests.chromium
 
 # Who is done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin,
@@ -105,7 +106,7 @@ TEST_COMPILED := tests/test_compiled.py tests/bookie/format tests/bookie/store/j
 	$(call files,client/core,chunks_walk consumer_walk cores permits producer_walk repeats withheld) \
 	$(call files,ledger,damage ensemble_change ensembles ledger listener memory pending reader_core recovery sabotage) \
 	$(call files,ledger,sender with_bookies writer_core) $(call files,runtime/peer,envelope inside) \
-	$(call files,runtime/tcp,connection headers hostile patience share)
+	$(call files,runtime/tcp,connection headers hostile patience share) $(call files,metadata,etcd)
 # gcc does not optimize what is tested alone; `make compiled`, `make bench` and `make wheels` do.
 test-compiled: export MAGNETAR_COMPILE_LEVEL := 0
 test-compiled: compiled collected
@@ -145,7 +146,7 @@ proto: $(STAMP)
 	@mkdir -p $(VENV)/generated
 	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
 		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto magnetar/proto/health.proto \
-		magnetar/proto/reflection.proto
+		magnetar/proto/reflection.proto magnetar/proto/etcd.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
 
 # What the image installs, and what its build stage compiles with, with hashes.

@@ -38,6 +38,7 @@ from ..metadata.store import (
     Operation,
     VersionedValue,
     allocate_ids,
+    commit_in_parts,
     get_record,
     make_put_operation,
     update_nodes,
@@ -79,8 +80,6 @@ PAGE_IDS = 4096
 kB of JSON. A block of ids is a part of one page."""
 ATTEMPTS_MAX = 20
 PAUSE_S = 0.01
-DELETED_AT_ONCE = 512
-"""The largest number of ledgers that one commit deletes: half of the operations that a commit may have."""
 
 
 async def find_deleted_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
@@ -141,8 +140,7 @@ async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
     is unknown."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
-    for at in range(0, len(ordered), DELETED_AT_ONCE):
-        await store.commit([DeleteNode(paths.ledger(ledger), ANY) for ledger in ordered[at : at + DELETED_AT_ONCE]])
+    await commit_in_parts(store, [DeleteNode(paths.ledger(ledger), ANY) for ledger in ordered])
 
 
 def _paged(ledgers: Iterable[int]) -> list[tuple[int, list[int]]]:

@@ -84,6 +84,10 @@ TRANSACTIONS = "/transactions/settings"
 COORDINATORS = "/transactions/coordinators"
 
 
+EPHEMERAL = (BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, MEMBERS, OWNERS)
+"""The nodes whose records end with the session of a process, and the folders of such nodes."""
+
+
 @lru_cache(maxsize=4096)
 def encode_segment(name: str) -> str:
     """Encodes any text as one segment of a metadata path, and returns it. `decode_segment` does the reverse. Also

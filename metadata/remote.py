@@ -11,7 +11,7 @@ ConnectionLost and TimedOut are unknown. A server that answers Unavailable has n
 A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one WatchReset.
 
 Also in this file, each below its heading: the tree's values as messages of proto/wire.proto, for both ends of the
-metadata service (messages); the opening of a session, with a metadata service of either kind (connect).
+metadata service (messages); the opening of a session, with a metadata service of any kind (connect).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from .session import (
     PAUSE_S_MIN,
     WATCH_QUEUE_MAX,
     Address,
+    EtcdAddress,
     SessionState,
     SessionStore,
 )
@@ -396,17 +397,20 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 
 # ------------------------------------------------------------------------------------------------------- connect
-# Opens a session with the metadata service, of either kind. Each kind is imported at its first use: kazoo with the
-# first session of a ZooKeeper, gRPC with the first session of `magnetar metadata`.
+# Opens a session with the metadata service, of any kind. Each kind is imported at its first use: kazoo with the first
+# session of a ZooKeeper, etcd's messages with the first session of an etcd.
 
 
 async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Opens a session with the metadata at `address` (a metadata service or ZooKeeper) and returns the store. Tries for
-    `timeout_s` seconds, then raises Unavailable. Raises at once if retrying cannot help: InvalidConfiguration if kazoo
-    is missing, and the other errors of `connect_metadata` and `connect_zookeeper`."""
+    """Opens a session with the metadata at `address` (a metadata service, ZooKeeper or etcd) and returns the store.
+    Tries for `timeout_s` seconds, then raises Unavailable. Raises at once if retrying cannot help: InvalidConfiguration
+    if kazoo is missing, and the other errors of `connect_metadata`, `connect_zookeeper` and `connect_etcd`."""
     if isinstance(address, Endpoint):
-
         return await connect_metadata(world, address, timeout_s)
+    if isinstance(address, EtcdAddress):
+        from .etcd import connect_etcd
+
+        return await connect_etcd(world, address, timeout_s)
     try:
         from .zookeeper import connect_zookeeper
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A session with a metadata service, as its client sees it: what remote.py and zookeeper.py have in common.
+"""A session with a metadata service, as its client sees it: what remote.py, zookeeper.py and etcd.py have in common.
 
     connecting ──connected──▶ connected ──broken──▶ connecting …     the same session
          └───── no sign of life for the timeout, or the service ends it ─────▶ lost   (SessionExpired, for ever)
@@ -15,7 +15,7 @@
 - A fault in the task that keeps the session ends the session: no call waits for a connection that no task makes.
 
 The subclass keeps the session: it sets `_state` and `_settled`, and calls `_end_session`. Guarded by
-tests/metadata/test_conformance.py and tests/metadata/test_outages.py, on both.
+tests/metadata/test_conformance.py, on each, and tests/metadata/test_outages.py.
 
 Also in this file, each below its heading: consecutive sessions as one `MetadataStore` (reconnecting); the address of
 the metadata (address).
@@ -67,8 +67,8 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    """The base class of a client's session with a metadata service: RemoteStore and ZookeeperStore make the connection.
-    This class decides when the session is lost, and makes calls wait while there is no connection."""
+    """The base class of a client's session with a metadata service: RemoteStore, ZookeeperStore and EtcdStore make the
+    connection. This class decides when the session is lost, and makes calls wait while there is no connection."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
@@ -330,6 +330,10 @@ class ReconnectingStore(MetadataStore):
                 raise
         return await self._read(lambda session: session.get(path))
 
+    @property
+    def part_operations(self) -> int:
+        return self._session.part_operations
+
     async def children(self, path: str) -> list[str]:
         return await self._read(lambda session: session.children(path))
 
@@ -386,33 +390,43 @@ class ReconnectingStore(MetadataStore):
 
 
 # -------------------------------------------------------------------------------------------------------------- address
-# The address of the metadata: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
+# The address of the metadata: HOST:PORT of `magnetar metadata`, `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper, or
+# `etcd://HOST:PORT,HOST:PORT/ROOT` of an etcd.
 #
 #     address = parse_address("zk://zk1:2181,zk2:2181/magnetar")   ValueError says what is wrong with it
 #     store = await connect_address(world, address, timeout_s)     metadata/remote.py: a store with an open session
 #
-# `?jute_maxbuffer=BYTES` is the limit that the ZooKeeper servers were started with (ZooKeeper's default is 1 MiB - 1).
+# `?jute_maxbuffer=BYTES` is the limit that the ZooKeeper servers were started with (ZooKeeper's default is 1 MiB - 1),
+# `?max_txn_ops=NUMBER&max_request_bytes=BYTES` are those of the etcd servers.
 
 SCHEME = "zk://"
+ETCD_SCHEME = "etcd://"
 PORT = 2181
+ETCD_PORT = 2379
 ROOT = "/magnetar"
 JUTE_MAXBUFFER = (1 << 20) - 1
 """The largest request to ZooKeeper, in bytes, by ZooKeeper's default. A server closes the connection of a client that
 sends a larger one."""
 
 
-class ZookeeperAccess(NamedTuple):
-    """The TLS files and the credentials with which a process connects to ZooKeeper. If the process shows an identity,
-    the nodes that it creates are accessible to this identity only."""
+MAX_TXN_OPS = 128
+"""The most compares or operations of a transaction, by etcd's default."""
+MAX_REQUEST_BYTES = 1_572_864
+"""The largest request to etcd, in bytes, by etcd's default."""
 
-    ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
-    certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one
+
+class MetadataAccess(NamedTuple):
+    """The TLS files and the credentials with which a process connects to ZooKeeper or etcd. If it shows an identity to
+    ZooKeeper, the nodes that it creates are accessible to this identity only."""
+
+    ca: str = ""  # PEM file of the authority of the servers' certificates; empty: in clear
+    certificate: str = ""  # PEM files of the client certificate, where the servers ask for one
     key: str = ""
-    credentials: Callable[[], str] | None = None  # "user:password" of the scheme `digest`, read at each session
+    credentials: Callable[[], str] | None = None  # "user:password", read at each session
 
     @property
     def is_authenticated(self) -> bool:
-        """Returns whether the process shows an identity to ZooKeeper: credentials or a client certificate."""
+        """Returns whether the process shows an identity: credentials or a client certificate."""
         return self.credentials is not None or bool(self.certificate)
 
 
@@ -423,7 +437,7 @@ class ZookeeperAddress(NamedTuple):
     servers: tuple[Endpoint, ...]
     root: str = ROOT
     jute_maxbuffer: int = JUTE_MAXBUFFER
-    access: ZookeeperAccess = ZookeeperAccess()
+    access: MetadataAccess = MetadataAccess()
 
     @property
     def hosts(self) -> str:
@@ -434,43 +448,80 @@ class ZookeeperAddress(NamedTuple):
         return f"{SCHEME}{self.hosts}{self.root}"
 
 
-Address = Endpoint | ZookeeperAddress
+class EtcdAddress(NamedTuple):
+    """The servers of an etcd cluster, and the beginning (`root`) of all keys of the metadata tree. `max_txn_ops` and
+    `max_request_bytes`: the limits with which the servers were started."""
+
+    servers: tuple[Endpoint, ...]
+    root: str = ROOT
+    max_txn_ops: int = MAX_TXN_OPS
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    access: MetadataAccess = MetadataAccess()
+
+    def __str__(self) -> str:
+        return f"{ETCD_SCHEME}{','.join(map(str, self.servers))}{self.root}"
+
+
+Address = Endpoint | ZookeeperAddress | EtcdAddress
+
+
+def get_store_name(address: Address) -> str:
+    """Returns what the servers at a metadata address are called: "ZooKeeper", "etcd" or "magnetar metadata"."""
+    if isinstance(address, Endpoint):
+        return "magnetar metadata"
+    return "ZooKeeper" if isinstance(address, ZookeeperAddress) else "etcd"
 
 
 def parse_address(text: str) -> Address:
-    """Parses a metadata address, as operators write it. Returns an Endpoint for HOST:PORT, and a ZookeeperAddress for a
-    text that begins with zk://. Raises ValueError, whose text describes the mistake."""
-    if not text.startswith(SCHEME):
-        return Endpoint.parse(text)
-    where, _, query = text[len(SCHEME) :].partition("?")
+    """Parses a metadata address, as operators write it. Returns a ZookeeperAddress for a text that begins with zk://,
+    an EtcdAddress for etcd://, and an Endpoint for HOST:PORT. Raises ValueError, whose text describes the mistake."""
+    if text.startswith(SCHEME):
+        servers, root, query = _parts(text[len(SCHEME) :], PORT, "ZooKeeper")
+        if root == "/zookeeper" or root.startswith("/zookeeper/"):
+            raise ValueError("/zookeeper is ZooKeeper's own: take another path")
+        limits = _limits(query, {"jute_maxbuffer": ("BYTES", 1 << 16)})
+        return ZookeeperAddress(servers, root, limits.get("jute_maxbuffer", JUTE_MAXBUFFER))
+    if text.startswith(ETCD_SCHEME):
+        servers, root, query = _parts(text[len(ETCD_SCHEME) :], ETCD_PORT, "etcd")
+        limits = _limits(query, {"max_txn_ops": ("NUMBER", 16), "max_request_bytes": ("BYTES", 1 << 16)})
+        return EtcdAddress(
+            servers, root, limits.get("max_txn_ops", MAX_TXN_OPS), limits.get("max_request_bytes", MAX_REQUEST_BYTES)
+        )
+    return Endpoint.parse(text)
+
+
+def _parts(text: str, port: int, kind: str) -> tuple[tuple[Endpoint, ...], str, str]:
+    """Splits HOST:PORT,HOST:PORT/ROOT?QUERY into servers, root and query."""
+    where, _, query = text.partition("?")
     hosts, slash, root = where.partition("/")
-    servers = tuple(_server(each) for each in hosts.split(","))
-    return ZookeeperAddress(servers, _root(f"/{root}" if slash and root else ROOT), _limit(query))
+    servers = tuple(_server(each, port, kind) for each in hosts.split(","))
+    return servers, _root(f"/{root}" if slash and root else ROOT, kind), query
 
 
-def _server(text: str) -> Endpoint:
+def _server(text: str, default: int, kind: str) -> Endpoint:
     host, colon, port = text.rpartition(":")
     if not colon or (text.startswith("[") and text.endswith("]")):
-        host, port = text, str(PORT)
+        host, port = text, str(default)
     if not host:
-        raise ValueError(f"{text!r} is not HOST or HOST:PORT of a ZooKeeper server")
+        raise ValueError(f"{text!r} is not HOST or HOST:PORT of a server of {kind}")
     return Endpoint.parse(f"{host}:{port}")
 
 
-def _root(root: str) -> str:
+def _root(root: str, kind: str) -> str:
     try:
         check_path(root)
     except Exception as error:
-        raise ValueError(f"{root!r} is not a path for ZooKeeper") from error
-    if root == "/zookeeper" or root.startswith("/zookeeper/"):
-        raise ValueError("/zookeeper is ZooKeeper's own: take another path")
+        raise ValueError(f"{root!r} is not a path for {kind}") from error
     return root
 
 
-def _limit(query: str) -> int:
-    limit = JUTE_MAXBUFFER
+def _limits(query: str, known: dict[str, tuple[str, int]]) -> dict[str, int]:
+    """Returns the limits in the query of an address. `known`: the unit and the least value of each."""
+    found: dict[str, int] = {}
     for name, number in parse_qsl(query, keep_blank_values=True):
-        if name != "jute_maxbuffer" or (parse_number(number) or 0) < 1 << 16:
-            raise ValueError(f"{name}={number} is not jute_maxbuffer=BYTES")
-        limit = int(number)
-    return limit
+        value = parse_number(number) or 0
+        if name not in known or value < known[name][1]:
+            wanted = " or ".join(f"{each}={unit}, at least {least}" for each, (unit, least) in known.items())
+            raise ValueError(f"{name}={number} is not {wanted}")
+        found[name] = value
+    return found

@@ -14,7 +14,7 @@ Parents need not exist: a path is a key, `children` lists the next path segments
   history no longer contains them it returns `WatchReset`: list again.
 
 Implementations: metadata/sqlite.py (in process), metadata/remote.py (a client of metadata/server.py),
-metadata/zookeeper.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
+metadata/zookeeper.py, metadata/etcd.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
 
 Also in this file, each below its heading: metadata records that this process cannot read, of a newer version or damaged
 (unreadable); safe changes of nodes (update).
@@ -118,7 +118,7 @@ class MetadataDisk(NamedTuple):
 
 class MetadataStore(Protocol):
     """A client's session with the metadata tree. The module's docstring says what its callers may rely on. Implemented
-    by LocalSession, RemoteStore and ZookeeperStore, and by ReconnectingStore, which uses one of them after the other.
+    by LocalSession, RemoteStore, ZookeeperStore and EtcdStore, and by ReconnectingStore, which uses several in turn.
 
     A read raises Unavailable or TimedOut if it gets no answer in time, and InvalidName for an invalid path. Every call
     raises SessionExpired when the session has ended. Docstrings call the errors of these methods *the errors of the
@@ -144,6 +144,11 @@ class MetadataStore(Protocol):
         Raises BadVersion, and changes nothing, if a node does not have the expected version. ConnectionLost and
         TimedOut mean that it is unknown whether the operations were done; after Unavailable they were not done."""
         ...
+
+    @property
+    def part_operations(self) -> int:
+        """Returns how many operations to commit at once when there are many. A store that allows fewer says so."""
+        return PART_OPERATIONS
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
         """Writes one node, in a commit of its own. Returns the node's new version. Raises the errors of `commit`."""
@@ -293,7 +298,7 @@ ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
 PART_OPERATIONS = 500
 """The number of operations in one part: half of what a commit may have. Even with the longest names a part stays below
-the 1 MiB that ZooKeeper accepts."""
+the 1 MiB that ZooKeeper accepts. etcd takes fewer (`MetadataStore.part_operations`)."""
 CONFLICT_PAUSE_S_MAX = 0.05
 """The longest pause, in seconds, after a conflict. In a conflict another writer was faster, so the pause begins near
 zero, and grows only to spread the writers."""
@@ -415,16 +420,18 @@ async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation])
     """Commits the operations in order, in as many commits as necessary, for callers that may have more of them than one
     commit allows (metadata/tree_core.py `OPERATIONS_MAX`). Raises the errors of `MetadataStore.commit`. After an error
     or a crash only the first commits are done."""
-    for at in range(0, len(operations), PART_OPERATIONS):
-        await store.commit(operations[at : at + PART_OPERATIONS])
+    size = store.part_operations
+    for at in range(0, len(operations), size):
+        await store.commit(operations[at : at + size])
 
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[PutNode]) -> None:
     """Creates these nodes, in several commits if there are many. A node that exists already stays as it is. The
     `expected` of each PutNode must be ABSENT. Raises the errors of `MetadataStore.commit` except NodeExists; may be
     called again with the same nodes."""
-    for at in range(0, len(puts), PART_OPERATIONS):
-        part = puts[at : at + PART_OPERATIONS]
+    size = store.part_operations
+    for at in range(0, len(puts), size):
+        part = puts[at : at + size]
         try:
             await store.commit(part)
         except NodeExists:  # none of them is made

@@ -57,7 +57,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
 from ..proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
 from ..runtime.clock import Clock
 from . import znodes_core as znodes
-from .session import ZookeeperAccess
+from .session import MetadataAccess
 
 # ------------------------------------------------------------------------------------------------------ requests
 # Requests that kazoo lacks, in ZooKeeper's bytes; ZooKeeperConnection sends them.
@@ -266,7 +266,7 @@ class _Hidden(str):
         return "<secret>"
 
 
-def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
+def _access_list(access: MetadataAccess, credentials: str | None) -> Any:
     """Returns the access list for znodes that are created. With only a certificate it admits the identity of the
     certificate, so all processes of the cluster must share one."""
     if credentials is not None:
@@ -304,7 +304,7 @@ class ZooKeeperConnection:
     A method that returns a future sends one request; the future fails with the errors of `request`."""
 
     def __init__(
-        self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
+        self, hosts: str, timeout_s: float, clock: Clock, access: MetadataAccess,
         on_state: Callable[[ZookeeperConnectionState], None], on_event: Callable[[ZnodeEvent], None],
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()

@@ -51,10 +51,11 @@ KEY_INDEX = StoredFormat("key index of a ledger", 1)  # broker/log/key_index_cor
 COORDINATOR = StoredFormat("coordinator of transactions", 1)  # broker/transaction/log.py
 METADATA_RECORD = StoredFormat("metadata record", 2)  # metadata/records.py
 METADATA_FILE = StoredFormat("metadata file", 1)  # metadata/tree.py, and its backups
+METADATA_EXPORT = StoredFormat("metadata export", 1)  # metadata/transfer.py
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
 STORAGE = (
     *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, KEY_INDEX, COORDINATOR,
-    METADATA_RECORD, METADATA_FILE,
+    METADATA_RECORD, METADATA_FILE, METADATA_EXPORT,
 )
 
 

@@ -153,10 +153,12 @@ class ListenerAccess:
 class CallerAccess:
     """The credentials that a client sends to a listener: its TLS files (None: in clear), and `authorization`, a
     function that returns the value of the header `authorization`. The function is called for each call and stream; it
-    must not wait."""
+    must not wait. `headers`: further headers of each call and stream, (name, value), as a service of another project
+    may ask for."""
 
     tls: TlsFiles | None = None
     authorization: Callable[[], str] | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 OPEN = ListenerAccess()

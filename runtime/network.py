@@ -174,7 +174,7 @@ class Rpc(Generic[Req, Rep]):
     request: type[Req]
     reply: type[Rep]
     streaming: bool
-    is_plain: bool = False  # a stream of messages as they are, without envelopes: of the services of gRPC itself
+    is_plain: bool = False  # a stream of messages as they are, without envelopes: of gRPC itself, or of etcd
 
     @property
     def request_bytes_max(self) -> int:
@@ -541,12 +541,14 @@ class Network(Protocol):
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """Services of gRPC itself, by their full names: proto/health.proto, proto/reflection.proto."""
+ETCD = "etcdserverpb."
+"""How the full names of etcd's services begin: proto/etcd.proto."""
 
 
 def find_rpc(service: str, method: str) -> Rpc[Any, Any]:
     """Returns the description of the rpc `method` of `service` in proto/wire.proto, with the classes of its messages.
-    For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself is given by its
-    full name. Raises KeyError if there is no such service or method."""
+    For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself, or of
+    etcd, is given by its full name. Raises KeyError if there is no such service or method."""
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2
@@ -573,9 +575,13 @@ def find_rpc(service: str, method: str) -> Rpc[Any, Any]:
 
 
 def _standard_service(service: str) -> Any:
-    """Returns the descriptor of a service of gRPC itself."""
+    """Returns the descriptor of a service of gRPC itself, or of etcd."""
     from ..proto import health_pb2, reflection_pb2
 
+    if service.startswith(ETCD):
+        from ..proto import etcd_pb2
+
+        return etcd_pb2.DESCRIPTOR.services_by_name[service.removeprefix(ETCD)]
     file = health_pb2 if service == HEALTH else reflection_pb2
     return file.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
 

@@ -297,6 +297,17 @@ class ZookeeperSection:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdSection:
+    """The settings for a cluster whose metadata is stored in etcd. What the user may read and write is decided by
+    etcd's roles."""
+
+    ca: str = ""  # who signs its certificates: the connection is TLS, and the host's name is compared
+    certificate: str = ""  # a client certificate, where etcd asks for one
+    key: str = ""  # … and its key
+    credentials: str = ""  # a file, or env:NAME, with user:password of a user of etcd
+
+
+@dataclass(frozen=True, slots=True)
 class AuditSection:
     """The settings for the audit log: where administrative operations and refused requests are logged."""
 
@@ -307,7 +318,7 @@ SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
     "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
     "broker": BrokerSection, "members": MembersSection, "zookeeper": ZookeeperSection,
-    "audit": AuditSection,
+    "etcd": EtcdSection, "audit": AuditSection,
 }  # fmt: skip
 HEADER_SECTIONS = ("token", "oidc", "basic")
 AUTHENTICATION_SECTIONS = (*HEADER_SECTIONS, "certificate")
@@ -323,7 +334,8 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
           ("token", "revoked"),
           ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
           ("members", "folder"), ("members", "ca"), ("audit", "file"), ("zookeeper", "ca"),
-          ("zookeeper", "certificate"), ("zookeeper", "key"), ("zookeeper", "credentials")}  # fmt: skip
+          ("zookeeper", "certificate"), ("zookeeper", "key"), ("zookeeper", "credentials"),
+          ("etcd", "ca"), ("etcd", "certificate"), ("etcd", "key"), ("etcd", "credentials")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +353,7 @@ class SecuritySettings:
     broker: BrokerSection = BrokerSection()
     members: MembersSection | None = None
     zookeeper: ZookeeperSection | None = None
+    etcd: EtcdSection | None = None
     audit: AuditSection = AuditSection()
 
     @property
@@ -407,8 +420,9 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
     tls, token, members = settings.tls, settings.token, settings.members
     if members is not None and not (members.folder and members.ca and members.cluster):
         yield "[members] needs folder, ca and cluster"
-    if (zookeeper := settings.zookeeper) is not None:
-        yield from _zookeeper_faults(zookeeper)
+    for name, section in (("zookeeper", settings.zookeeper), ("etcd", settings.etcd)):
+        if section is not None:
+            yield from _store_faults(name, section)
     if tls is not None and not (tls.certificate and tls.key):
         yield "[tls] needs certificate and key"
     if members is not None and tls is None and not settings.authenticates_callers:
@@ -440,13 +454,13 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
         yield "[broker] needs token, which this broker shows to the others"
 
 
-def _zookeeper_faults(zookeeper: ZookeeperSection) -> Iterator[str]:
-    if not zookeeper.ca:
-        yield "[zookeeper] needs ca: credentials and data are sent over TLS"
-    if zookeeper.credentials.startswith("data:"):
-        yield "credentials of [zookeeper] are a file or env:NAME, not the secret itself"
-    if bool(zookeeper.certificate) != bool(zookeeper.key):
-        yield "[zookeeper] has a certificate and its key: give both"
+def _store_faults(name: str, section: ZookeeperSection | EtcdSection) -> Iterator[str]:
+    if not section.ca:
+        yield f"[{name}] needs ca: credentials and data are sent over TLS"
+    if section.credentials.startswith("data:"):
+        yield f"credentials of [{name}] are a file or env:NAME, not the secret itself"
+    if bool(section.certificate) != bool(section.key):
+        yield f"[{name}] has a certificate and its key: give both"
 
 
 def _token_faults(token: TokenSection) -> Iterator[str]:

@@ -6,7 +6,7 @@ store.
 
 | remembered | from |
 |---|---|
-| `number`, `token` | the incarnation of the metadata's file (metadata/tree.py); a ZooKeeper has none |
+| `number`, `token` | the incarnation of the metadata's file (metadata/tree.py); a ZooKeeper or an etcd has none |
 | `revision` | the largest revision of the tree |
 | `ledger` | the largest id that was given out, by the counter, or that is here |
 | `restore` | the last restore that it saw |
@@ -130,13 +130,14 @@ def make_recorded_metadata_state(
 ) -> RecordedMetadataState:
     """Returns the state that the bookie must record after it has read the present state (`shown`) of the metadata.
     `seen` is the state recorded before. `restored`: whether an older copy was accepted; then the recorded revision may
-    decrease."""
+    decrease. So it may if the tree was moved to a store that has incarnations, which counts its own revisions."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
+    is_moved = last is not None and not seen.token
     return RecordedMetadataState(
         number=last.number if last else 0,
         token=last.token if last else "",
-        revision=shown.revision if restored else max(seen.revision, shown.revision),
+        revision=shown.revision if restored or is_moved else max(seen.revision, shown.revision),
         ledger=max(seen.ledger, known),
         restore=_last_restore(shown.incarnations),
     )

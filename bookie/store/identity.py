@@ -16,10 +16,13 @@ first row that fits counts:
 | yes | no   | yes | | refuse, UNKNOWN: another metadata, or it lost data |
 | yes | yes  | –   | another bookie's record names this place, its own does not | refuse, SWAPPED |
 | yes | yes  | –   | its own record does not name this place | refuse, MOVED, until an operator confirms it |
-| yes | yes  | –   | the cookie counts more than one start above the record | refuse, OLD_METADATA |
+| yes | yes  | –   | the cookie counts more than one start above the record, not accepted | refuse, OLD_METADATA |
 | yes | yes  | no  | a start was completed | refuse, WIPED |
+| yes | yes  | –   | accepted | ROLLED_BACK |
 | yes | yes  | –   | the cookie counts fewer starts than the record | ROLLED_BACK: starts in limbo |
 | yes | yes  | –   | | START |
+
+*Accepted*: an operator accepted the metadata for the next start (`accept_restored_metadata`).
 
 Order of a start. `claim_directory` locks and judges. Then the store opens: everything that it misses (also a journal
 that ends before the record's position) becomes durable as limbo. Then `record_bookie_start` counts the start, first in
@@ -150,7 +153,7 @@ class BookieIdentity(msgspec.Struct, frozen=True):
     @property
     def is_metadata_accepted(self) -> bool:
         """Returns whether an operator accepted the present metadata for this start (`accept_restored_metadata`)."""
-        return self.known is not None and self.known.starts >= _ACCEPT
+        return self.known is not None and _is_accepted(self.known)
 
     @property
     def journal(self) -> JournalPosition:
@@ -172,10 +175,12 @@ def judge_directory(facts: DirectoryAtStart) -> DirectoryVerdict:
         return DirectoryVerdict.UNKNOWN if facts.store else DirectoryVerdict.FINISH
     if not any(place in record.directories for place in (facts.place, *facts.aliases)):
         return DirectoryVerdict.SWAPPED if facts.others else DirectoryVerdict.MOVED
-    if cookie.starts > record.starts + 1:
+    if cookie.starts > record.starts + 1 and not _is_accepted(record):
         return DirectoryVerdict.OLD_METADATA
     if not facts.store and record.starts > 0:
         return DirectoryVerdict.WIPED
+    if _is_accepted(record):
+        return DirectoryVerdict.ROLLED_BACK
     return DirectoryVerdict.ROLLED_BACK if cookie.starts < record.starts else DirectoryVerdict.START
 
 
@@ -251,7 +256,7 @@ async def _claim(
         record, version = known
     losses: tuple[str, ...] = ()
     if verdict is DirectoryVerdict.ROLLED_BACK:
-        known_starts = "the metadata was restored" if record.starts >= _ACCEPT else f"{record.starts} were completed"
+        known_starts = "the metadata was restored" if _is_accepted(record) else f"{record.starts} were completed"
         losses = (f"the directory is of start {cookie.starts}, and {known_starts}",)
     return BookieIdentity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
@@ -383,17 +388,23 @@ async def change_bookie_directory(metadata: MetadataStore, bookie: str, place: s
 
 async def accept_restored_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
     """Makes the next start of a bookie accept the metadata as it is, because an operator restored an older copy on
-    purpose. Returns the bookie's new cookie record.
+    purpose, or moved the tree to another store. Returns the bookie's new cookie record.
 
     Raises NotFound if there is no such bookie, Busy if it is registered, and the errors of the metadata. The bookie
     will start in limbo and compare its ledgers with the metadata."""
-    await _stopped(metadata, bookie)
-    return await _change(metadata, bookie, starts=_ACCEPT)
+    record = await _stopped(metadata, bookie)
+    return await _change(metadata, bookie, starts=max(_ACCEPT, (record.starts // _STEP + 1) * _STEP))
 
 
 _ACCEPT = 1 << 60
-"""A number of starts that no directory reaches. So the cookie always has fewer starts than the record, and the bookie
-starts in limbo."""
+"""A number of starts that no directory reaches by starting."""
+_STEP = 1 << 40
+"""A record that counts a multiple of so many starts, at least _ACCEPT, is accepted. The start that this is for counts
+one more, so that the next start is not accepted any more."""
+
+
+def _is_accepted(record: CookieRecord) -> bool:
+    return record.starts >= _ACCEPT and record.starts % _STEP == 0
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:

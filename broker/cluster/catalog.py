@@ -1,10 +1,10 @@
 """The catalog: tenants, namespaces and topics, as records in the metadata. Every broker may change them.
 
 A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does. A name never has both
-records. Each partition has a TopicRecord: the first PART_OPERATIONS of them are created with the PartitionedRecord, the
-others after it, or at their first use. A non-persistent topic has a record only if it is partitioned. `public/default`
-exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or TopicNotFound if an object does not
-exist, Busy if it is in use, and the errors of the metadata.
+records. Each partition has a TopicRecord: the first of them (`MetadataStore.part_operations`) are created with the
+PartitionedRecord, the others after it, or at their first use. A non-persistent topic has a record only if it is
+partitioned. `public/default` exists from the first start. Methods raise TenantNotFound, NamespaceNotFound or
+TopicNotFound if an object does not exist, Busy if it is in use, and the errors of the metadata.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from ...metadata.records import (
 )
 from ...metadata.store import (
     ABSENT,
-    PART_OPERATIONS,
     CheckNodeVersion,
     DeleteNode,
     MetadataStore,
@@ -404,12 +403,13 @@ class Catalog:
                 return
             operations = [make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
         elif partitions:
+            first = self._store.part_operations - 2  # beside the two others
             operations = [
                 CheckNodeVersion(_topic_path(topic), ABSENT),
                 make_put_operation(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
-                *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
+                *self._partition_records(topic, range(min(partitions, first))),
             ]
-            later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
+            later = self._partition_records(topic, range(first, partitions))
         else:
             operations = [
                 CheckNodeVersion(_partitioned_path(topic), ABSENT),
@@ -461,7 +461,7 @@ class Catalog:
         grown = make_put_operation(
             _partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version
         )
-        if len(subscriptions) + len(topics) < PART_OPERATIONS:
+        if len(subscriptions) + len(topics) < self._store.part_operations:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
                 return

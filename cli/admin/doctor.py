@@ -151,7 +151,7 @@ def _ending(facts: ClusterFacts) -> list[Alarm]:
 
 def _metadata_disk(facts: ClusterFacts) -> list[Alarm] | str:
     if not facts.metadata_disk[0]:
-        return "the metadata does not say: it is on ZooKeeper, or of an older release"
+        return "the metadata does not say: it is on ZooKeeper or etcd, or of an older release"
     return find_metadata_disk_alarms(*facts.metadata_disk)
 
 

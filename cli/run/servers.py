@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
-    from ...metadata.session import Address
+    from ...metadata.session import Address, MetadataAccess
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.config import MemoryPlan, MemoryShare
     from ...runtime.health import Readiness
     from ...runtime.network import Endpoint, World
     from ...runtime.process import ProcessParts
-    from ...security.settings import MembersSection, ZookeeperSection
+    from ...security.settings import EtcdSection, MembersSection, ZookeeperSection
 
 
 def make_member_world(world: World, settings: str | None, role: str) -> World:
@@ -166,7 +166,7 @@ def with_server_options(
 LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
 
 
-METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PATH of a ZooKeeper."
+METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,…/PATH of ZooKeeper, etcd://HOST:PORT,…/PATH."
 
 
 def with_metadata_service_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,10 +212,10 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 
 
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
-    """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper]
-    contains the credentials for ZooKeeper. Raises UsageError if the value is invalid, InvalidConfiguration if the
+    """Returns the address in the value of --metadata. `security`: the value of --security, whose section [zookeeper] or
+    [etcd] contains the credentials for it. Raises UsageError if the value is invalid, InvalidConfiguration if the
     settings or the credentials are."""
-    from ...metadata.session import parse_address
+    from ...metadata.session import EtcdAddress, ZookeeperAddress, parse_address
 
     try:
         found = parse_address(text)
@@ -225,31 +225,31 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
         return found
     from ...security.settings import SecuritySettings
 
-    section = SecuritySettings.load(security).zookeeper
-    return found if section is None else _add_zookeeper_credentials(found, section)
+    settings = SecuritySettings.load(security)
+    if isinstance(found, ZookeeperAddress) and settings.zookeeper is not None:
+        return found._replace(access=_read_access(settings.zookeeper))
+    if isinstance(found, EtcdAddress) and settings.etcd is not None:
+        return found._replace(access=_read_access(settings.etcd))
+    return found
 
 
-def _add_zookeeper_credentials(address: Address, section: ZookeeperSection) -> Address:
-    """Returns the ZooKeeper address with the credentials of the settings' `section`; any other address unchanged.
-    Raises InvalidConfiguration if the credentials cannot be read, are not USER:PASSWORD, or if other users may read the
-    key."""
-    from ...metadata.session import ZookeeperAccess, ZookeeperAddress
+def _read_access(section: ZookeeperSection | EtcdSection) -> MetadataAccess:
+    """Returns the files and credentials of the settings' `section`. Raises InvalidConfiguration if the credentials
+    cannot be read, are not USER:PASSWORD, or if other users may read the key."""
+    from ...metadata.session import MetadataAccess
     from ...security.settings import read_private_file
 
-    if not isinstance(address, ZookeeperAddress):
-        return address
     if section.key:
         read_private_file(section.key)
     if section.credentials:
-        _read_zookeeper_credentials(section.credentials)
-    access = ZookeeperAccess(
+        _read_credentials(section.credentials)
+    return MetadataAccess(
         section.ca, section.certificate, section.key,
-        (lambda: _read_zookeeper_credentials(section.credentials)) if section.credentials else None,
+        (lambda: _read_credentials(section.credentials)) if section.credentials else None,
     )  # fmt: skip
-    return address._replace(access=access)
 
 
-def _read_zookeeper_credentials(source: str) -> str:
+def _read_credentials(source: str) -> str:
     from ...proto.errors import InvalidConfiguration
     from ...security.settings import read_secret
 
@@ -259,7 +259,7 @@ def _read_zookeeper_credentials(source: str) -> str:
         found = ""
     user, _, password = found.partition(":")
     if not user or not password:
-        raise InvalidConfiguration(f"{source} has no user:password for ZooKeeper")
+        raise InvalidConfiguration(f"{source} has no user:password for the metadata")
     return found
 
 
@@ -506,10 +506,11 @@ async def close_metadata(store: MetadataStore) -> None:
 
 
 def _no_metadata(where: Address, why: str) -> MagnetarError:
+    from ...metadata.session import get_store_name
     from ...proto.errors import Unavailable
-    from ...runtime.network import Endpoint
 
-    start = "start 'magnetar metadata'" if isinstance(where, Endpoint) else "start ZooKeeper"
+    name = get_store_name(where)
+    start = f"start '{name}'" if name.startswith("magnetar") else f"start {name}"
     return Unavailable(f"no metadata service at {where} ({why}); {start} or give --metadata")
 
 
@@ -517,6 +518,12 @@ class _Metadata(LazyGroup):
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         table = {
             "backup": LazyCommand(".storage.metadata_copies", "backup", "Make a copy of the running service's tree."),
+            "export": LazyCommand(
+                ".storage.metadata_transfer", "export", "Write the tree of a stopped cluster to a file."
+            ),
+            "import": LazyCommand(
+                ".storage.metadata_transfer", "import_", "Write an exported tree into an empty metadata store."
+            ),
             "restore": LazyCommand(
                 ".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."
             ),

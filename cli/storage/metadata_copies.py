@@ -56,6 +56,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
     Example: magnetar metadata backup monday.backup
     """
     from ...metadata.remote import BACKUP
+    from ...metadata.session import get_store_name
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
     from ...runtime.process import make_system_world
@@ -63,7 +64,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
 
     address = parse_metadata_address(metadata_)
     if not isinstance(address, Endpoint):
-        raise click.UsageError("a ZooKeeper is backed up with its own tools")
+        raise click.UsageError(f"{get_store_name(address)} is backed up with its own tools")
 
     async def run() -> wire.BackupReply:
         world = make_system_world()
@@ -219,11 +220,13 @@ class RestoreLocations(NamedTuple):
 
 async def _ask_as_member(found: BackupContents, where: RestoreLocations, wait_s: float) -> dict[str, int | str]:
     """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersOnlyService`)."""
+    from ...metadata.session import get_store_name
     from ...runtime.process import make_system_world
     from ..run.servers import make_member_world, parse_endpoint, parse_metadata_address
 
-    if not isinstance(parse_metadata_address(where.metadata), type(parse_endpoint(where.listen, "--listen"))):
-        raise click.UsageError("a ZooKeeper is restored with its own tools")
+    address = parse_metadata_address(where.metadata)
+    if not isinstance(address, type(parse_endpoint(where.listen, "--listen"))):
+        raise click.UsageError(f"{get_store_name(address)} is restored with its own tools")
     world = make_member_world(make_system_world(), where.security, "metadata")
     os.makedirs(os.path.dirname(where.scratch), exist_ok=True)
     async with serve_metadata_copy(world, parse_endpoint(where.listen, "--listen"), where.copy, where.scratch):

@@ -29,13 +29,22 @@ from ...proto.errors import (
     WrongProtocol,
 )
 from ..access import NOTHING, CallerAccess
-from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
+from ..files import Buffer
+from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Pieces, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
 from ..tcp.http2_frames import HEADER_BYTES_MAX, Header, HeaderDecoder, Http2ErrorCode, Http2Setting, encode_headers
 from .limits import HEADER, ChannelTls, check_credentials_encrypted, make_authorization_header
 from .messages import MessageStream, prefix
-from .stream import ERROR_TRAILER, GrpcStream, Status, copy_error, make_error_for_status, parse_grpc_message
+from .stream import (
+    ERROR_TRAILER,
+    PARSED_COPIES,
+    GrpcStream,
+    Status,
+    copy_error,
+    make_error_for_status,
+    parse_grpc_message,
+)
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds that an orderly close of a stream waits for the other side before it cancels."""
@@ -233,6 +242,43 @@ class _ClientStream(GrpcStream):
             _LOG.debug("the stream to %s did not end in order", self._endpoint)
         finally:
             self.end_with_failure(ConnectionLost("the stream is closed"))
+
+
+class _PlainClientStream(_ClientStream):
+    """A stream of messages as they are, without envelopes (`Rpc.is_plain`): of services that are not Magnetar's. Each
+    item is one gRPC message. Fields that are not known are ignored."""
+
+    def send_nowait(self, item: Message | bytes | Pieces) -> None:
+        if self._broken is not None:
+            raise copy_error(self._broken)
+        assert isinstance(item, Message), "a message of the other service"
+        data = item.SerializeToString()
+        self._items.append((len(data), (data,)))
+        self.queued_bytes += len(data)
+        self._answers.held += len(data)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _next_envelope(self) -> tuple[int, deque[Buffer]]:
+        size, pieces = self._items.popleft()
+        return size, deque((prefix(size), *pieces))
+
+    def _take(self) -> list[Any]:
+        came, self._came = self._came, []
+        self._taken_bytes += PARSED_COPIES * self._came_bytes
+        self._requests.held += PARSED_COPIES * self._came_bytes
+        self._came_bytes = 0
+        self._credit()
+        return [self._parsed(data) for data in came]
+
+    def _parsed(self, data: bytes | bytearray) -> Any:
+        try:
+            return self._envelope.FromString(data)
+        except DecodeError as error:
+            broken = WrongProtocol(f"{self._endpoint} sent no {self._envelope.DESCRIPTOR.full_name} on the stream")
+            self.terminate_with_error(broken)
+            raise copy_error(broken) from error
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
@@ -473,7 +519,7 @@ class GrpcChannel:
             headers = [
                 (b":method", b"POST"), (b":scheme", b"https" if self._tls else b"http"), (b":path", path.encode()),
                 (b":authority", str(self._endpoint).encode()), (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"), (b"user-agent", b"magnetar"),
+                (b"content-type", b"application/grpc"), (b"user-agent", b"magnetar"), *self._access.headers,
             ]  # fmt: skip
             if credential:
                 headers.append((HEADER, credential))
@@ -529,7 +575,8 @@ class GrpcChannel:
 
     def stream(self, rpc: Rpc[Any, Any]) -> GrpcStream:
         self._check()
-        stream = _ClientStream(self._endpoint, rpc)
+        kind = _PlainClientStream if rpc.is_plain else _ClientStream
+        stream = kind(self._endpoint, rpc)
         self._start(stream, self._head(rpc.path))
         return stream
 

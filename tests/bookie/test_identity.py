@@ -196,6 +196,23 @@ async def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted
     assert (await cluster.restart()).id == first
 
 
+async def test_metadata_is_accepted_for_one_start_and_as_often_as_an_operator_says_so(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    before = await record_of(cluster, bookie.id)
+    for again in (False, True):  # also from a copy that knows of no accepted start
+        cluster.simulation.crash(NODE)
+        if again:
+            await cluster.metadata.put(paths.cookie(bookie.id), records.encode_record(before, paths.cookie(bookie.id)))
+        await cluster.metadata.delete(paths.bookie(bookie.id))
+        await identity.accept_restored_metadata(cluster.metadata, bookie.id)
+        bookie = await cluster.start()
+        assert bookie._identity.is_metadata_accepted
+        assert bookie._identity.losses, "it compares its ledgers"
+        for _ in range(3):
+            bookie = await cluster.restart()
+            assert not bookie._identity.is_metadata_accepted
+
+
 def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
     """An older copy of it, whole in itself: of an earlier start, or of this one and without its last entries."""
     for restarts in (0, 2):

@@ -1,8 +1,8 @@
-"""`python -m tests.chaos --minutes N [--metadata sqlite|zookeeper] [--seed S]`: faults on real processes under load,
-and a judge of what clients saw.
+"""`python -m tests.chaos --minutes N [--metadata sqlite|zookeeper|etcd] [--seed S]`: faults on real processes under
+load, and a judge of what clients saw.
 
-Four bookies, two brokers and the metadata (`magnetar metadata`, or a real ZooKeeper), three copies of which two are
-synced; every link goes through a proxy (processes/cluster.py). A fault befalls it every eight seconds or so, up to
+Four bookies, two brokers and the metadata (`magnetar metadata`, a real ZooKeeper or etcd), three copies of which two
+are synced; every link goes through a proxy (processes/cluster.py). A fault befalls it every eight seconds or so, up to
 three at once (tests/chaos/faults.py). When they are healed every producer and every subscription has to go on before
 the next (tests/chaos/waiting.py says within what). Which faults follows from the seed; what the machine does in between
 does not, so a seed repeats the faults and not the interleaving. At the end all copies have to be made again, and the
@@ -61,6 +61,7 @@ from tests.chaos.workload.clients import Clients
 from tests.chaos.workload.judge import Verdict, Wrong
 from tests.chaos.workload.libraries import others
 from tests.chaos.workload.transfers import Transfers
+from tests.support.etcd import why_no_etcd
 from tests.support.processes import run_cli
 from tests.support.zookeeper import why_no_zookeeper
 
@@ -74,7 +75,9 @@ BETWEEN = 10
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.01), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=None, help="Of what happens to whom (default: a new one).")
-@click.option("--metadata", type=click.Choice(["sqlite", "zookeeper"]), default="sqlite", help="Which metadata store.")
+@click.option(
+    "--metadata", type=click.Choice(["sqlite", "zookeeper", "etcd"]), default="sqlite", help="Which metadata store."
+)
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
 @click.option("--processes", type=click.IntRange(1, 4), default=1, show_default=True, help="Of each broker.")
@@ -95,7 +98,7 @@ def main(
     logs: str | None, clients: str, transactions: bool, processes: int, keyed: bool,
     filtered: bool,
 ) -> None:  # fmt: skip
-    if metadata == "zookeeper" and (why := why_no_zookeeper()):
+    if why := {"zookeeper": why_no_zookeeper, "etcd": why_no_etcd}.get(metadata, lambda: None)():
         raise click.UsageError(why)
     wanted = [each.split("+") for each in ("power_cut" if control else kinds).split(",") if each]
     if unknown := [kind for each in wanted for kind in each if kind not in WEIGHTS]:
@@ -121,7 +124,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="magnetar-chaos-") as folder:
         _log_clients(Path(folder))
         try:
-            how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured, "processes": processes}
+            how = {"store": metadata, "lies": control, "secured": secured, "processes": processes}
             run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries, transactions, keyed, filtered)
             result = run.run(minutes * 60)
         finally:
@@ -149,7 +152,7 @@ def _stop(number: int, _frame: object) -> NoReturn:
 
 def _keep(folder: Path, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.stderr", "java/*.stderr", "zookeeper/log", "history.pickle"):
+    for pattern in ("*.stderr", "java/*.stderr", "zookeeper/log", "etcd/log0", "history.pickle"):
         for file in sorted(folder.glob(pattern)):
             shutil.copy(file, logs / file.name)
 

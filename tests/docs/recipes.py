@@ -12,8 +12,10 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.tasks import Supervisor
 from tests import layout
 
-STORES = {"SqliteStore", "RemoteStore", "ZookeeperStore", "connect_metadata", "connect_zookeeper", "ZookeeperAddress"}
+STORES = {"SqliteStore", "RemoteStore", "ZookeeperStore", "connect_metadata", "connect_zookeeper", "ZookeeperAddress",
+          "EtcdStore", "connect_etcd", "EtcdAddress"}  # fmt: skip
 """Names of one kind of metadata store."""
+STORE_MODULES = ("metadata/sqlite", "metadata/remote", "metadata/zookeeper", "metadata/etcd")
 SERVICES = {"Broker": "BrokerService", "Transactions": "TransactionService"}
 """Of the wire, and the class that answers; administration has a table of its own."""
 
@@ -23,7 +25,7 @@ def stores_table() -> str:
     lines = ["| module | names |", "|---|---|"]
     for module in layout.modules():
         names = sorted({node.id for node in module.nodes if isinstance(node, ast.Name)} & STORES)
-        if names and not module.path.startswith(("metadata/sqlite", "metadata/remote", "metadata/zookeeper")):
+        if names and not module.path.startswith(STORE_MODULES):
             lines.append(f"| `{module.path}` | `{'`, `'.join(names)}` |")
     return "\n".join(lines)
 

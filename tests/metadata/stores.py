@@ -14,7 +14,7 @@ import pytest
 
 from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.session import ZookeeperAddress, parse_address
+from magnetar.metadata.session import EtcdAddress, ZookeeperAddress, parse_address
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
 from magnetar.metadata.store import (
     ANY,
@@ -27,12 +27,15 @@ from magnetar.metadata.store import (
     WatchReset,
 )
 from magnetar.proto.errors import ConnectionLost
-from magnetar.runtime.network import Endpoint
+from magnetar.proto.etcd_pb2 import CompactionRequest
+from magnetar.runtime.network import Endpoint, find_rpc
 from magnetar.runtime.process import make_system_world
 from magnetar.runtime.sim.world import Simulation
+from tests.support.etcd import EtcdCluster, why_no_etcd
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
 if TYPE_CHECKING:
+    from magnetar.metadata.etcd import EtcdStore
     from magnetar.metadata.zookeeper import ZookeeperStore
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
@@ -47,6 +50,10 @@ class Backend(Protocol):
     async def store(self, timeout_s: float = 10.0) -> MetadataStore: ...
     async def vanish(self, store: MetadataStore) -> None:
         """The store's user dies without a word."""
+        ...
+
+    async def lose_history(self, store: MetadataStore) -> None:
+        """The store forgets the changes up to the present revision."""
         ...
 
     async def close(self) -> None: ...
@@ -67,6 +74,9 @@ class SqliteBackend:
     async def vanish(self, store: MetadataStore) -> None:
         assert isinstance(store, LocalSession)
         store.abandon()
+
+    async def lose_history(self, store: MetadataStore) -> None:
+        await fill_history(store)
 
     async def close(self) -> None:
         if self._store is not None:
@@ -96,6 +106,9 @@ class RemoteBackend:
         assert store._keeper is not None
         store._keeper.cancel()
         await asyncio.wait([store._keeper])
+
+    async def lose_history(self, store: MetadataStore) -> None:
+        await fill_history(store)
 
     async def close(self) -> None:
         for store in self._stores:
@@ -129,6 +142,9 @@ class SimulatedBackend:
 
     async def vanish(self, store: MetadataStore) -> None:
         self.simulation.crash(self.node(store))
+
+    async def lose_history(self, store: MetadataStore) -> None:
+        await fill_history(store)
 
     async def close(self) -> None:
         """Nothing: the simulation ends with everything in it."""
@@ -170,12 +186,67 @@ class ZookeeperBackend:
         store._keeper.cancel()  # type: ignore[attr-defined]
         store._line.disconnect(farewell=False)  # type: ignore[attr-defined]
 
+    async def lose_history(self, store: MetadataStore) -> None:
+        await fill_history(store)
+
     async def close(self) -> None:
         for store in self._stores:
             await store.close()
 
 
-KINDS = ("sqlite", "remote", "simulated", "zookeeper")
+class EtcdBackend:
+    """A tree of its own in the one etcd server of the test run."""
+
+    keeps_history = True
+    _cluster: EtcdCluster | None = None
+    _trees = 0
+
+    def __init__(self) -> None:
+        EtcdBackend._trees += 1
+        address = parse_address(self.cluster().url)
+        assert isinstance(address, EtcdAddress)
+        self.address = address._replace(root=f"/trees/{EtcdBackend._trees}")
+        self._stores: list[EtcdStore] = []
+
+    @classmethod
+    def cluster(cls) -> EtcdCluster:
+        if cls._cluster is None:
+            directory = tempfile.TemporaryDirectory(prefix="etcd-")
+            cls._cluster = EtcdCluster(Path(directory.name))
+            atexit.register(directory.cleanup)
+            atexit.register(cls._cluster.close)
+        return cls._cluster
+
+    async def store(self, timeout_s: float = 10.0) -> EtcdStore:
+        from magnetar.metadata.etcd import EtcdStore
+
+        store = await connect_address(make_system_world(1), self.address, timeout_s)
+        assert isinstance(store, EtcdStore)
+        self._stores.append(store)
+        return store
+
+    async def vanish(self, store: MetadataStore) -> None:
+        """Its connection is closed, nobody says anything, and nobody comes back."""
+        store._keeper.cancel()  # type: ignore[attr-defined]
+        await store._channel.close()  # type: ignore[attr-defined]
+
+    async def lose_history(self, store: MetadataStore) -> None:
+        await store._call(  # type: ignore[attr-defined]
+            find_rpc("etcdserverpb.KV", "Compact"), CompactionRequest(revision=await store.revision())
+        )
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+async def fill_history(store: MetadataStore) -> None:
+    """Makes more changes than a store remembers for its watches."""
+    for _ in range(10):
+        await store.commit([PutNode("/w", b"")] * 1024)
+
+
+KINDS = ("sqlite", "remote", "simulated", "zookeeper", "etcd")
 Scenario = Callable[[Backend], Coroutine[Any, Any, None]]
 
 
@@ -201,6 +272,10 @@ def _backend(kind: str, path: Path) -> Backend:
         if reason := why_no_zookeeper():
             pytest.skip(reason)
         return ZookeeperBackend()
+    if kind == "etcd":
+        if reason := why_no_etcd():
+            pytest.skip(reason)
+        return EtcdBackend()
     return SqliteBackend(path) if kind == "sqlite" else RemoteBackend(path)
 
 
@@ -224,6 +299,10 @@ class Forgetful:
     @property
     def session_id(self) -> str:
         return self._store.session_id
+
+    @property
+    def part_operations(self) -> int:
+        return self._store.part_operations
 
     async def get(self, path: str) -> VersionedValue | None:
         return await self._store.get(path)

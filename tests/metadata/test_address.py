@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import JUTE_MAXBUFFER, ZookeeperAddress, parse_address
+from magnetar.metadata.session import JUTE_MAXBUFFER, EtcdAddress, ZookeeperAddress, parse_address
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world
@@ -27,6 +27,13 @@ def test_an_address_of_a_zookeeper(text: str, hosts: str, root: str, limit: int)
     assert str(address) == f"zk://{hosts}{root}"
 
 
+def test_an_address_of_an_etcd() -> None:
+    address = parse_address("etcd://e1:2379,[::1]/m/n?max_txn_ops=1024&max_request_bytes=9000000")
+    assert address == EtcdAddress((Endpoint("e1", 2379), Endpoint("::1", 2379)), "/m/n", 1024, 9_000_000)
+    assert str(address) == "etcd://e1:2379,[::1]:2379/m/n"
+    assert parse_address("etcd://e1") == EtcdAddress((Endpoint("e1", 2379),), "/magnetar")
+
+
 def test_an_address_of_our_own_service() -> None:
     assert parse_address("metadata:7640") == Endpoint("metadata", 7640)
 
@@ -34,7 +41,8 @@ def test_an_address_of_our_own_service() -> None:
 @pytest.mark.parametrize(
     "text",
     ["zk://", "zk:///magnetar", "zk://a,,b/m", "zk://a:x/m", "zk://a/m/", "zk://a//m", "zk://a/zookeeper",
-     "zk://a/m?jute_maxbuffer=1", "zk://a/m?limit=1000000", "http://a", "a"],
+     "zk://a/m?jute_maxbuffer=1", "zk://a/m?limit=1000000", "http://a", "a",
+     "etcd://", "etcd://a,,b", "etcd://a/m/", "etcd://a/m?max_txn_ops=1", "etcd://a/m?jute_maxbuffer=9000000"],
 )  # fmt: skip
 def test_what_is_no_address_says_so(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):

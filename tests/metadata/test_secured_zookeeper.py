@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.cli.run.servers import parse_metadata_address
 from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import SessionState, ZookeeperAccess, ZookeeperAddress, parse_address
+from magnetar.metadata.session import MetadataAccess, SessionState, ZookeeperAddress, parse_address
 from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
@@ -50,7 +50,7 @@ def _address(server: ZookeeperServer, ca: str, credentials: str = OURS, root: st
     found = parse_address(server.url)
     assert isinstance(found, ZookeeperAddress)
     own = (lambda: credentials) if credentials else None
-    return found._replace(root=root, access=ZookeeperAccess(ca, credentials=own))
+    return found._replace(root=root, access=MetadataAccess(ca, credentials=own))
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from magnetar.metadata import znodes_core as znodes
 from magnetar.metadata import zookeeper_connection as connection
-from magnetar.metadata.session import ZookeeperAccess
+from magnetar.metadata.session import MetadataAccess
 from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, Operation, PutNode
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
@@ -176,9 +176,9 @@ def test_a_node_far_on_does_not_change_its_kind() -> None:
 # -------------------------------------------------------------------------------------------- size
 ROOT = "/magnetar/é"
 ACCESS = {
-    "open": (ZookeeperAccess(), None),
-    "certificate": (ZookeeperAccess(certificate="c.pem"), None),
-    "credentials": (ZookeeperAccess(), f"{'ü' * 40}:secret"),
+    "open": (MetadataAccess(), None),
+    "certificate": (MetadataAccess(certificate="c.pem"), None),
+    "credentials": (MetadataAccess(), f"{'ü' * 40}:secret"),
 }
 
 

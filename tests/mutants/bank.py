@@ -29,6 +29,7 @@ from tests.mutants import (
     inside,
     lateness,
     ledgers,
+    metadata,
     pending,
     security,
     subscriptions,
@@ -92,6 +93,22 @@ def _all() -> Iterator[Mutant]:
     yield from _passed_over()
     yield from _of_moves()
     yield from _of_indexes()
+    yield from _of_etcd()
+
+
+def _of_etcd() -> Iterator[Mutant]:
+    store, core = "tests/metadata/test_etcd.py", "tests/metadata/test_etcd_core.py"
+    compacted = f"{core}::test_a_watch_from_before_a_compaction_is_told_and_one_from_it_misses_nothing"
+    for id_, plant, target in (
+        ("M26c", metadata.unanswered_is_refused,
+         f"{store}::test_a_commit_whose_answer_is_lost_is_unknown_and_decided_by_content"),
+        ("M26d", metadata.commit_outlives_its_session,
+         f"{store}::test_a_session_whose_lease_etcd_has_ended_is_lost_and_writes_nothing"),
+        ("M26e", metadata.compaction_is_passed_over, compacted),
+        ("M26f", metadata.watch_begins_after_what_was_seen, compacted),
+        ("M26g", metadata.full_is_refused, f"{store}::test_the_commit_that_fills_etcd_is_unknown"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, "", target, "seeds have no etcd")
 
 
 def _of_indexes() -> Iterator[Mutant]:

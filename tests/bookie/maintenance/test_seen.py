@@ -87,6 +87,17 @@ def test_a_restore_is_believed_once() -> None:
     assert judge_metadata_age(seen, CurrentMetadataState(restored.incarnations, 24, 12)) is MetadataAgeVerdict.OLDER
 
 
+def test_a_tree_that_moves_between_stores_with_and_without_incarnations_is_older_at_most_until_it_is_accepted() -> None:
+    on_etcd = CurrentMetadataState((), 7, 12)
+    assert judge_metadata_age(KNOWN, on_etcd) is MetadataAgeVerdict.OLDER
+    seen = make_recorded_metadata_state(KNOWN, on_etcd, restored=True)
+    assert judge_metadata_age(seen, on_etcd) is MetadataAgeVerdict.CURRENT
+    on_sqlite = CurrentMetadataState(spans(0), 3, 12)
+    seen = make_recorded_metadata_state(seen, on_sqlite, restored=False)
+    assert judge_metadata_age(seen, on_sqlite) is MetadataAgeVerdict.CURRENT, "it counts revisions of its own"
+    assert judge_metadata_age(seen, CurrentMetadataState(spans(0), 2, 12)) is MetadataAgeVerdict.OLDER
+
+
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
     assert (
         judge_metadata_age(RecordedMetadataState(), CurrentMetadataState((), 0, None))

@@ -3,7 +3,7 @@
 Every process listens on 127.0.0.1 and is advertised as 127.0.0.2, where the proxy (proxy.py) listens at the
 same port (Linux has all of 127/8); for the metadata each has an address of its own. So each pair has its link: client
 to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata, which is `magnetar metadata`
-(SQLite) or a real ZooKeeper. Who a connection comes from is asked of /proc; "client" is this process.
+(SQLite), a real ZooKeeper or a real etcd. Who a connection comes from is asked of /proc; "client" is this process.
 
 With `secured` everything asks who calls: TLS and tokens at the brokers, certificates at the metadata, keys at bookies.
 With `processes` each broker is so many processes, at ports after each other, and one name.
@@ -25,7 +25,7 @@ from types import TracebackType
 from magnetar.cli.common.processes import Processes, find_free_port
 from magnetar.runtime.network import Endpoint
 from tests.chaos.processes.copies import missing_copies
-from tests.chaos.processes.nodes import READY_S, Node, Target, ZookeeperNode
+from tests.chaos.processes.nodes import READY_S, EtcdNode, Node, Target, ZookeeperNode
 from tests.chaos.processes.proxy import Proxy, owner_of
 from tests.chaos.processes.security import Security
 from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
@@ -88,10 +88,10 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 
 class ChaosCluster(Processes):
     def __init__(
-        self, directory: Path, *, bookies: int = 4, brokers: int = 2, zookeeper: bool = False, lies: bool = False,
+        self, directory: Path, *, bookies: int = 4, brokers: int = 2, store: str = "sqlite", lies: bool = False,
         secured: bool = False, processes: int = 1,
     ) -> None:  # fmt: skip
-        """`processes`: of each broker (`--processes`)."""
+        """`store`: of the metadata: sqlite, zookeeper or etcd. `processes`: of each broker (`--processes`)."""
         super().__init__(directory)
         self.security = Security(directory / "security") if secured else None
         self.environment = {} if self.security is None else self.security.environment
@@ -104,7 +104,7 @@ class ChaosCluster(Processes):
         self.client_pids = {os.getpid()}
         self._disks = contextlib.ExitStack()
         self._next_address, self._replaced = 3, 0
-        self._zookeeper: ZookeeperNode | None = None
+        self._foreign: ZookeeperNode | EtcdNode | None = None
         self.small: Path | None = None  # the disk of bookie-0, where this user may mount one
         with contextlib.suppress(PermissionError):
             self.small = self._disks.enter_context(small_disk(directory, SMALL_MIB))
@@ -112,8 +112,9 @@ class ChaosCluster(Processes):
         self.config.write_text(SETTINGS)
         self.metadata: Target
         try:
-            if zookeeper:
-                self.metadata = self._zookeeper = ZookeeperNode(directory / "zookeeper")
+            if store != "sqlite":
+                kind = ZookeeperNode if store == "zookeeper" else EtcdNode
+                self.metadata = self._foreign = kind(directory / store)
             else:
                 self.metadata = self.node("metadata", "metadata", "--data", str(directory / "metadata"))
             self.metadata.wait_ready()
@@ -146,7 +147,7 @@ class ChaosCluster(Processes):
     def nodes(self) -> list[Target]:
         """All of the cluster, the metadata first; not those that were taken away."""
         nodes: list[Target] = [process for process in self.started if isinstance(process, Node)]
-        return nodes if self._zookeeper is None else [self._zookeeper, *nodes]
+        return nodes if self._foreign is None else [self._foreign, *nodes]
 
     @property
     def at(self) -> str:

@@ -1,4 +1,4 @@
-"""The processes of a cluster under faults: one interface for Magnetar's own and for a ZooKeeper."""
+"""The processes of a cluster under faults: one interface for Magnetar's own, for a ZooKeeper and for an etcd."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from magnetar.cli.common.processes import Process
 from tests.chaos.processes.unsynced import UNDO
 from tests.support.children import pids
+from tests.support.etcd import EtcdCluster
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer
 
 READY_S = 180.0
@@ -88,4 +89,54 @@ class ZookeeperNode(ZookeeperServer):
         return self.stderr_path.read_text(errors="replace")
 
 
-Target = Node | ZookeeperNode
+class EtcdNode(EtcdCluster):
+    """A real etcd of one server in the place of the metadata service."""
+
+    name = "metadata"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, sync=True)
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.pid]
+
+    @property
+    def pid(self) -> int:
+        return self.pid_of(0)
+
+    @property
+    def is_running(self) -> bool:
+        process = self._processes[0]
+        return process is not None and process.poll() is None
+
+    def start(self, number: int = 0, *, wait: bool = False) -> None:
+        super().start(number, wait=wait)
+
+    def freeze(self) -> None:
+        self.pause(0)
+
+    def thaw(self) -> None:
+        self.resume(0)
+
+    def stop(self) -> None:
+        """In order."""
+        self.thaw()
+        self.terminate(0)
+
+    def at(self, host: str) -> str:
+        return f"etcd://{host}:{self.port}/magnetar"
+
+    @property
+    def stderr_path(self) -> Path:
+        return self.directory / "log0"
+
+    def output(self, number: int = 0) -> str:
+        return super().output(number)
+
+
+Target = Node | ZookeeperNode | EtcdNode
