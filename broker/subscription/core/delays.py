@@ -7,7 +7,7 @@ queue.
     delays.add_entry(position, at_ms)                   its delivery time is in the future
     delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
     delays.seal_bucket(now_ms)                          → what is far in the future, to be stored as a *bucket*; then
-                                                        `on_bucket_stored`
+                                                        `on_bucket_stored`, or `on_bucket_store_failed`
     delays.take_segment_reads(now_ms)                   → what is near, to be read, a few segments at a time; then
                                                         `add_loaded_keys`, or `mark_bucket_lost`
     delays.take_unused_ledgers()                        buckets that are no longer needed
@@ -277,7 +277,7 @@ class DelayIndex:
     def seal_bucket(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
         """Moves the entries that are due far in the future (NEAR_MS after `now_ms`; all of them if they exceed
         `memory_bytes_max`) to a new bucket, and returns the bucket, which the caller must store. Then the caller must
-        call `on_bucket_stored` before it calls `seal_bucket` again.
+        call `on_bucket_stored`, or `on_bucket_store_failed`, before it calls `seal_bucket` again.
 
         Returns None if too few entries are due far in the future: fewer than `least`; None: fewer than half of those
         without a bucket. A merge of buckets needs only one."""
@@ -314,6 +314,14 @@ class DelayIndex:
         buckets.add(StoredDelayBucket.create(ledger_id, draft.segments, places, find_next_segment(draft, given_up)))
         buckets.remove_merged_buckets(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
+
+    def on_bucket_store_failed(self) -> None:
+        """Called when the bucket that `seal_bucket` returned was not stored. Its entries are in no bucket again, as
+        before `seal_bucket`."""
+        assert self._draft is not None, "a draft was not sealed"
+        (_, keys, _), self._draft = self._draft, None
+        self._memory.buckets.remove_keys(keys)
+        self._be_fresh(keys.remaining_keys())
 
     def _be_fresh(self, keys: list[int]) -> None:
         """Adds keys that are in no bucket (fresh keys)."""

@@ -115,6 +115,9 @@ class Walk:
     def seal(self) -> None:
         if self.draft is None and (self.delays.must_make_bucket or self.rng.random() < 0.3):
             self.draft = self.delays.seal_bucket(self.now_ms, least=self.rng.choice((None, 1)))
+        elif self.draft is not None and self.rng.random() < 0.2:
+            self.delays.on_bucket_store_failed()
+            self.draft = None
         elif self.draft is not None:
             ledger_id = self.storage.write(self.draft)
             if self.rng.random() < 0.1:
@@ -165,8 +168,7 @@ class Walk:
             self.pump()
             self.load()
             if self.draft is not None:
-                self.storage.named.append(self.storage.write(self.draft))
-                self.delays.on_bucket_stored(self.storage.named[-1])
+                self.delays.on_bucket_store_failed()
                 self.draft = None
         missing = [each for each in self.times if each not in self.delivered and not self.cursor.is_acked(each)]
         assert not missing, "never delivered"
