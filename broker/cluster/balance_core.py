@@ -31,7 +31,8 @@ allow. Guard: tests/balance/.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 CHECK_S = 10.0
@@ -41,6 +42,10 @@ SLOW_HALF_LIFE_S = 240.0
 """With a noise of 20 % in each report, the standard deviation of the slow average is 2.4 %, of the fast one 7 %."""
 CHANGED_SHARE = 0.25
 CHANGED_CHECKS = 3
+REPORTED_BUNDLES = 32
+"""Bundles of a report, the heaviest ones: so many that some of them may move, while those that have moved rest."""
+SILENT_CHECKS = 3
+"""A broker that has not reported for so many checks takes no part, and is no target, until it reports again."""
 REPORTS_MIN = 6
 """Reports after which the averages of a broker are believed: a minute after it has joined, or after another broker has
 become the leader."""
@@ -101,15 +106,14 @@ class _Averages:
 
     def __init__(self, report: BrokerLoad, now_s: float) -> None:
         self.report = report
-        self.at_s = now_s
+        self.at_s = self.heard_s = now_s
         self.changed_s = -math.inf  # when a move of its bundles ended
         self.reports = 0
         self.fast = self.slow = 0.0
         self.differing = 0  # reports in a row after which the fast average was far above the slow one; < 0: below
-        self.moving = 0
 
     def add(self, report: BrokerLoad, now_s: float) -> None:
-        self.report = report
+        self.report, self.heard_s = report, now_s
         if now_s - report.window_s < self.changed_s:
             return  # measured before a move ended, at least in part
         passed_s = min(max(0.0, now_s - self.at_s), 2 * CHECK_S)  # one report tells no more, however long none came
@@ -132,6 +136,15 @@ class _Averages:
         self.fast, self.slow = max(0.0, self.fast + points), max(0.0, self.slow + points)
 
 
+class _Begun(NamedTuple):
+    """A move that has begun. A broker that is forgotten and comes back meanwhile has other averages."""
+
+    move: Move
+    source: _Averages
+    target: _Averages
+    gained: float  # points at the target
+
+
 class _Rest(NamedTuple):
     until_s: float
     moves: int
@@ -144,7 +157,8 @@ class Balancer:
     def __init__(self, allows: Callable[[str, frozenset[str]], bool] = lambda needs, labels: True) -> None:
         self._allows = allows
         self._brokers: dict[str, _Averages] = {}
-        self._moving: dict[str, tuple[Move, float]] = {}  # by path; with the points at the target
+        self._moving: dict[str, _Begun] = {}  # by path
+        self._on_its_way: Counter[str] = Counter()  # bundles by broker, as source or target
         self._rests: dict[str, _Rest] = {}
 
     def add_report(self, report: BrokerLoad, now_s: float) -> None:
@@ -160,26 +174,28 @@ class Balancer:
         found.add(report, now_s)
 
     def forget_broker(self, name: str) -> None:
-        """Forgets a broker that is not registered any more, or that does not report."""
+        """Forgets a broker that is not registered any more."""
         self._brokers.pop(name, None)
 
     def end_move(self, path: str, moved: bool, now_s: float) -> None:
         """Takes the outcome of a move that `plan_moves` has returned. A bundle whose move failed rests, too."""
-        move, gained = self._moving.pop(path)
+        begun = self._moving.pop(path)
         self._rest(path, now_s)
-        for name, points in ((move.source, move.points), (move.target, -gained)):
-            if (broker := self._brokers.get(name)) is not None:
-                broker.moving -= 1
-                broker.changed_s = now_s
-                if not moved:
-                    broker.shift(points)
+        for broker, name, points in (
+            (begun.source, begun.move.source, begun.move.points), (begun.target, begun.move.target, -begun.gained)
+        ):  # fmt: skip
+            self._on_its_way[name] -= 1
+            broker.changed_s = now_s
+            if not moved:
+                broker.shift(points)
+        self._on_its_way = +self._on_its_way
 
     def plan_moves(self, now_s: float) -> list[Move]:
         """Returns the moves to begin now, and counts them as begun. [] if nothing is to be done."""
         self._forget_rests(now_s)
         groups: dict[str, list[_Averages]] = {}
         for each in self._brokers.values():
-            if each.reports >= REPORTS_MIN:
+            if each.reports >= REPORTS_MIN and now_s - each.heard_s < SILENT_CHECKS * CHECK_S:
                 groups.setdefault(each.report.group, []).append(each)
         return [move for group in groups.values() for move in self._plan_group(group, now_s)]
 
@@ -205,7 +221,7 @@ class Balancer:
         high, gap = source.slow, source.slow - target.slow
         if source is target or gap < IDLE_POINTS / 2 or high <= mean:
             return []
-        turns = MOVES_MAX - max(source.moving, target.moving)
+        turns = MOVES_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
         candidates = [
             (self._points_at(source, each.load), self._points_of(source, target, each.load), each)
             for each in source.report.bundles if self._may_move(each, target, now_s)
@@ -246,9 +262,8 @@ class Balancer:
 
     def _begin(self, move: Move, gained: float) -> Move:
         source, target = self._brokers[move.source], self._brokers[move.target]
-        self._moving[move.path] = move, gained
-        source.moving += 1
-        target.moving += 1
+        self._moving[move.path] = _Begun(move, source, target, gained)
+        self._on_its_way.update((move.source, move.target))
         source.shift(-move.points)
         target.shift(gained)
         return move

@@ -42,8 +42,10 @@ def run_bursts(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Fig
     """Each minute one bundle of a thousand has up to ten times its load, for ten minutes: six hours."""
     cluster = BalanceSimulation(seed, brokers=brokers, bundles=bundles, rule=rule, noise=NOISE)
     running = list[tuple[float, int]]()
+    bursts = 0
 
     def burst() -> None:
+        nonlocal bursts
         while running and running[0][0] <= cluster.now_s:
             bundle = cluster.bundles[running.pop(0)[1]]
             cluster.burst(bundle, 1.0)
@@ -51,9 +53,12 @@ def run_bursts(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Fig
             bundle = cluster.rng.choice(cluster.bundles)
             if bundle.burst == 1.0:
                 cluster.burst(bundle, 10.0)
+                bursts += 1
                 running.append((cluster.now_s + 600.0, bundle.number))
 
-    return _run_day(cluster, burst)
+    found = _run_day(cluster, burst)
+    moved = found["moves_a_bundle_and_day"] * bundles / 4
+    return {**found, "moves_a_burst": moved / bursts}
 
 
 def run_deaths(seed: int, brokers: int, bundles: int, rule: MovesBundles) -> Figures:

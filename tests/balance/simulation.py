@@ -18,14 +18,13 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from magnetar.broker.cluster.balance_core import CHECK_S, Balancer, BrokerLoad, MovableBundle, Move
+from magnetar.broker.cluster.balance_core import CHECK_S, REPORTED_BUNDLES, Balancer, BrokerLoad, MovableBundle, Move
 from magnetar.broker.cluster.bundles_core import BundlePlacement
 from magnetar.metadata.records import BrokerRecord
 
 ZIPF = 1.1
 PHASES = 8
 """Namespaces have one of so many phases of the daily wave."""
-REPORTED_BUNDLES = 32
 REPORTED_S = 60.0
 """Seconds for which a broker reports the same heaviest bundles while nothing changes there."""
 MEAN_POINTS = 45.0
@@ -218,8 +217,8 @@ class BalanceSimulation:
     def _place(self, bundles: Sequence[SimulatedBundle], source: SimulatedBroker) -> None:
         reports = [
             BrokerRecord(
-                name=each.name, endpoint="h:1", busy_percent=round(100 * self.utilisation(each)), draining=each.draining,
-                bundles=len(each.bundles), report=int(self.now_s / CHECK_S),
+                name=each.name, endpoint="h:1", busy_percent=round(100 * self.utilisation(each)),
+                draining=each.draining, bundles=len(each.bundles), report=int(self.now_s / CHECK_S),
             )
             for each in self.brokers.values() if each is not source
         ]  # fmt: skip

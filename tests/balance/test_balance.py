@@ -11,6 +11,7 @@ from magnetar.broker.cluster.balance_core import (
     MOVES_MAX,
     REPORTS_MIN,
     REST_S,
+    SILENT_CHECKS,
     Balancer,
     BrokerLoad,
     MovableBundle,
@@ -40,10 +41,12 @@ def test_what_is_compared_with_is_worse() -> None:
     assert balanced["minutes_above_1.25"] == 0
 
 
-def test_a_burst_moves_no_more_than_it_must() -> None:
-    found = SCENARIOS["bursts"](1, 10, 1_000, Balancer())
-    assert found["moves_a_bundle_and_day"] <= 1
-    assert found["minutes_above_1.25"] <= 0.3
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_burst_moves_about_one_bundle_and_what_it_moved_does_not_go_to_and_fro(seed: int) -> None:
+    """Whether it moves the bundle with the burst or another is the same: one pause."""
+    found = SCENARIOS["bursts"](seed, 10, 1_000, Balancer())
+    assert found["moves_a_burst"] <= 1.1
+    assert found["minutes_above_1.25"] <= 0.2
 
 
 def test_after_the_death_of_a_tenth_the_others_are_equal_in_ten_minutes() -> None:
@@ -126,7 +129,8 @@ def report(name: str, *loads: float, score: float | None = None, **more: object)
 def test_the_hot_gives_to_the_cold_what_brings_both_to_the_mean() -> None:
     balancer = Balancer()
     now_s = feed(balancer, report("hot", *[10.0] * 6), report("cold", 20.0))
-    assert [(each.source, each.target, each.points) for each in balancer.plan_moves(now_s)] == [("hot", "cold", 10.0)] * 2
+    moves = balancer.plan_moves(now_s)
+    assert [(each.source, each.target, each.points) for each in moves] == [("hot", "cold", 10.0)] * 2
     assert balancer.plan_moves(now_s) == [], "what is on its way counts"
 
 
@@ -174,6 +178,29 @@ def test_a_move_that_failed_is_undone_in_the_averages_and_its_bundle_rests() -> 
     again = balancer.plan_moves(feed(balancer, hot, cold, checks=3, from_s=now_s))
     assert {each.path for each in again}.isdisjoint(each.path for each in first)
     assert len(again) == 2
+
+
+def test_a_broker_that_does_not_answer_takes_no_part_until_it_does() -> None:
+    balancer = Balancer()
+    hot, cold, late = report("hot", *[10.0] * 6), report("cold", 20.0), report("late", 0.0)
+    now_s = feed(balancer, hot, cold, late)
+    now_s = feed(balancer, hot, cold, checks=SILENT_CHECKS, from_s=now_s)
+    assert {each.target for each in balancer.plan_moves(now_s)} == {"cold"}
+    assert {each.target for each in balancer.plan_moves(feed(balancer, hot, late, checks=1, from_s=now_s))} == {"late"}
+
+
+def test_a_broker_that_comes_back_while_its_bundles_move_is_not_given_more_than_it_may_have() -> None:
+    balancer = Balancer()
+    hot, cold = report("hot", *[5.0] * 18), report("cold", 1.0)
+    now_s = feed(balancer, hot, cold)
+    first = balancer.plan_moves(now_s)
+    assert len(first) == MOVES_MAX
+    balancer.forget_broker("cold")
+    now_s = feed(balancer, hot, cold, from_s=now_s)
+    assert balancer.plan_moves(now_s) == [], "as many are on their way to it as may be"
+    for each in first:
+        balancer.end_move(each.path, True, now_s)
+    assert len(balancer.plan_moves(feed(balancer, hot, cold, checks=3, from_s=now_s))) == MOVES_MAX
 
 
 def test_an_idle_cluster_moves_nothing() -> None:
