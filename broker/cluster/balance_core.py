@@ -99,6 +99,7 @@ class Move(NamedTuple):
     source: str
     target: str
     points: float
+    why: str = ""  # for the log
 
 
 class _Averages:
@@ -190,6 +191,14 @@ class Balancer:
                 broker.shift(points)
         self._on_its_way = +self._on_its_way
 
+    def list_scores(self) -> list[tuple[str, float, int]]:
+        """Returns of each broker (name, slow average of its score, bundles on their way from or to it), by name."""
+        return [(name, each.slow, self._on_its_way[name]) for name, each in sorted(self._brokers.items())]
+
+    def list_moves(self) -> list[Move]:
+        """Returns the moves that have begun and have not ended."""
+        return [each.move for each in self._moving.values()]
+
     def plan_moves(self, now_s: float) -> list[Move]:
         """Returns the moves to begin now, and counts them as begun. [] if nothing is to be done."""
         self._forget_rests(now_s)
@@ -229,16 +238,18 @@ class Balancer:
         candidates = [each for each in candidates if not costs_more_than_it_brings(each[2], each[0])]
         candidates.sort(key=lambda each: (-each[0], each[2].path))
         left, room, moves = high - mean, mean - target.slow, list[Move]()
+        ends = source.report.name, target.report.name
+        why = f"{ends[0]} is {high:.0f} % busy, {ends[1]} {target.slow:.0f} %, all {mean:.0f} % in the mean"
         for points, gained, bundle in candidates:
             if len(moves) >= turns:
                 break
             if points <= left and gained <= room:
-                moves.append(self._begin(Move(bundle.path, source.report.name, target.report.name, points), gained))
+                moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
                 left, room = left - points, room - gained
         if not moves and turns > 0 and candidates:
             points, gained, bundle = min(candidates, key=lambda each: max(high - each[0], target.slow + each[1]))
             if high - max(high - points, target.slow + gained) >= GAP_CLOSED_MIN * gap:
-                moves.append(self._begin(Move(bundle.path, source.report.name, target.report.name, points), gained))
+                moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
         return moves
 
     def _may_move(self, bundle: MovableBundle, target: _Averages, now_s: float) -> bool:
@@ -284,3 +295,22 @@ class Balancer:
 def costs_more_than_it_brings(bundle: MovableBundle, points: float) -> bool:
     """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest."""
     return points / 100 * REST_S < bundle.sessions * SESSION_COST_S + bundle.topics * TOPIC_COST_S
+
+
+class BalancingState:
+    """What a broker knows of the balance. `busy`: the share of a core that its process used in the last measurement, in
+    points; `busy_since_s`: when that began; `balancer`: None unless this broker is the leader and the balance is on;
+    `moves` and `failed` count the moves that it has let begin as the leader."""
+
+    __slots__ = ("balancer", "busy", "busy_since_s", "failed", "leads", "moves")
+
+    def __init__(self, now_s: float) -> None:
+        self.busy = 0.0
+        self.busy_since_s = now_s
+        self.leads = False
+        self.balancer: Balancer | None = None
+        self.moves = self.failed = 0
+
+    def statistics(self) -> dict[str, int]:
+        """Returns the numbers for the metrics."""
+        return {"leader": int(self.leads), "moves": self.moves, "moves_failed": self.failed}
