@@ -14,8 +14,9 @@ mean:
 
 The hottest broker is paired with the coldest, the next with the next, while one of the two is hot or cold. No broker is
 in two pairs, so no target gets the bundles of all others at once. From each pair at most MOVES_MAX bundles move, so
-many that neither ends on the other side of the mean. If no bundle fits, the one that makes the pair most equal moves,
-provided that it closes GAP_CLOSED_MIN of the gap. So one large bundle does not go to and fro.
+many that neither ends on the other side of the mean, and none that is small beside the first (CRUMB_SHARE). If none
+fits, the one that makes the pair most equal moves, provided that it closes GAP_CLOSED_MIN of the gap. So one large
+bundle does not go to and fro.
 
 A score cannot tell what one bundle costs. It is shared among the bundles of a broker by their loads; a bundle counts at
 its target as it does at the source, in proportion to what the two brokers do a point (`_points_at`): a slow broker gets
@@ -23,9 +24,11 @@ fewer bundles. After a move both averages of both brokers are set to what is exp
 began before are ignored. So what is on its way counts at once, and counts once.
 
 A bundle rests for REST_S after it has moved, twice as long after each further move, and never moves when the move costs
-more than it brings (`costs_more_than_it_brings`). A broker is judged after REPORTS_MIN reports. Whatever the reports
-say, at most MOVES_MAX bundles of a broker are on their way, and a bundle goes to no broker that its namespace does not
-allow. Guard: tests/balance/.
+more than it brings (`costs_more_than_it_brings`). A broker is judged after REPORTS_MIN reports, again after a silence
+of FORGOTTEN_S. One that drains takes no part: its bundles leave without the balancer, and an empty broker must not make
+the others seem busy. Whatever the reports say, at most MOVES_MAX bundles of a broker are on their way, a bundle goes to
+no broker that its namespace does not allow, and a broker that carries CARRIED_MAX times what the others carry gets
+nothing, so one that never says that it is busy does not get everything. Guard: tests/balance/.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ REPORTED_BUNDLES = 32
 """Bundles of a report, the heaviest ones: so many that some of them may move, while those that have moved rest."""
 SILENT_CHECKS = 3
 """A broker that has not reported for so many checks takes no part, and is no target, until it reports again."""
+FORGOTTEN_S = 240.0
+"""A broker that has not reported for so long is judged by new averages."""
 REPORTS_MIN = 6
 """Reports after which the averages of a broker are believed: a minute after it has joined, or after another broker has
 become the leader."""
@@ -55,8 +60,15 @@ IDLE_POINTS = 5.0
 """A group whose hottest broker is below it has nothing to balance, and differences below it are nothing."""
 MOVES_MAX = 4
 """Bundles of one broker, as source and as target, that are on their way at once."""
+CRUMB_SHARE = 0.15
+"""A bundle moves with others only if it has at least this share of the points of the heaviest of them. What is left of
+the gap is closed by the next plan, if it is still worth it."""
 GAP_CLOSED_MIN = 0.2
 """Share of the gap of a pair that a bundle must close if it takes one of the two to the other side of the mean."""
+CARRIED_MAX = 4.0
+"""Of the mean load of the others of its group: brokers may be so much faster than each other."""
+OWNED_MIN_S = 60.0
+"""A bundle stays at its owner for so long, whoever gave it to the owner: a leader does not know of moves before it."""
 REST_S = 600.0
 REST_DOUBLED_MAX = 4
 REST_FORGOTTEN_S = 24 * 3600.0
@@ -114,6 +126,8 @@ class _Averages:
         self.differing = 0  # reports in a row after which the fast average was far above the slow one; < 0: below
 
     def add(self, report: BrokerLoad, now_s: float) -> None:
+        if now_s - self.heard_s > FORGOTTEN_S:
+            self.reports = self.differing = 0
         self.report, self.heard_s = report, now_s
         if now_s - report.window_s < self.changed_s:
             return  # measured before a move ended, at least in part
@@ -135,6 +149,12 @@ class _Averages:
 
     def shift(self, points: float) -> None:
         self.fast, self.slow = max(0.0, self.fast + points), max(0.0, self.slow + points)
+
+
+def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
+    """Returns True if the broker carries CARRIED_MAX times the mean of its `others`. `carried`: the load of all."""
+    load = broker.report.load
+    return others > 0 and load > CARRIED_MAX * (carried - load) / others
 
 
 class _Begun(NamedTuple):
@@ -163,10 +183,12 @@ class Balancer:
         self._rests: dict[str, _Rest] = {}
 
     def add_report(self, report: BrokerLoad, now_s: float) -> None:
-        """Takes the report of a broker, that it has measured just now. A report that cannot be true (a number that is
-        negative, infinite or not a number) counts as none."""
+        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with
+        a number that is negative, infinite or not a number, or with a bundle twice."""
         values = (report.score, report.load, report.window_s, *(each.load for each in report.bundles))
         if not all(math.isfinite(each) and each >= 0 for each in values):
+            return
+        if len({each.path for each in report.bundles}) != len(report.bundles):
             return
         report = report._replace(score=min(report.score, 100.0))
         found = self._brokers.get(report.name)
@@ -204,7 +226,8 @@ class Balancer:
         self._forget_rests(now_s)
         groups: dict[str, list[_Averages]] = {}
         for each in self._brokers.values():
-            if each.reports >= REPORTS_MIN and now_s - each.heard_s < SILENT_CHECKS * CHECK_S:
+            silent = now_s - each.heard_s >= SILENT_CHECKS * CHECK_S
+            if each.reports >= REPORTS_MIN and not silent and each.report.takes_bundles:
                 groups.setdefault(each.report.group, []).append(each)
         return [move for group in groups.values() for move in self._plan_group(group, now_s)]
 
@@ -212,7 +235,8 @@ class Balancer:
         order = sorted(brokers, key=lambda each: (each.slow, each.report.name))
         mean = sum(each.slow for each in order) / len(order)
         sources = sorted(order, key=lambda each: (-each.slow, each.report.name))
-        targets = [each for each in order if each.report.takes_bundles and each.slow < mean]
+        carried = sum(each.report.load for each in order)
+        targets = [each for each in order if each.slow < mean and not _carries_too_much(each, carried, len(order) - 1)]
         moves = list[Move]()
         for source in sources:
             hot = source.slow > mean * (1 + HOT_SHARE)
@@ -243,6 +267,8 @@ class Balancer:
         for points, gained, bundle in candidates:
             if len(moves) >= turns:
                 break
+            if moves and points < CRUMB_SHARE * moves[0].points:
+                break
             if points <= left and gained <= room:
                 moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
                 left, room = left - points, room - gained
@@ -255,7 +281,7 @@ class Balancer:
     def _may_move(self, bundle: MovableBundle, target: _Averages, now_s: float) -> bool:
         rest = self._rests.get(bundle.path)
         return (
-            bundle.path not in self._moving and bundle.load > 0 and bundle.owned_s >= REST_S
+            bundle.path not in self._moving and bundle.load > 0 and bundle.owned_s >= OWNED_MIN_S
             and (rest is None or now_s >= rest.until_s) and self._allows(bundle.needs, target.report.labels)
         )  # fmt: skip
 

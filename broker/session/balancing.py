@@ -11,7 +11,8 @@ planned. It waits for no move. A broker that does not answer, or is of an older 
             `link_bytes_s`, the memory of topics, subscriptions and connections as a share of `state_memory_bytes`
 
 A second leader, such as one whose session has ended without its knowledge, is harmless: the owner of a bundle alone
-gives it away, and a broker that does not own the bundle (any more) answers that it has moved nothing. When a leader
+gives it away, and a broker that does not own the bundle (any more) answers that it has moved nothing. A leader whose
+process was stopped (a check took longer than CHECK_S) plans nothing before it has asked again who leads. When a leader
 dies, the moves that it has begun end at their owners; the next leader begins with its averages. A move that fails is
 logged, and its bundle rests. While the setting `balance` is off, nothing is planned, and averages begin anew after it.
 Guarding tests: tests/broker/cluster/test_automatic_balance.py, tests/balance/.
@@ -231,7 +232,10 @@ class AutomaticBalancer:
         for name, _, _ in balancer.list_scores():
             if name not in brokers:
                 balancer.forget_broker(name)
+        began_s = self._now()
         await run_together([self._collect_load(balancer, each) for each in brokers.values()], "balancer-load")
+        if self._now() - began_s > CHECK_S:
+            return  # by the next check another broker may lead
         for move in balancer.plan_moves(self._now()):
             moves.spawn(self._move(balancer, move, brokers[move.source].endpoint), "balancer-move")
 
@@ -260,13 +264,14 @@ class AutomaticBalancer:
                     found = await call_operation_at_broker(
                         broker.world, record.endpoint, op.MEASURE_LOAD, timeout_s=ANSWER_S
                     )
-        except (MagnetarError, TimeoutError) as error:
+        except (MagnetarError, TimeoutError, ValueError) as error:  # ValueError: its record has no valid address
             if not (isinstance(error, MagnetarError) and is_unknown_operation(error)):
                 _LOG.debug("broker %s does not tell its load: %r", record.name, error)
             return
         bundles = [
-            MovableBundle(each.path, each.load, each.topics, each.sessions, each.owned_s) for each in found.bundles
-        ]
+            MovableBundle(each.path, each.load, each.topics, each.sessions, each.owned_s)
+            for each in found.bundles[:REPORTED_BUNDLES]
+        ]  # fmt: skip
         load = BrokerLoad(
             record.name, found.score, found.load, bundles, group=record.group, window_s=found.window_s,
             takes_bundles=may_get_bundles(record),

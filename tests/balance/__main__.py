@@ -9,11 +9,13 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 
 from .scenarios import RULES, SCENARIOS
 
 
-def main() -> int:
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options of a command line (None: of this process). Exits with a sentence if they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.balance", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--brokers", type=int, default=100, help="brokers of the simulated cluster (100)")
@@ -21,9 +23,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of loads, noise and faults (1)")
     parser.add_argument("--rule", choices=RULES, action="append", help="only this rule; may be given again")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (all)")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if unknown := set(options.scenarios) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}: there are {', '.join(SCENARIOS)}")
+    return options
+
+
+def main() -> int:
+    options = read_options()
     for name in options.scenarios or SCENARIOS:
         for rule in options.rule or RULES:
             print(f"{name} by {rule} …", file=sys.stderr, flush=True)

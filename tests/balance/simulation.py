@@ -160,7 +160,7 @@ class BalanceSimulation:
 
     def __init__(
         self, seed: int, *, brokers: int, bundles: int, rule: MovesBundles | None = None, noise: float = 0.0,
-        wave: float = 0.0, placed: bool = False, equal: bool = False,
+        wave: float = 0.0,
     ) -> None:  # fmt: skip
         self.rng = random.Random(seed)
         self.rule: MovesBundles = Balancer() if rule is None else rule
@@ -173,8 +173,8 @@ class BalanceSimulation:
         self.bursts: list[tuple[float, int]] = []
         self.placement = BundlePlacement(self.rng)
         for at in range(brokers):
-            self.add_broker(f"b{at}", 1.0 if equal or at % 5 else 0.5)
-        weights = [1.0 if equal else (at + 1) ** -ZIPF for at in range(bundles)]
+            self.add_broker(f"b{at}", 1.0 if at % 5 else 0.5)
+        weights = [(at + 1) ** -ZIPF for at in range(bundles)]
         for _ in range(20):  # a cap lowers the mean, which lowers the cap
             most = 0.25 * sum(weights) / brokers
             weights = [min(each, most) for each in weights]
@@ -183,8 +183,8 @@ class BalanceSimulation:
         self.rng.shuffle(weights)
         self.bundles = [SimulatedBundle(at, each * unit, self.rng.randrange(PHASES)) for at, each in enumerate(weights)]
         names = list(self.brokers.values())
-        for at, each in enumerate(self.bundles):
-            (names[at % brokers] if placed else self.rng.choice(names)).add(each, -math.inf)
+        for each in self.bundles:
+            self.rng.choice(names).add(each, self.now_s)
 
     # ---------------------------------------------------------------------------------------------- what happens
 

@@ -7,8 +7,11 @@ from collections import Counter
 import pytest
 
 from magnetar.broker.cluster.balance_core import (
+    CARRIED_MAX,
     CHECK_S,
+    FORGOTTEN_S,
     MOVES_MAX,
+    OWNED_MIN_S,
     REPORTS_MIN,
     REST_S,
     SILENT_CHECKS,
@@ -134,6 +137,15 @@ def test_the_hot_gives_to_the_cold_what_brings_both_to_the_mean() -> None:
     assert balancer.plan_moves(now_s) == [], "what is on its way counts"
 
 
+def test_what_is_left_of_a_gap_is_not_filled_with_crumbs() -> None:
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", *[20.0] * 4, *[2.0] * 10), report("cold", 40.0)))
+    assert [each.points for each in moves] == [20.0]
+    balancer = Balancer()
+    moves = balancer.plan_moves(feed(balancer, report("hot", 20.0, 20.0, 20.0, *[3.5] * 10), report("cold", 42.0)))
+    assert [round(each.points, 1) for each in moves] == [20.0, 3.5], "that is no crumb"
+
+
 def test_one_large_bundle_does_not_go_to_and_fro() -> None:
     balancer = Balancer()
     now_s = feed(balancer, report("hot", 80.0), report("cold", 2.0))
@@ -203,6 +215,36 @@ def test_a_broker_that_comes_back_while_its_bundles_move_is_not_given_more_than_
     assert len(balancer.plan_moves(feed(balancer, hot, cold, checks=3, from_s=now_s))) == MOVES_MAX
 
 
+def test_what_a_broker_said_before_a_long_silence_does_not_count() -> None:
+    balancer = Balancer()
+    hot, cold = report("hot", *[10.0] * 6), report("cold", 20.0)
+    now_s = feed(balancer, hot, cold)
+    now_s = feed(balancer, hot, checks=1, from_s=now_s + FORGOTTEN_S)
+    assert balancer.plan_moves(feed(balancer, report("cold", 60.0), checks=1, from_s=now_s)) == []
+    balancer = Balancer()
+    now_s = feed(balancer, hot, cold)
+    now_s = feed(balancer, *(report(name, 20.0) for name in ("hot", "cold")), from_s=now_s + FORGOTTEN_S)
+    assert [(name, round(score)) for name, score, _ in balancer.list_scores()] == [("cold", 20), ("hot", 20)]
+
+
+def test_a_broker_that_drains_neither_gives_nor_counts_in_the_mean() -> None:
+    going = {"takes_bundles": False}
+    balancer = Balancer()
+    now_s = feed(balancer, report("going", *[10.0] * 6, **going), report("one", 20.0), report("other", 20.0))
+    assert balancer.plan_moves(now_s) == [], "its bundles leave by the drain"
+    balancer = Balancer()
+    loads = report("hot", *[5.0] * 13), report("mean", *[5.0] * 10), report("cold", *[5.0] * 7)
+    moves = balancer.plan_moves(feed(balancer, *loads, report("empty", 0.0, **going)))
+    assert [(each.source, each.target) for each in moves] == [("hot", "cold")] * 3
+
+
+def test_a_bundle_that_has_just_come_stays_whoever_gave_it() -> None:
+    for owned_s in (0.0, OWNED_MIN_S - 1, math.nan, -math.inf):
+        balancer, hot = Balancer(), report("hot", *[10.0] * 6)
+        hot = hot._replace(bundles=[each._replace(owned_s=owned_s) for each in hot.bundles])
+        assert balancer.plan_moves(feed(balancer, hot, report("cold", 20.0))) == [], owned_s
+
+
 def test_an_idle_cluster_moves_nothing() -> None:
     balancer = Balancer()
     assert balancer.plan_moves(feed(balancer, report("one", *[0.5] * 6), report("other"))) == []
@@ -220,6 +262,34 @@ def test_loads_that_lie_move_no_more_than_the_bounds_allow() -> None:
     balancer = Balancer()  # it says that it is idle, and is not: it gets what the others have too much of, and rests
     now_s = feed(balancer, report("liar", score=0.0), *(report(f"b{at}", *[4.0] * 10) for at in range(9)))
     assert len(balancer.plan_moves(now_s)) <= MOVES_MAX
+
+
+def test_a_bundle_that_is_reported_twice_moves_once_at_most() -> None:
+    balancer = Balancer()
+    hot, cold = report("hot", *[10.0] * 6), report("cold", 20.0)
+    twice = hot._replace(bundles=[*hot.bundles, hot.bundles[0]])
+    assert balancer.plan_moves(feed(balancer, twice, cold)) == [], "it counts as no report"
+    balancer = Balancer()
+    other = hot._replace(name="other")  # two brokers say that they have it
+    moves = balancer.plan_moves(feed(balancer, hot, other, cold, report("new", 20.0)))
+    assert len({each.path for each in moves}) == len(moves) > 0
+    for each in moves:
+        balancer.end_move(each.path, True, 1_000.0)
+    assert balancer.list_moves() == []
+
+
+def test_a_broker_that_never_says_that_it_is_busy_does_not_get_everything() -> None:
+    balancer, now_s = Balancer(), 0.0
+    loads = {f"b{at}": [3.0] * 20 for at in range(4)} | {"liar": list[float]()}
+    for _ in range(400):
+        reports = [report(name, *carried, score=0.0 if name == "liar" else None) for name, carried in loads.items()]
+        now_s = feed(balancer, *reports, checks=1, from_s=now_s)
+        for each in balancer.plan_moves(now_s):
+            loads[each.target].append(loads[each.source].pop())
+            balancer.end_move(each.path, True, now_s)
+    others = sum(sum(carried) for name, carried in loads.items() if name != "liar") / 4
+    assert sum(loads["liar"]) <= (CARRIED_MAX + 1) * others
+    assert others > 20
 
 
 def test_two_leaders_plan_moves_that_the_owners_can_refuse() -> None:

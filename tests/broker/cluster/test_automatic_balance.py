@@ -4,7 +4,7 @@ of the balance is virtual: a check is made when a test says so."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from magnetar.broker.session.balancing import AutomaticBalancer, describe_balanc
 from magnetar.metadata import paths
 from magnetar.metadata.records import BalancerRecord
 from magnetar.metadata.store import get_record
-from magnetar.proto.errors import Unavailable
-from magnetar.proto.statistics import BalanceStatus
+from magnetar.proto import operations as op
+from magnetar.proto.errors import Unavailable, WrongProtocol
+from magnetar.proto.names import NamespaceName
+from magnetar.proto.statistics import BalanceStatus, MeasuredLoad
 from magnetar.runtime.tasks import Tasks
 from tests.support.cluster import Cluster, cluster
 
@@ -39,6 +41,7 @@ class Balanced:
         self.brokers: dict[str, Broker] = {}
         self.balancers: dict[str, AutomaticBalancer] = {}
         self.moves = Tasks()
+        self.busy_of: Callable[[Broker], float] = lambda broker: 1.0 * len(broker.topics)
 
     async def add(self, name: str, **changes: Any) -> Broker:
         broker = await self.running.add_broker(name=name, share_group="all", **changes)
@@ -50,7 +53,7 @@ class Balanced:
         for _ in range(count):
             self.now_s += CHECK_S
             for broker in self.brokers.values():
-                broker.topic_manager.balancing.busy = 1.0 * len(broker.topics)
+                broker.topic_manager.balancing.busy = self.busy_of(broker)
             for name in only or list(self.balancers):
                 await self.balancers[name].check(self.moves)
                 if wait:
@@ -104,6 +107,8 @@ async def test_a_skewed_load_is_balanced_in_few_moves_and_no_client_sees_an_erro
         assert max(loads) <= 1.35 * TOPICS / 3, loads
         assert 0 < found.moved <= 8
         assert found.leaders == ["first"]
+        counted = found.brokers["first"].topic_manager.balancing.statistics()
+        assert counted == {"leader": 1, "moves": found.moved, "moves_failed": 0}
         await published(5)
         before = found.moved
         await found.checks(12)
@@ -113,12 +118,44 @@ async def test_a_skewed_load_is_balanced_in_few_moves_and_no_client_sees_an_erro
     assert "first is 40 % busy, second 0 %, all 13 % in the mean" in told[0]
 
 
+async def test_a_load_that_is_skewed_ten_to_one_is_balanced_over_four_brokers_in_five_minutes_and_eight_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight topics have nine producers each, and count as ten; the others count as one."""
+
+    def count(broker: Broker) -> float:
+        return 0.5 * sum(1 + len(each.producers) for each in broker.topics.values())
+
+    async with balanced(tmp_path, monkeypatch) as found:
+        monkeypatch.setattr(balancing, "compute_bundle_load", lambda sums: float(sums.topics + sums.producers))
+        await found.add("fourth")
+        found.busy_of = count
+        async with AsyncPublisher(found, each=9) as published:
+            balanced_after, moved_after = list[int](), 0
+            for check in range(90):
+                before = found.moved
+                await found.checks(1)
+                if found.moved > before:
+                    await load_all(found)
+                    await published(1)
+                    moved_after = check
+                busy = [count(each) for each in found.brokers.values()]
+                assert sum(busy) == 0.5 * (TOPICS + 8 * 9)
+                if max(busy) <= 1.25 * sum(busy) / 4:
+                    balanced_after.append(check)
+            assert balanced_after == list(range(balanced_after[0], 90)), "from then on"
+            assert balanced_after[0] < 30
+            assert found.moved <= 8
+            assert moved_after < 60, "no bundle goes to and fro"
+
+
 def hold_moves(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """No owner is asked for a move before the event is set."""
     go_on, unload = asyncio.Event(), Administration.unload_bundles
 
     async def wait(self: Administration, *arguments: Any) -> Any:
-        await go_on.wait()
+        if arguments[-1]:  # the broker that gets the bundle
+            await go_on.wait()
         return await unload(self, *arguments)
 
     monkeypatch.setattr(Administration, "unload_bundles", wait)
@@ -126,13 +163,14 @@ def hold_moves(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 class AsyncPublisher:
-    """A program with producers on eight topics, each of which sends when it is called."""
+    """A program with producers on eight topics (`each`: of a topic), each of which sends when it is called."""
 
-    def __init__(self, found: Balanced) -> None:
-        self._client = Client(f"magnetar://{found.brokers['first'].endpoint}")
+    def __init__(self, found: Balanced, name: str = "first", *, each: int = 1) -> None:
+        self._each = each
+        self._client = Client(f"magnetar://{found.brokers[name].endpoint}")
 
     async def __aenter__(self) -> AsyncPublisher:
-        self._producers = [await self._client.create_producer(f"t{number}") for number in range(8)]
+        self._producers = [await self._client.create_producer(f"t{number % 8}") for number in range(8 * self._each)]
         self._running = asyncio.create_task(self._go_on())
         return self
 
@@ -219,6 +257,108 @@ async def test_a_broker_that_drains_or_does_not_answer_gets_nothing(
         assert found.moved > 0
         await load_all(found)
         assert len(found.brokers["third"].topics) == 0 < len(found.brokers["second"].topics)
+
+
+async def test_a_broker_of_an_older_release_or_with_loads_that_lie_gets_and_gives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with balanced(tmp_path, monkeypatch) as found:
+        await found.add("fourth")
+        asked = balancing.call_operation_at_broker
+
+        async def call(world: Any, endpoint: str, operation: Any, **arguments: Any) -> Any:
+            if operation is op.MEASURE_LOAD and endpoint == str(found.brokers["second"].endpoint):
+                raise WrongProtocol("no method /magnetar.wire.Admin/MeasureLoad is served here")
+            if operation is op.MEASURE_LOAD and endpoint == str(found.brokers["third"].endpoint):
+                return MeasuredLoad(float("nan"), -1.0, float("inf"), ())
+            if endpoint == str(found.brokers["fourth"].endpoint):
+                raise ValueError("'here' is not HOST:PORT")
+            return await asked(world, endpoint, operation, **arguments)
+
+        monkeypatch.setattr(balancing, "call_operation_at_broker", call)
+        await found.checks(REPORTS_MIN + 3)
+        assert (found.leaders, found.moved) == (["first"], 0)
+        async with AdminClient(f"magnetar://{found.brokers['first'].endpoint}") as admin:
+            assert [each.broker for each in (await admin.balance_status()).brokers] == ["first"]
+
+
+async def test_a_leader_whose_process_was_stopped_asks_again_who_leads_before_it_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with balanced(tmp_path, monkeypatch) as found:
+        await found.checks(REPORTS_MIN - 1)
+        asked, store = balancing.call_operation_at_broker, found.running.sessions[1]
+
+        async def stop(world: Any, endpoint: str, operation: Any, **arguments: Any) -> Any:
+            monkeypatch.setattr(balancing, "call_operation_at_broker", asked)
+            node = await store.get(paths.BALANCER)
+            assert node is not None
+            await store.delete(paths.BALANCER, node.version)  # its session has ended
+            await found.balancers["second"].check(found.moves)
+            found.now_s += 60.0
+            return await asked(world, endpoint, operation, **arguments)
+
+        monkeypatch.setattr(balancing, "call_operation_at_broker", stop)
+        await found.checks(1, only=["first"])
+        assert (found.leaders, found.moved) == (["first", "second"], 0)
+        await found.checks(1, only=["first"])
+        assert (found.leaders, found.moved) == (["second"], 0)
+
+
+async def test_a_bundle_whose_namespace_is_deleted_or_whose_target_closes_meanwhile_is_served_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with balanced(tmp_path, monkeypatch) as found:
+        first = found.brokers["first"]
+        async with AdminClient(f"magnetar://{first.endpoint}") as admin:
+            await admin.create_namespace("public/going")
+            topics = [f"public/going/t{number}" for number in range(20)]
+            for each in topics:
+                await admin.create_topic(each)
+                await admin.topic_stats(each)
+            await Administration(first.topic_manager).unload_namespace(
+                NamespaceName.parse("public/going"), here=False, destination="first"
+            )
+            for each in topics:
+                await admin.topic_stats(each)
+            assert len(first.topics) == TOPICS + len(topics)
+            go_on = hold_moves(monkeypatch)
+            await found.checks(REPORTS_MIN, only=["first"], wait=False)
+            moving = (await admin.balance_status()).moving
+            assert {each.target for each in moving} >= {"second"}
+            assert "public/going" in {each.namespace for each in moving}
+            await admin.delete_namespace("public/going", force=True)
+            await found.brokers["second"].close()
+            go_on.set()
+            await found.moves.drain()
+            del found.brokers["second"], found.balancers["second"]
+            told = await admin.balance_status()
+            assert (told.moving, told.moves) == ((), len(moving))
+            assert 0 < told.failed <= len(moving)
+            assert "second" not in {each.name for each in await admin.brokers()}
+        await load_all(found, "third")
+        assert sum(len(each.topics) for each in found.brokers.values()) == TOPICS
+
+
+async def test_the_source_drains_or_closes_while_its_bundles_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with balanced(tmp_path, monkeypatch) as found, AsyncPublisher(found, "second") as published:
+        go_on = hold_moves(monkeypatch)
+        await found.checks(REPORTS_MIN, only=["second"], wait=False)
+        assert len(found.moves) > 0
+        await Administration(found.brokers["second"].topic_manager).drain_broker("first")
+        drain = asyncio.create_task(found.brokers["first"].topic_manager.apply_drain_order())
+        go_on.set()
+        await found.moves.drain()
+        await drain
+        await published(3)
+        await found.checks(2, only=["second"])
+        await found.brokers["first"].close()
+        await published(3)
+        del found.brokers["first"], found.balancers["first"]
+        await load_all(found)
+        assert sum(len(each.topics) for each in found.brokers.values()) == TOPICS, "each has one owner"
 
 
 async def test_the_setting_turns_the_balance_off_and_on_while_brokers_run(
