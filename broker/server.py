@@ -50,6 +50,7 @@ from .grpc.connection import BrokerService
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
+from .session.balancing import AutomaticBalancer
 from .session.schedules import ScheduleRunner
 from .subscription.core.subscription_types import ENTRY_POINTS, load_installed_types
 from .topic.topic import Topic
@@ -156,6 +157,8 @@ class Broker:
         self.background.start_supervised("broker-members", self._read_members)
         self.background.start_supervised("broker-schedules", self.schedules.run)
         self.background.start_supervised("broker-schedules-watch", self.schedules.follow)
+        if config.share_group:
+            self.background.start_supervised("broker-balancer", AutomaticBalancer(self.topic_manager).run)
         if config.state_memory_bytes:
             self.background.start_supervised("broker-memory", self._measure_memory)
 
@@ -214,12 +217,12 @@ class Broker:
     async def _report_load(self) -> None:
         now, busy = self._world.clock.monotonic, 0.0
         at, used = now(), self._used_s()
+        balancing = self.topic_manager.balancing
         while True:
             await asyncio.sleep(LOAD_REPORT_S)
             since, before, at, used = at, used, now(), self._used_s()
-            busy = busy * BUSY_SMOOTHING_FACTOR + 100 * (used - before) / max(at - since, 1e-3) * (
-                1 - BUSY_SMOOTHING_FACTOR
-            )
+            balancing.busy, balancing.busy_since_s = 100 * (used - before) / max(at - since, 1e-3), since
+            busy = busy * BUSY_SMOOTHING_FACTOR + balancing.busy * (1 - BUSY_SMOOTHING_FACTOR)
             try:
                 await self.topic_manager.report_load(round(busy))
             except MagnetarError as error:

@@ -16,6 +16,7 @@
     /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
     /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
     /brokers/<name>                             BrokerRecord (ephemeral)
+    /balancer                                   BalancerRecord (ephemeral): the broker that balances the others
     /draining/<name>                            DrainRecord: a broker that drains until an operator ends it
     /started/<name>                             StartedBrokerRecord: a broker that registered and has not closed
     /members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
@@ -63,6 +64,7 @@ REPAIR_LOCKS = "/repair/locks"
 REPAIR_WORKERS = "/repair/workers"
 DEPARTING = "/repair/departing"
 BROKERS = "/brokers"
+BALANCER = "/balancer"
 DRAINING = "/draining"
 STARTED = "/started"
 MEMBERS = "/members"

@@ -48,6 +48,7 @@ class Feature(enum.Enum):
     ASSIGNMENTS = (2, "owner records that another broker made for the owner (OwnerRecord.assigned_by)")
     COMMIT_NOTES = (2, "the note of a commit in a cursor, which an older broker does not open")
     STARTED_BROKERS = (2, "StartedBrokerRecord, which an older broker of that name does not delete when it closes")
+    BALANCER = (2, "BalancerRecord: moves need brokers that take assigned bundles")
 
 
 class _Written:
@@ -248,6 +249,16 @@ class StartedBrokerRecord(MetadataRecord, frozen=True, kw_only=True):
     broker: str
     endpoint: str = ""  # by this a broker with a random name is known again after a restart
     seen_ms: int = 0  # since the epoch: when it wrote its registration last, or a broker last saw it registered
+
+
+class BalancerRecord(MetadataRecord, frozen=True, kw_only=True):
+    """The metadata record of the broker that was elected to balance the load of all brokers
+    (broker/session/balancing.py)."""
+
+    kind = 32
+    broker: str
+    endpoint: str = ""
+    token: str  # random: by it a process recognises its own election
 
 
 class OwnerRecord(MetadataRecord, frozen=True, kw_only=True):
@@ -623,7 +634,8 @@ _KINDS: dict[int, type[MetadataRecord]] = {
     cls.kind: cls
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, DeletedLedgersRecord, CookieRecord, BookieRecord, BrokerRecord,
-        DrainRecord, StartedBrokerRecord, OwnerRecord, TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord,
+        DrainRecord, StartedBrokerRecord, BalancerRecord, OwnerRecord,
+        TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord,
         CursorRecord, DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord,
         RepairLockRecord, RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
         SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,

@@ -528,6 +528,19 @@ BALANCE_BROKERS: Operation[values.Balance] = Operation(
         "before and after: messages and KiB a second, in and out, and a tenth for each topic.", "--dry-run",
     ),
 )  # fmt: skip
+MEASURE_LOAD: Operation[values.MeasuredLoad] = Operation("MeasureLoad", OPERATE)
+BALANCE_STATUS: Operation[values.BalanceStatus] = Operation(
+    "BalanceStatus", OPERATE, method="balance_status",
+    takes=(RequestField("here", bool, "As the broker that is asked knows it."),),
+    help="Returns whether brokers balance their load, which one decides, how busy each is, and what moves now.",
+    routes=(HttpRoute("GET", "/admin/v3/brokers/balance", "Which broker balances, how busy each is, and what moves.",
+                 answer="BalanceStatus"),),
+    cli=CliVerb(
+        "brokers balance-status", "Whether brokers balance their load, how busy each is, and what moves now.",
+        "Whether brokers balance their load by themselves, which one decides, how many bundles it has moved, how busy "
+        "each broker is (100: all that it can do), and the bundles that move now.", "",
+    ),
+)  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
     "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
 )

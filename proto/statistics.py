@@ -32,13 +32,15 @@ from .states import (
 )
 
 __all__ = (
-    "BacklogAnalysis", "BacklogQuotaState", "Balance", "BalancedBroker", "Blocked", "BookieInfo", "BriefTopicStats",
-    "BrokerInfo", "BrokerSummary", "BundleMove", "BundlePage", "BundleRow",
+    "BacklogAnalysis", "BacklogQuotaState", "Balance", "BalanceStatus", "BalancedBroker", "Blocked", "BookieInfo",
+    "BriefTopicStats",
+    "BrokerInfo", "BrokerScore", "BrokerSummary", "BundleMove", "BundlePage", "BundleRow",
     "ClusterSummary", "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
     "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DiedBroker", "DrainingSlot", "FilterTrial",
     "ForgottenTransaction",
     "HalfDecision", "HalfState", "HalfStats", "HeldKey", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState",
-    "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats",
+    "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "MeasuredBundle",
+    "MeasuredLoad", "MetadataNode", "NamespaceInfo", "NamespaceStats",
     "NamespaceSums", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
     "SchemaTest", "SecurityDescription", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionFilterState",
     "SubscriptionStats", "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage",
@@ -156,6 +158,45 @@ class Balance(Value, frozen=True):
 
     moves: tuple[BundleMove, ...]
     brokers: tuple[BalancedBroker, ...]
+
+
+class MeasuredBundle(Value, frozen=True):
+    """A bundle as its owner measures it for the balance."""
+
+    path: str  # of its owner record
+    load: float  # messages and KiB per second, in and out, plus a tenth for each topic
+    topics: int  # that are loaded
+    sessions: int  # producers and consumers
+    owned_s: float  # seconds since the broker took it
+
+
+class MeasuredLoad(Value, frozen=True):
+    """The load of the broker that is asked. `bundles`: the heaviest ones."""
+
+    score: float  # 100 is all that the broker can do
+    load: float  # of all its bundles
+    window_s: float  # the measurement began so long ago
+    bundles: tuple[MeasuredBundle, ...]
+
+
+class BrokerScore(Value, frozen=True):
+    """A broker as the one that balances sees it."""
+
+    broker: str
+    score: float  # the slow average; 100 is all that the broker can do
+    moving: int  # bundles that are on their way from it or to it
+
+
+class BalanceStatus(Value, frozen=True):
+    """What the automatic balance does. `leader`: the broker that balances, which counts `moves` and `failed` since it
+    does; "" if none has been elected. The load of a bundle in `moving` is in points of its source's score."""
+
+    is_on: bool
+    leader: str
+    moves: int
+    failed: int
+    brokers: tuple[BrokerScore, ...]
+    moving: tuple[BundleMove, ...]
 
 
 # ------------------------------------------------------------------------------------ topics

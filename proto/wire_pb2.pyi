@@ -1883,6 +1883,64 @@ class BalanceBrokersReply(_message.Message):
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerLoadRow]
     def __init__(self, moves: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ..., brokers: _Optional[_Iterable[_Union[BrokerLoadRow, _Mapping]]] = ...) -> None: ...
 
+class MeasuredBundleRow(_message.Message):
+    __slots__ = ("path", "load", "topics", "sessions", "owned_s")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    OWNED_S_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    load: float
+    topics: int
+    sessions: int
+    owned_s: float
+    def __init__(self, path: _Optional[str] = ..., load: _Optional[float] = ..., topics: _Optional[int] = ..., sessions: _Optional[int] = ..., owned_s: _Optional[float] = ...) -> None: ...
+
+class MeasureLoadReply(_message.Message):
+    __slots__ = ("score", "load", "window_s", "bundles")
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    score: float
+    load: float
+    window_s: float
+    bundles: _containers.RepeatedCompositeFieldContainer[MeasuredBundleRow]
+    def __init__(self, score: _Optional[float] = ..., load: _Optional[float] = ..., window_s: _Optional[float] = ..., bundles: _Optional[_Iterable[_Union[MeasuredBundleRow, _Mapping]]] = ...) -> None: ...
+
+class BalanceStatusRequest(_message.Message):
+    __slots__ = ("here",)
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    here: bool
+    def __init__(self, here: bool = ...) -> None: ...
+
+class BrokerScoreRow(_message.Message):
+    __slots__ = ("broker", "score", "moving")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    score: float
+    moving: int
+    def __init__(self, broker: _Optional[str] = ..., score: _Optional[float] = ..., moving: _Optional[int] = ...) -> None: ...
+
+class BalanceStatusReply(_message.Message):
+    __slots__ = ("is_on", "leader", "moves", "failed", "brokers", "moving")
+    IS_ON_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
+    is_on: bool
+    leader: str
+    moves: int
+    failed: int
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerScoreRow]
+    moving: _containers.RepeatedCompositeFieldContainer[BundleMoveRow]
+    def __init__(self, is_on: bool = ..., leader: _Optional[str] = ..., moves: _Optional[int] = ..., failed: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerScoreRow, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[BundleMoveRow, _Mapping]]] = ...) -> None: ...
+
 class ListTopicsRequest(_message.Message):
     __slots__ = ("namespace", "partitions", "in_memory_here")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

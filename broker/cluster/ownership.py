@@ -266,7 +266,7 @@ class Ownership:
         self.me = me
         self._clock = clock
         self._placement = BundlePlacement(rng)
-        self._owned: dict[str, None] = {}
+        self._owned: dict[str, float] = {}  # when this broker took each (monotonic seconds)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
         # waits for their end, by path of the owner record
@@ -372,6 +372,10 @@ class Ownership:
         lost."""
         return path in self._owned and not self.lost
 
+    def measure_owned_s(self, path: str) -> float:
+        """Returns for how many seconds this broker has owned the object at `path`; 0.0 if it does not own it."""
+        return self._clock.monotonic() - self._owned[path] if path in self._owned else 0.0
+
     async def _ask(self, path: str, what: str) -> BrokerRecord:
         for _ in range(ATTEMPTS_MAX):
             if self.is_owned(path):
@@ -443,7 +447,7 @@ class Ownership:
             if node is None or node.value != value:
                 return False
         if not given:
-            self._owned[path] = None
+            self._owned[path] = self._clock.monotonic()
         return True
 
     async def reclaim_bundles(self) -> None:
@@ -513,12 +517,16 @@ class Ownership:
         finally:
             self.leaving -= 1
 
-    async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+    async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> bool:
         """Gives one bundle to the broker `heir`, in the order of steps at the head of this module. `unload`: a function
-        that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Raises the error
-        of `unload`; the bundle stays this broker's then."""
+        that closes the loaded topics of the bundle. Runs to its end even if the caller is cancelled. Returns False, and
+        does nothing, if this broker has given the bundle up meanwhile. Raises the error of `unload`; the bundle stays
+        this broker's then."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
+            if path not in self._owned:
+                return False
             await run_to_end(self._move(path, heir, unload))
+            return True
 
     async def _move(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
         with self._leave(path):

@@ -27,6 +27,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 MetricsTopics = Literal["auto", "all", "namespace", "none"]
+OnOff = Literal["on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 LISTEN = Endpoint("127.0.0.1", 7650)
@@ -65,6 +66,8 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     namespace_bundles: Positive = 32  # of new namespaces: so many brokers may share one; a node each, in use
     auto_topic_creation: bool = True  # a topic is made at its first look-up
     metrics_topics: MetricsTopics = "auto"  # on the page of metrics: auto, all, namespace, none (docs/metrics.md)
+    balance: OnOff = "on"  # brokers of a share_group move bundles to the less busy ones; a request each 10 s
+    link_bytes_s: Limit = 0  # what its network carries a second: the balance counts a broker's share; 0: not counted
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
     max_namespaces_per_tenant: Limit = 0  # of each
     max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number
@@ -250,6 +253,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True):
     log_level: LogLevel | None = None  # of the whole process; debug costs processor time
     metrics_topics: MetricsTopics | None = None
     auto_topic_creation: bool | None = None
+    balance: OnOff | None = None
 
 
 RUNTIME = RuntimeSettings.__struct_fields__

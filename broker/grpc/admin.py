@@ -48,7 +48,7 @@ from ..node.topic_manager import TopicManager
 from ..session import inspection, summaries
 from ..session.administration import Administration
 from ..session.backlogs import EntryWithHiddenMessages, SubscriptionAdministration
-from ..session.balancing import balance_brokers
+from ..session.balancing import balance_brokers, describe_balance, measure_load
 from ..session.finding import FindRequest, find_messages, parse_criteria, try_filter
 from ..session.schedules import ScheduleCatalog
 from ..session.summaries import (
@@ -553,6 +553,12 @@ class AdminService:
 
     async def balance_brokers(self, request: wire.BalanceBrokersRequest, context: CallContext) -> values.Balance:
         return await balance_brokers(self._broker, self._administration, dry_run=request.dry_run)
+
+    async def measure_load(self, request: wire.Empty, context: CallContext) -> values.MeasuredLoad:
+        return await measure_load(self._broker)
+
+    async def balance_status(self, request: wire.BalanceStatusRequest, context: CallContext) -> values.BalanceStatus:
+        return await describe_balance(self._broker, here=request.here)
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [describe_bookie(each) for each in await self._broker.list_bookies()]

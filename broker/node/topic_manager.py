@@ -56,6 +56,7 @@ from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
+from ..cluster.balance_core import BalancingState
 from ..cluster.bundles_core import make_bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.orphans import Orphan, OrphanSearchResult, delete_orphans, find_orphans
@@ -71,7 +72,7 @@ from ..cluster.ownership import (
 )
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
-from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
+from ..common.config import BrokerConfig, MetricsTopics, OnOff, RuntimeSettings
 from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
 from ..log.appender import SlowPublishLog
@@ -264,6 +265,7 @@ class TopicManager:
         self.load_seconds = Histogram(SECONDS)  # of each topic that was loaded, without its wait for a turn
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
+        self.balancing = BalancingState(world.clock.monotonic())
         self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataResponsiveness(world.clock)
         self.members = LastReadServerLists(world.clock, self.metadata_use)
@@ -507,8 +509,9 @@ class TopicManager:
         if heir is not None and session.settled:
             await self._move_to(session, path, heir)
 
-    async def _move_to(self, session: _OwnershipSession, path: str, heir: BrokerRecord) -> int:
-        """Gives one bundle to the broker `heir`. Returns how many topics were loaded."""
+    async def _move_to(self, session: _OwnershipSession, path: str, heir: BrokerRecord) -> int | None:
+        """Gives one bundle to the broker `heir`. Returns how many topics were loaded; None if this broker has given the
+        bundle away meanwhile."""
         self.heirs[heir.endpoint] = heir
         going: list[Topic] = []
         is_of_bundle = session.ownership.make_owner_check(path)
@@ -524,7 +527,8 @@ class TopicManager:
                 ], "topic-move")  # fmt: skip
             await session.transactions.unload_coordinator(path)
 
-        await session.ownership.move_bundle(path, heir, unload)
+        if not await session.ownership.move_bundle(path, heir, unload):
+            return None
         _LOG.info("%s, with %d topics, is given to %s", path, len(going), heir.name)
         return len(going)
 
@@ -751,7 +755,7 @@ class TopicManager:
             await self._move_to(session, path, heir)
             for path in session.ownership.list_owned_bundle_paths(name) if path.endswith(bundle)
         ]  # fmt: skip
-        return sum(moved), len(moved)
+        return sum(each or 0 for each in moved), sum(each is not None for each in moved)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
         """Unloads the topics of one bundle of a namespace at this broker (of all bundles if `bundle` is empty), and
@@ -781,21 +785,31 @@ class TopicManager:
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
 
-    def sum_bundles(self) -> dict[str, TopicGroupTotals]:
-        """Returns the number and the rates of the loaded topics of each bundle that this broker owns, by the path of
-        its owner record. All other fields of the totals are 0. The rates are those of the last survey."""
+    async def sum_bundles(self) -> dict[str, TopicGroupTotals]:
+        """Returns the number, the producers and consumers, and the rates of the loaded topics of each bundle that this
+        broker owns, by the path of its owner record. All other fields of the totals are 0. The rates are those of the
+        last survey."""
+        turns = EventLoopSlices(self.world.clock)
         ownership = self._open().ownership
         found = {path: TopicGroupTotals() for path in ownership.owner_record_paths if paths.parse_bundle_owner(path)}
         sums = {ownership.make_owner_check(path): total for path, total in found.items()}
-        for topic in self.loaded.values():
+        for topic in list(self.loaded.values()):
             if (total := sums.get(topic.owned)) is not None:
                 rates = topic.traffic.walked_rates
                 total.topics += 1
+                total.producers += len(topic.producers)
+                total.consumers += sum(len(each.consumers) for each in topic.subscriptions.values())
                 total.rate_in += rates.messages_in
                 total.rate_out += rates.messages_out
                 total.throughput_in += rates.bytes_in
                 total.throughput_out += rates.bytes_out
+            if turns.is_slice_used_up:
+                await turns.begin_slice()
         return found
+
+    def measure_owned_s(self, path: str) -> float:
+        """Returns for how many seconds this broker has owned the bundle whose owner record is at `path`."""
+        return self._open().ownership.measure_owned_s(path)
 
     async def list_bundle_owners(self, name: NamespaceName, bundle: str = "") -> dict[str, OwnerRecord]:
         """Returns the owner records of the bundles of a namespace that have an owner, by bundle. If `bundle` is not
@@ -918,6 +932,12 @@ class TopicManager:
         self._runtime = changed
         if self._session is not None:
             self._session.catalog.auto_creation = self.auto_topic_creation
+
+    @property
+    def balance(self) -> OnOff:
+        """Returns whether brokers balance their load: the value that an operator set while the broker runs, otherwise
+        the configured one."""
+        return self._runtime.balance or self.config.balance
 
     @property
     def metrics_topics(self) -> MetricsTopics:

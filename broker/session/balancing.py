@@ -1,4 +1,24 @@
-"""Moves bundles from the brokers with the most load to those with the least, when an operator asks for it.
+"""Moves bundles from the brokers with the most load to those with the least: always, and at once when an operator asks
+for it.
+
+Always (`AutomaticBalancer`): each broker of a group runs it, and the one that has created the record `/balancer` is the
+leader. The record ends with its session. Every CHECK_S the leader asks each broker for its load (`measure_load`), and
+gives the answers to the core (broker/cluster/balance_core.py). Then it asks the owners for the moves that the core has
+planned. It waits for no move. A broker that does not answer, or is of an older release, takes no part.
+
+    load    of a bundle: messages and KiB per second, and TOPIC_LOAD for each topic, as its owner measures it
+    score   of a broker, the largest of: the share of a core that its process uses, its bytes per second as a share of
+            `link_bytes_s`, the memory of topics, subscriptions and connections as a share of `state_memory_bytes`
+
+A second leader, such as one whose session has ended without its knowledge, is harmless: the owner of a bundle alone
+gives it away, and a broker that does not own the bundle (any more) answers that it has moved nothing. A leader whose
+process was stopped (a check took longer than CHECK_S) plans nothing before it has asked again who leads. When a leader
+dies, the moves that it has begun end at their owners; the next leader begins with its averages. A move that fails is
+logged, and its bundle rests. While the setting `balance` is off, nothing is planned, and averages begin anew after it.
+Guarding tests: tests/broker/cluster/test_automatic_balance.py, tests/balance/.
+
+When asked (`balance_brokers`). `plan_balance` is no plan of the core: it equalizes what is measured now, idle topics
+too, without averages, rests and thresholds.
 
     done = await balance_brokers(broker, administration, dry_run=False)
 
@@ -11,33 +31,58 @@ moved: it would count as idle. Guarding tests: tests/broker/cluster/test_balance
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from heapq import nlargest
 
-from ...proto.errors import MagnetarError, Unavailable
+from ...metadata import paths
+from ...metadata.records import BalancerRecord, BrokerRecord, Feature, encode_record, may_write_feature
+from ...metadata.store import ABSENT, get_readable_record
+from ...proto import operations as op
+from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable, is_unknown_operation
 from ...proto.names import NamespaceName
-from ...proto.statistics import Balance, BalancedBroker, BundleMove, BundleRow
-from ...runtime.tasks import run_together
+from ...proto.statistics import (
+    Balance,
+    BalancedBroker,
+    BalanceStatus,
+    BrokerScore,
+    BundleMove,
+    BundleRow,
+    MeasuredBundle,
+    MeasuredLoad,
+)
+from ...runtime.tasks import Tasks, run_together
+from ..cluster.balance_core import CHECK_S, REPORTED_BUNDLES, Balancer, BrokerLoad, MovableBundle, Move
 from ..cluster.bundles_core import BundleLoad, PlannedMove, plan_balance
+from ..common.retry import LogThrottle
+from ..node.survey import TopicGroupTotals
 from ..node.topic_manager import MOVED_AT_ONCE, TopicManager
-from .administration import Administration, may_get_bundles
+from .administration import Administration, call_operation_at_broker, may_get_bundles
 from .summaries import ClusterSummaries
 
+_LOG = logging.getLogger("magnetar.broker")
+
+ANSWER_S = 5.0
+"""Seconds to wait for the load of a broker: half a check."""
 TOPIC_LOAD = 0.1
 """Messages a second that a loaded topic counts as, so that idle topics are shared too."""
+
+
+def compute_bundle_load(sums: BundleRow | TopicGroupTotals) -> float:
+    """Returns the load of a bundle: its messages and KiB per second, in and out, and TOPIC_LOAD for each topic."""
+    kib = (sums.throughput_in + sums.throughput_out) / 1024
+    return sums.rate_in + sums.rate_out + kib + TOPIC_LOAD * sums.topics
 
 
 def plan_for_group(
     names: Sequence[str], bundles: Sequence[BundleRow]
 ) -> tuple[list[PlannedMove], list[BalancedBroker]]:
-    """Returns (the moves that balance the brokers `names`, the load of each of them before and after the moves). The
-    load of a bundle is its messages per second, its KiB per second, and TOPIC_LOAD for each topic. `bundles` of other
-    brokers are ignored."""
+    """Returns (the moves that balance the brokers `names`, the load of each of them before and after the moves).
+    `bundles` of other brokers are ignored."""
     owned: dict[str, list[BundleLoad]] = {name: [] for name in names}
     for each in bundles:
-        kib = (each.throughput_in + each.throughput_out) / 1024
-        load = each.rate_in + each.rate_out + kib + TOPIC_LOAD * each.topics
         if each.broker in owned:
-            owned[each.broker].append(BundleLoad(f"{each.namespace}/{each.bundle}", load))
+            owned[each.broker].append(BundleLoad(f"{each.namespace}/{each.bundle}", compute_bundle_load(each)))
     moves = plan_balance(names, owned)
     before = {name: sum(each.load for each in found) for name, found in owned.items()}
     after = dict(before)
@@ -91,3 +136,163 @@ async def _move_bundles(broker: TopicManager, administration: Administration, mo
     await run_together([move(each) for each in moves], "balance")
     if errors:
         raise errors[0]
+
+
+# ----------------------------------------------------------------------------------------------------- automatic
+
+
+async def measure_load(broker: TopicManager) -> MeasuredLoad:
+    """Returns the load of this broker and its heaviest bundles. Walks the loaded topics in slices of the loop; reads
+    nothing. Raises Unavailable if this broker has no ownership session."""
+    survey, state, config = await broker.survey.run_survey(), broker.balancing, broker.config  # the rates are of a walk
+    sums = await broker.sum_bundles()
+    loads = {path: compute_bundle_load(each) for path, each in sums.items()}
+    heaviest = nlargest(REPORTED_BUNDLES, loads, key=lambda path: (loads[path], path))
+    bundles = (
+        MeasuredBundle(
+            path, loads[path], sums[path].topics, sums[path].producers + sums[path].consumers,
+            broker.measure_owned_s(path),
+        )
+        for path in heaviest
+    )  # fmt: skip
+    sent = survey.total.throughput_in + survey.total.throughput_out
+    score = max(
+        state.busy,
+        100 * sent / config.link_bytes_s if config.link_bytes_s else 0.0,
+        100 * broker.state.bytes / config.state_memory_bytes if config.state_memory_bytes else 0.0,
+    )
+    window_s = max(CHECK_S, broker.world.clock.monotonic() - state.busy_since_s)
+    return MeasuredLoad(score, sum(loads.values()), window_s, tuple(bundles))
+
+
+async def describe_balance(broker: TopicManager, *, here: bool) -> BalanceStatus:
+    """Returns what the automatic balance does, as the leader knows it. `here`, or without a leader: as this broker
+    knows it. Raises the error of the call if the leader does not answer."""
+    found = await get_readable_record(broker.metadata, paths.BALANCER, BalancerRecord)
+    leader, state = "" if found is None else found[0].broker, broker.balancing
+    if found is not None and leader != broker.name and not here:
+        return await call_operation_at_broker(
+            broker.world, found[0].endpoint, op.BALANCE_STATUS, timeout_s=ANSWER_S, here=True
+        )
+    balancer = state.balancer
+    scores = [] if balancer is None else balancer.list_scores()
+    moving = [] if balancer is None else balancer.list_moves()
+    return BalanceStatus(
+        broker.balance == "on", leader, state.moves, state.failed,
+        tuple(BrokerScore(name, round(score, 1), count) for name, score, count in scores),
+        tuple(
+            BundleMove(*(paths.parse_bundle_owner(each.path) or ("", "")), each.source, each.target,
+                       round(each.points, 1))
+            for each in moving
+        ),
+    )  # fmt: skip
+
+
+class AutomaticBalancer:
+    """Balances the load of all brokers while this broker is the leader. `now`: the time for the core (monotonic
+    seconds); None: that of the world."""
+
+    def __init__(self, broker: TopicManager, now: Callable[[], float] | None = None) -> None:
+        self._broker = broker
+        self._state = broker.balancing
+        self._administration = Administration(broker)
+        self._now = now or broker.world.clock.monotonic
+        self._token = broker.world.rng.randbytes(8).hex()
+        self._throttle = LogThrottle(broker.world.clock)
+
+    async def run(self) -> None:
+        """Checks the loads every CHECK_S, until the task is cancelled; then also cancels the calls that ask owners for
+        moves. The owners end these moves. Errors of the metadata are logged."""
+        moves = Tasks()
+        try:
+            while True:
+                await asyncio.sleep(CHECK_S)
+                try:
+                    await self.check(moves)
+                except MagnetarError as error:
+                    if self._throttle.should_log(error):
+                        _LOG.info("the load of brokers is not balanced: %s", error)
+        finally:
+            self._state.leads, self._state.balancer = False, None
+            await moves.close()
+
+    async def check(self, moves: Tasks) -> None:
+        """Takes part in the election. As the leader, collects the loads, and begins the planned moves as tasks of
+        `moves`. Raises the errors of the metadata."""
+        broker, state = self._broker, self._state
+        leads = broker.has_session and await self._is_leader()
+        if leads != state.leads:
+            _LOG.info("this broker balances the load of brokers" + ("" if leads else " no more"))
+        state.leads = leads
+        if not leads or broker.balance == "off":
+            state.balancer = None
+            return
+        balancer = state.balancer = state.balancer or Balancer()
+        brokers = {each.name: each for each in await broker.list_brokers() if each.group}
+        for name, _, _ in balancer.list_scores():
+            if name not in brokers:
+                balancer.forget_broker(name)
+        began_s = self._now()
+        await run_together([self._collect_load(balancer, each) for each in brokers.values()], "balancer-load")
+        if self._now() - began_s > CHECK_S:
+            return  # by the next check another broker may lead
+        for move in balancer.plan_moves(self._now()):
+            moves.spawn(self._move(balancer, move, brokers[move.source].endpoint), "balancer-move")
+
+    async def _is_leader(self) -> bool:
+        """Returns whether this broker is the leader; makes it the leader if there is none."""
+        if not may_write_feature(Feature.BALANCER):
+            return False
+        store, path = self._broker.metadata, paths.BALANCER
+        found = await get_readable_record(store, path, BalancerRecord)
+        if found is not None:
+            return found[0].token == self._token
+        mine = BalancerRecord(broker=self._broker.name, endpoint=self._broker.endpoint, token=self._token)
+        try:
+            await store.put(path, encode_record(mine, path), ABSENT, ephemeral=True)
+        except (NodeExists, BadVersion):
+            return False
+        return True
+
+    async def _collect_load(self, balancer: Balancer, record: BrokerRecord) -> None:
+        broker = self._broker
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                if record.name == broker.name:
+                    found = await measure_load(broker)
+                else:
+                    found = await call_operation_at_broker(
+                        broker.world, record.endpoint, op.MEASURE_LOAD, timeout_s=ANSWER_S
+                    )
+        except (MagnetarError, TimeoutError, ValueError) as error:  # ValueError: its record has no valid address
+            if not (isinstance(error, MagnetarError) and is_unknown_operation(error)):
+                _LOG.debug("broker %s does not tell its load: %r", record.name, error)
+            return
+        bundles = [
+            MovableBundle(each.path, each.load, each.topics, each.sessions, each.owned_s)
+            for each in found.bundles[:REPORTED_BUNDLES]
+        ]  # fmt: skip
+        load = BrokerLoad(
+            record.name, found.score, found.load, bundles, group=record.group, window_s=found.window_s,
+            takes_bundles=may_get_bundles(record),
+        )  # fmt: skip
+        balancer.add_report(load, self._now())
+
+    async def _move(self, balancer: Balancer, move: Move, endpoint: str) -> None:
+        moved = False
+        try:
+            place = paths.parse_bundle_owner(move.path)
+            if place is None:
+                raise Unavailable(f"{move.path} is no path of a bundle")
+            _LOG.info("%s moves from %s to %s: %s", move.path, move.source, move.target, move.why)
+            self._state.moves += 1
+            namespace, bundle = NamespaceName.parse(place[0]), place[1]
+            done = await self._administration.unload_bundles(namespace, move.source, endpoint, [bundle], move.target)
+            moved = any(each.bundles for each in done)
+            if not moved:
+                raise Unavailable("its owner has changed meanwhile")
+        except MagnetarError as error:
+            self._state.failed += 1
+            _LOG.warning("%s does not move from %s to %s: %s", move.path, move.source, move.target, error)
+        finally:
+            balancer.end_move(move.path, moved, self._now())

@@ -434,7 +434,7 @@ class ClusterSummaries:
         broker = self._broker
         await broker.survey.run_survey()  # the rates are those of a walk
         found = list[BundleRow]()
-        for path, sums in broker.sum_bundles().items():
+        for path, sums in (await broker.sum_bundles()).items():
             place = paths.parse_bundle_owner(path)
             if place is not None and name in (None, NamespaceName.parse(place[0])):
                 rates = sums.rate_in, sums.rate_out, sums.throughput_in, sums.throughput_out

@@ -65,6 +65,9 @@ class Admin(ClosedAfterWith):
     def balance_brokers(self, *, dry_run: bool = False) -> values.Balance:
         """Moves bundles from brokers that carry much to those that carry little. `dry_run`: only says which."""
 
+    def balance_status(self, *, here: bool = False) -> values.BalanceStatus:
+        """Returns whether brokers balance their load, which one decides, how busy each is, and what moves now."""
+
     def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 

@@ -20,7 +20,7 @@ from tests import layout
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover", "recover-topics",
     "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add", "store-latency",
-    "store-read", "store-read-small", "store-gc", "bookie-killed", "slow-bookie", "broker-killed", "rolling",
+    "store-read", "store-read-small", "store-gc", "bookie-killed", "slow-bookie", "broker-killed", "rolling", "balance",
     "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out", "stuck-key", "compact",
     "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup", "filter", "connect", "cost",
     "calls", "control", "memory", "tracing", "fair", "secure-cluster", "abuse", "pulsar-java-produce",

@@ -15,13 +15,14 @@
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
+| `python -m tests.balance`      | reads its options; tests/balance/test_balance.py runs it with fewer brokers     |
 | `python -m tests.spark.kills`  | reads its options                                                               |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 2000`; of those that differ in  |
 |                                | a size or a length the first, and reads the options of the others               |
 | `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
 | `… pulsar-java-…`, `… --peer`, | its options are read; Maven brings what it runs, or it starts a cluster of      |
-| `… rolling`, `… status`,       | processes or many servers                                                       |
-| `… memory` …                   |                                                                                 |
+| `… rolling`, `… balance`,      | processes or many servers                                                       |
+| `… status`, `… memory` …       |                                                                                 |
 | `.venv/bin/pytest …`           | collects with the same arguments, or of tests/proto: some tests are found       |
 | `python -m tests.docs.tables`  | it exists, `python -m tests.stubs` too; what they write is compared elsewhere   |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
@@ -46,6 +47,7 @@ import click
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.__main__ import main as peers
 from magnetar.cli.main import root
+from tests.balance.__main__ import read_options as balance
 from tests.chaos.__main__ import main as chaos
 from tests.crashes.__main__ import options_of as crashes
 from tests.docs.documents import ROOT, Command
@@ -246,6 +248,11 @@ def _chaos(place: Place, command: Command) -> None:
     chaos.make_context("python -m tests.chaos", command.words[3:])
 
 
+def _balance(place: Place, command: Command) -> None:
+    """Its options are read; tests/balance/test_balance.py runs each scenario with fewer brokers."""
+    balance(command.words[3:])
+
+
 def _kills(place: Place, command: Command) -> None:
     """Its options are read; tests/spark/test_exactly_once.py has its parts one by one."""
     kills.make_context("python -m tests.spark.kills", command.words[3:])
@@ -361,7 +368,7 @@ def _compose(place: Place, command: Command) -> None:
     assert "def test_messages_go_through_the_cluster_of_the_file" in (ROOT / COMPOSE_TEST).read_text(encoding="utf-8")
 
 
-LONG = "pulsar-java-|rolling|status|bookie-killed|broker-killed|repair-disturb|memory|abuse"
+LONG = "pulsar-java-|rolling|balance|status|bookie-killed|broker-killed|repair-disturb|memory|abuse"
 RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"magnetar migrate .*--from", _migrate),
     (r"magnetar \S", _magnetar),
@@ -374,6 +381,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.simulation( |$)", _simulation),
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
+    (r"python -m tests\.balance( |$)", _balance),
     (r"python -m tests\.spark\.kills( |$)", _kills),
     (rf"python -m benchmarks ({LONG}|.*--peer)", _long_benchmark),
     (r"python -m benchmarks \S", _benchmark),

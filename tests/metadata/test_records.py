@@ -5,6 +5,7 @@ import pytest
 from magnetar.metadata import records
 from magnetar.metadata.records import (
     AuditorRecord,
+    BalancerRecord,
     BookieRecord,
     BrokerRecord,
     ClusterRecord,
@@ -95,6 +96,7 @@ EXAMPLES: list[MetadataRecord] = [
     DepartingRecord(bookie="b", since_ms=3, forget=True),
     DrainRecord(broker="b", endpoint="h:1", since_ms=3),
     StartedBrokerRecord(broker="b", endpoint="h:1", seen_ms=3),
+    BalancerRecord(broker="b", endpoint="h:1", token="t"),
     MemberRecord(role="bookie", name="host-1", key="ab" * 32),
     CursorRecord(mark_ledger=1, mark_entry=2, properties={"k": "v"}),
     TransactionsRecord(coordinators=16),

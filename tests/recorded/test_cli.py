@@ -220,6 +220,7 @@ brokers list
 brokers list -o json
 brokers security
 brokers balance --dry-run
+brokers balance-status
 brokers drain none
 brokers undrain none
 brokers forget none

@@ -60,6 +60,7 @@ DELETE {BK}/configuration/auto_topic_creation
 DELETE {BK}/configuration/listen
 GET {BK}/internal-configuration
 PUT /admin/v3/brokers/balance
+GET /admin/v3/brokers/balance
 GET /admin/v3/bundles
 PUT /admin/v3/brokers/none/drain
 DELETE /admin/v3/brokers/none/drain

@@ -1,0 +1,342 @@
+"""Decides which bundles move between brokers, from the loads that the brokers report: loads in, moves out.
+
+    balancer.add_report(report, now_s)           each broker's load, every CHECK_S
+    for move in balancer.plan_moves(now_s): …    each CHECK_S; the driver lets the owners move the bundles
+    balancer.end_move(move.path, moved, now_s)   moved or failed
+
+A score is how busy a broker is, in points: 100 is all that it can do. Two averages of a score are kept. The slow one
+decides, so that noise moves nothing. When the fast one has differed from it by CHANGED_SHARE in CHANGED_CHECKS reports
+in a row, the load has changed, and the slow one begins anew from there. Brokers of one group are compared with their
+mean:
+
+    hot     its slow average is HOT_SHARE above the mean
+    cold    its slow average is COLD_SHARE below the mean
+
+The hottest broker is paired with the coldest, the next with the next, while one of the two is hot or cold. No broker is
+in two pairs, so no target gets the bundles of all others at once. From each pair at most MOVES_MAX bundles move, so
+many that neither ends on the other side of the mean, and none that is small beside the first (CRUMB_SHARE). If none
+fits, the one that makes the pair most equal moves, provided that it closes GAP_CLOSED_MIN of the gap. So one large
+bundle does not go to and fro.
+
+A score cannot tell what one bundle costs. It is shared among the bundles of a broker by their loads; a bundle counts at
+its target as it does at the source, in proportion to what the two brokers do a point (`_points_at`): a slow broker gets
+fewer bundles. After a move both averages of both brokers are set to what is expected, and reports whose measurement
+began before are ignored. So what is on its way counts at once, and counts once.
+
+A bundle rests for REST_S after it has moved, twice as long after each further move, and never moves when the move costs
+more than it brings (`costs_more_than_it_brings`). A broker is judged after REPORTS_MIN reports, again after a silence
+of FORGOTTEN_S. One that drains takes no part: its bundles leave without the balancer, and an empty broker must not make
+the others seem busy. Whatever the reports say, at most MOVES_MAX bundles of a broker are on their way, a bundle goes to
+no broker that its namespace does not allow, and a broker that carries CARRIED_MAX times what the others carry gets
+nothing, so one that never says that it is busy does not get everything. Guard: tests/balance/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+CHECK_S = 10.0
+"""Seconds between two reports of a broker, and between two plans."""
+FAST_HALF_LIFE_S = 30.0
+SLOW_HALF_LIFE_S = 240.0
+"""With a noise of 20 % in each report, the standard deviation of the slow average is 2.4 %, of the fast one 7 %."""
+CHANGED_SHARE = 0.25
+CHANGED_CHECKS = 3
+REPORTED_BUNDLES = 32
+"""Bundles of a report, the heaviest ones: so many that some of them may move, while those that have moved rest."""
+SILENT_CHECKS = 3
+"""A broker that has not reported for so many checks takes no part, and is no target, until it reports again."""
+FORGOTTEN_S = 240.0
+"""A broker that has not reported for so long is judged by new averages."""
+REPORTS_MIN = 6
+"""Reports after which the averages of a broker are believed: a minute after it has joined, or after another broker has
+become the leader."""
+HOT_SHARE = 0.15
+COLD_SHARE = 0.25
+IDLE_POINTS = 5.0
+"""A group whose hottest broker is below it has nothing to balance, and differences below it are nothing."""
+MOVES_MAX = 4
+"""Bundles of one broker, as source and as target, that are on their way at once."""
+CRUMB_SHARE = 0.15
+"""A bundle moves with others only if it has at least this share of the points of the heaviest of them. What is left of
+the gap is closed by the next plan, if it is still worth it."""
+GAP_CLOSED_MIN = 0.2
+"""Share of the gap of a pair that a bundle must close if it takes one of the two to the other side of the mean."""
+CARRIED_MAX = 4.0
+"""Of the mean load of the others of its group: brokers may be so much faster than each other."""
+OWNED_MIN_S = 60.0
+"""A bundle stays at its owner for so long, whoever gave it to the owner: a leader does not know of moves before it."""
+REST_S = 600.0
+REST_DOUBLED_MAX = 4
+REST_FORGOTTEN_S = 24 * 3600.0
+SESSION_COST_S = 0.001
+TOPIC_COST_S = 0.010
+"""Processor seconds that a move costs: each client connects again, each topic is closed there and recovered here."""
+TRIED_TARGETS_MAX = 8
+
+
+class MovableBundle(NamedTuple):
+    """A bundle as its owner reports it. `load` is in any unit that is the same for all brokers; `owned_s`: seconds
+    since its owner took it; `needs`: what the labels of its broker must have, "" for none."""
+
+    path: str  # of the owner record
+    load: float
+    topics: int = 1
+    sessions: int = 0
+    owned_s: float = math.inf
+    needs: str = ""
+
+
+class BrokerLoad(NamedTuple):
+    """A broker's report. `window_s`: the seconds over which it was measured; `load`: of all its bundles; `bundles`: the
+    heaviest ones, at least so many that the heaviest MOVES_MAX that may move are among them."""
+
+    name: str
+    score: float  # in points
+    load: float
+    bundles: Sequence[MovableBundle]
+    group: str = ""
+    labels: frozenset[str] = frozenset()
+    window_s: float = CHECK_S
+    takes_bundles: bool = True  # False while it drains
+
+
+class Move(NamedTuple):
+    """A bundle that should move; `points`: of the source's score."""
+
+    path: str
+    source: str
+    target: str
+    points: float
+    why: str = ""  # for the log
+
+
+class _Averages:
+    """The averages of a broker's score."""
+
+    def __init__(self, report: BrokerLoad, now_s: float) -> None:
+        self.report = report
+        self.at_s = self.heard_s = now_s
+        self.changed_s = -math.inf  # when a move of its bundles ended
+        self.reports = 0
+        self.fast = self.slow = 0.0
+        self.differing = 0  # reports in a row after which the fast average was far above the slow one; < 0: below
+
+    def add(self, report: BrokerLoad, now_s: float) -> None:
+        if now_s - self.heard_s > FORGOTTEN_S:
+            self.reports = self.differing = 0
+        self.report, self.heard_s = report, now_s
+        if now_s - report.window_s < self.changed_s:
+            return  # measured before a move ended, at least in part
+        passed_s = min(max(0.0, now_s - self.at_s), 2 * CHECK_S)  # one report tells no more, however long none came
+        self.at_s, self.reports = now_s, self.reports + 1
+        first = 1 / self.reports  # as a plain mean, until there are enough
+        self.fast += max(first, 1 - 0.5 ** (passed_s / FAST_HALF_LIFE_S)) * (report.score - self.fast)
+        self.slow += max(first, 1 - 0.5 ** (passed_s / SLOW_HALF_LIFE_S)) * (report.score - self.slow)
+        self._notice_change()
+
+    def _notice_change(self) -> None:
+        apart = self.fast - self.slow
+        if abs(apart) < max(IDLE_POINTS, CHANGED_SHARE * self.slow):
+            self.differing = 0
+            return
+        self.differing = max(self.differing, 0) + 1 if apart > 0 else min(self.differing, 0) - 1
+        if abs(self.differing) >= CHANGED_CHECKS:
+            self.slow, self.differing = self.fast, 0
+
+    def shift(self, points: float) -> None:
+        self.fast, self.slow = max(0.0, self.fast + points), max(0.0, self.slow + points)
+
+
+def _carries_too_much(broker: _Averages, carried: float, others: int) -> bool:
+    """Returns True if the broker carries CARRIED_MAX times the mean of its `others`. `carried`: the load of all."""
+    load = broker.report.load
+    return others > 0 and load > CARRIED_MAX * (carried - load) / others
+
+
+class _Begun(NamedTuple):
+    """A move that has begun. A broker that is forgotten and comes back meanwhile has other averages."""
+
+    move: Move
+    source: _Averages
+    target: _Averages
+    gained: float  # points at the target
+
+
+class _Rest(NamedTuple):
+    until_s: float
+    moves: int
+
+
+class Balancer:
+    """Plans the moves of bundles between brokers. Only the leader of the brokers has one. `allows`: whether a broker
+    with these labels may own a bundle with these needs."""
+
+    def __init__(self, allows: Callable[[str, frozenset[str]], bool] = lambda needs, labels: True) -> None:
+        self._allows = allows
+        self._brokers: dict[str, _Averages] = {}
+        self._moving: dict[str, _Begun] = {}  # by path
+        self._on_its_way: Counter[str] = Counter()  # bundles by broker, as source or target
+        self._rests: dict[str, _Rest] = {}
+
+    def add_report(self, report: BrokerLoad, now_s: float) -> None:
+        """Takes the report of a broker, that it has just measured. A report that cannot be true counts as none: with
+        a number that is negative, infinite or not a number, or with a bundle twice."""
+        values = (report.score, report.load, report.window_s, *(each.load for each in report.bundles))
+        if not all(math.isfinite(each) and each >= 0 for each in values):
+            return
+        if len({each.path for each in report.bundles}) != len(report.bundles):
+            return
+        report = report._replace(score=min(report.score, 100.0))
+        found = self._brokers.get(report.name)
+        if found is None:
+            found = self._brokers[report.name] = _Averages(report, now_s)
+        found.add(report, now_s)
+
+    def forget_broker(self, name: str) -> None:
+        """Forgets a broker that is not registered any more."""
+        self._brokers.pop(name, None)
+
+    def end_move(self, path: str, moved: bool, now_s: float) -> None:
+        """Takes the outcome of a move that `plan_moves` has returned. A bundle whose move failed rests, too."""
+        begun = self._moving.pop(path)
+        self._rest(path, now_s)
+        for broker, name, points in (
+            (begun.source, begun.move.source, begun.move.points), (begun.target, begun.move.target, -begun.gained)
+        ):  # fmt: skip
+            self._on_its_way[name] -= 1
+            broker.changed_s = now_s
+            if not moved:
+                broker.shift(points)
+        self._on_its_way = +self._on_its_way
+
+    def list_scores(self) -> list[tuple[str, float, int]]:
+        """Returns of each broker (name, slow average of its score, bundles on their way from or to it), by name."""
+        return [(name, each.slow, self._on_its_way[name]) for name, each in sorted(self._brokers.items())]
+
+    def list_moves(self) -> list[Move]:
+        """Returns the moves that have begun and have not ended."""
+        return [each.move for each in self._moving.values()]
+
+    def plan_moves(self, now_s: float) -> list[Move]:
+        """Returns the moves to begin now, and counts them as begun. [] if nothing is to be done."""
+        self._forget_rests(now_s)
+        groups: dict[str, list[_Averages]] = {}
+        for each in self._brokers.values():
+            silent = now_s - each.heard_s >= SILENT_CHECKS * CHECK_S
+            if each.reports >= REPORTS_MIN and not silent and each.report.takes_bundles:
+                groups.setdefault(each.report.group, []).append(each)
+        return [move for group in groups.values() for move in self._plan_group(group, now_s)]
+
+    def _plan_group(self, brokers: Sequence[_Averages], now_s: float) -> list[Move]:
+        order = sorted(brokers, key=lambda each: (each.slow, each.report.name))
+        mean = sum(each.slow for each in order) / len(order)
+        sources = sorted(order, key=lambda each: (-each.slow, each.report.name))
+        carried = sum(each.report.load for each in order)
+        targets = [each for each in order if each.slow < mean and not _carries_too_much(each, carried, len(order) - 1)]
+        moves = list[Move]()
+        for source in sources:
+            hot = source.slow > mean * (1 + HOT_SHARE)
+            cold = bool(targets) and targets[0].slow < mean * (1 - COLD_SHARE)
+            if not (hot or cold) or not targets or source.slow < IDLE_POINTS:
+                break
+            for at, target in enumerate(targets[:TRIED_TARGETS_MAX]):
+                if found := self._plan_pair(source, target, mean, now_s):
+                    moves += found
+                    del targets[at]
+                    break
+        return moves
+
+    def _plan_pair(self, source: _Averages, target: _Averages, mean: float, now_s: float) -> list[Move]:
+        high, gap = source.slow, source.slow - target.slow
+        if source is target or gap < IDLE_POINTS / 2 or high <= mean:
+            return []
+        turns = MOVES_MAX - max(self._on_its_way[each.report.name] for each in (source, target))
+        candidates = [
+            (self._points_at(source, each.load), self._points_of(source, target, each.load), each)
+            for each in source.report.bundles if self._may_move(each, target, now_s)
+        ]  # fmt: skip
+        candidates = [each for each in candidates if not costs_more_than_it_brings(each[2], each[0])]
+        candidates.sort(key=lambda each: (-each[0], each[2].path))
+        left, room, moves = high - mean, mean - target.slow, list[Move]()
+        ends = source.report.name, target.report.name
+        why = f"{ends[0]} is {high:.0f} % busy, {ends[1]} {target.slow:.0f} %, all {mean:.0f} % in the mean"
+        for points, gained, bundle in candidates:
+            if len(moves) >= turns:
+                break
+            if moves and points < CRUMB_SHARE * moves[0].points:
+                break
+            if points <= left and gained <= room:
+                moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
+                left, room = left - points, room - gained
+        if not moves and turns > 0 and candidates:
+            points, gained, bundle = min(candidates, key=lambda each: max(high - each[0], target.slow + each[1]))
+            if high - max(high - points, target.slow + gained) >= GAP_CLOSED_MIN * gap:
+                moves.append(self._begin(Move(bundle.path, *ends, points, why), gained))
+        return moves
+
+    def _may_move(self, bundle: MovableBundle, target: _Averages, now_s: float) -> bool:
+        rest = self._rests.get(bundle.path)
+        return (
+            bundle.path not in self._moving and bundle.load > 0 and bundle.owned_s >= OWNED_MIN_S
+            and (rest is None or now_s >= rest.until_s) and self._allows(bundle.needs, target.report.labels)
+        )  # fmt: skip
+
+    @staticmethod
+    def _points_at(broker: _Averages, load: float) -> float:
+        """Returns the part of the broker's score that is due to a bundle with this load."""
+        return broker.slow * min(1.0, load / broker.report.load) if broker.report.load > 0 else 0.0
+
+    def _points_of(self, source: _Averages, target: _Averages, load: float) -> float:
+        """Returns by how much a bundle of the source will raise the target's score. A target that does too little to
+        tell counts as being as fast as the source."""
+        if target.report.load > load and target.slow >= IDLE_POINTS:
+            return target.slow * load / target.report.load
+        return self._points_at(source, load)
+
+    def _begin(self, move: Move, gained: float) -> Move:
+        source, target = self._brokers[move.source], self._brokers[move.target]
+        self._moving[move.path] = _Begun(move, source, target, gained)
+        self._on_its_way.update((move.source, move.target))
+        source.shift(-move.points)
+        target.shift(gained)
+        return move
+
+    def _rest(self, path: str, now_s: float) -> None:
+        moves = self._rests[path].moves + 1 if path in self._rests else 0
+        self._rests.pop(path, None)
+        self._rests[path] = _Rest(now_s + REST_S * 2 ** min(moves, REST_DOUBLED_MAX), moves)
+
+    def _forget_rests(self, now_s: float) -> None:
+        while self._rests:
+            oldest = next(iter(self._rests))
+            if now_s - self._rests[oldest].until_s < REST_FORGOTTEN_S:
+                return
+            del self._rests[oldest]
+
+
+def costs_more_than_it_brings(bundle: MovableBundle, points: float) -> bool:
+    """Returns True if moving the bundle costs more processor time than its source saves while the bundle must rest."""
+    return points / 100 * REST_S < bundle.sessions * SESSION_COST_S + bundle.topics * TOPIC_COST_S
+
+
+class BalancingState:
+    """What a broker knows of the balance. `busy`: the share of a core that its process used in the last measurement, in
+    points; `busy_since_s`: when that began; `balancer`: None unless this broker is the leader and the balance is on;
+    `moves` and `failed` count the moves that it has let begin as the leader."""
+
+    __slots__ = ("balancer", "busy", "busy_since_s", "failed", "leads", "moves")
+
+    def __init__(self, now_s: float) -> None:
+        self.busy = 0.0
+        self.busy_since_s = now_s
+        self.leads = False
+        self.balancer: Balancer | None = None
+        self.moves = self.failed = 0
+
+    def statistics(self) -> dict[str, int]:
+        """Returns the numbers for the metrics."""
+        return {"leader": int(self.leads), "moves": self.moves, "moves_failed": self.failed}
