@@ -503,7 +503,7 @@ class Ownership:
         except BaseException:
             try:
                 if not self.lost and await self._reclaim_path(path):
-                    self._owned[path] = None
+                    self._owned[path] = self._clock.monotonic()
             except MagnetarError as error:  # whoever is asked for the bundle next decides
                 _LOG.warning("bundle %s is neither unloaded nor taken again: %s", path, error)
             raise
