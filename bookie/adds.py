@@ -11,13 +11,13 @@ not wait for adds of clients. Fences and reads are never held.
 |---|---|---|
 | adds of clients | `held_bytes_max` | BUSY, nothing was done |
 | adds of recoverers | `held_bytes_max` | BUSY |
-| adds of one connection | `CONNECTION_SHARE` of either | BUSY |
-| adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
+| adds of one connection | `CONNECTION_ADDS_SHARE` of either | BUSY |
+| adds on their way to the disk | `WAITING_ADDS_MAX` requests, besides the store's bounds | held |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
 
 Each request counts with the memory that Python needs for it (`request_memory_bytes`). So there is a bound for the
 memory of all adds, however many clients write, and however small their adds are. It is the sum of three memtables, the
-journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets.
+journal's queue, twice `held_bytes_max`, `WAITING_ADDS_MAX` KiB and the buffers of the sockets.
 
 A held add waits for the disk alone, never for another request, so there is no deadlock. On a full disk adds of clients
 are not held: they are answered READ_ONLY. Without a free file descriptor the next checkpoint cannot be made, and adds
@@ -31,22 +31,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 
 from ..ledger.peer_format import (
-    FENCING,
-    RECOVERING,
+    FLAGS_WITH_FENCE,
+    FLAGS_WITH_RECOVERY,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestHead,
-    Entry,
+    ReadEntryRow,
     Status,
     decode_request,
     encode_add_statuses,
-    pack_added,
+    pack_add_ok_answer,
     verify_add,
     verify_adds,
 )
 from ..runtime.clock import Clock
-from ..runtime.metrics import BYTES, SECONDS, Histogram
-from ..runtime.network import Request
+from ..runtime.metrics import DURATION_BOUNDS, SIZE_BOUNDS, Histogram
+from ..runtime.network import PeerRequest
 from .store.store import Store
 
 # ------------------------------------------------------------------------------------------------------- waiting
@@ -57,11 +57,11 @@ from .store.store import Store
 # request is always taken: it may be larger than a small bound.
 
 
-REQUEST_BYTES = 1024
+REQUEST_MEMORY_BYTES = 1024
 """Approximate memory, in bytes, of a waiting request besides its frames: the object, its head, its callback and its
 journal record."""
 
-SHARE = 0.5
+CONNECTION_BUDGET_SHARE = 0.5
 
 
 class RequestBudget:
@@ -77,7 +77,7 @@ class RequestBudget:
         """Reserves `size` bytes for a request. Returns True if that succeeds; returns False, and reserves nothing, if a
         bound would be exceeded. If no other request waits, always succeeds."""
         own = self._by_connection.get(connection, 0) + size
-        if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
+        if self.bytes and (self.bytes + size > self._bytes_max or own > CONNECTION_BUDGET_SHARE * self._bytes_max):
             return False
         self.bytes += size
         self._by_connection[connection] = own
@@ -99,18 +99,18 @@ class RequestBudget:
         assert all(self._by_connection.values())
 
 
-def request_memory_bytes(request: Request) -> int:
+def request_memory_bytes(request: PeerRequest) -> int:
     """Returns how many bytes of memory the request occupies, approximately, while it waits for its answer."""
-    return REQUEST_BYTES + len(request.head) + sum(map(len, request.frames))
+    return REQUEST_MEMORY_BYTES + len(request.head) + sum(map(len, request.frames))
 
 
 # ---------------------------------------------------------------------------------------------------------- adds
 
 
-CONNECTION_SHARE = 0.75
+CONNECTION_ADDS_SHARE = 0.75
 """The largest share of a queue's memory bound that the adds of one connection may occupy, so that other connections
 find room too."""
-REQUESTS_MAX = 32_768
+WAITING_ADDS_MAX = 32_768
 """The largest number of add requests that are admitted and not yet answered. They occupy about 32 MiB of memory."""
 
 
@@ -124,8 +124,8 @@ class VerifiedAddRequest:
     __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
 
     def __init__(
-        self, request: Request, came: float, ledger: int, entry: int, key: bytes, recovery: bool,
-        statuses: bytearray | None, entries: list[Entry], size: int, lac: int,
+        self, request: PeerRequest, came: float, ledger: int, entry: int, key: bytes, recovery: bool,
+        statuses: bytearray | None, entries: list[ReadEntryRow], size: int, lac: int,
     ) -> None:  # fmt: skip
         self.request = request
         self.came = came
@@ -139,10 +139,10 @@ class VerifiedAddRequest:
         self.lac = lac
 
 
-Intent = VerifiedAddRequest | Callable[[bool], None]
+PendingJournalItem = VerifiedAddRequest | Callable[[bool], None]
 """An item that waits for the journal: a request of adds, or a function. The function is called with True when the
 item's record is durable, with False if the journal had no room for it."""
-SEAL_BYTES = 1 << 20
+GROUP_SEAL_BYTES = 1 << 20
 """When the adds that one turn of the event loop has collected reach this size in bytes, they are sealed at once. The
 journal never splits a sealed group, and larger blocks take longer to sync."""
 
@@ -154,11 +154,11 @@ class LoopTurnAdds:
     __slots__ = ("bytes", "seal", "turn")
 
     def __init__(self, seal: Callable[[], None]) -> None:
-        self.turn: list[Intent] = []
+        self.turn: list[PendingJournalItem] = []
         self.bytes = 0
         self.seal = seal
 
-    def take_all(self) -> list[Intent]:
+    def take_all(self) -> list[PendingJournalItem]:
         """Removes and returns all collected items, in the order in which they were added."""
         turn, self.turn, self.bytes = self.turn, [], 0
         return turn
@@ -173,19 +173,19 @@ class _Queue:
     def has_room_for(self, batch: VerifiedAddRequest, bytes_max: int) -> bool:
         """Returns whether the batch fits into the queue's bound `bytes_max` and its connection's share of it. An empty
         queue has room for any batch."""
-        size = batch.size + REQUEST_BYTES
+        size = batch.size + REQUEST_MEMORY_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
         if not self.batches:
             return True
-        return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
+        return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_ADDS_SHARE * bytes_max)
 
     def push(self, batch: VerifiedAddRequest) -> None:
         self.batches.append(batch)
-        self._count(batch, batch.size + REQUEST_BYTES)
+        self._count(batch, batch.size + REQUEST_MEMORY_BYTES)
 
     def pop(self) -> VerifiedAddRequest:
         batch = self.batches.popleft()
-        self._count(batch, -batch.size - REQUEST_BYTES)
+        self._count(batch, -batch.size - REQUEST_MEMORY_BYTES)
         return batch
 
     def _count(self, batch: VerifiedAddRequest, size: int) -> None:
@@ -197,7 +197,7 @@ class _Queue:
             del self._by_connection[batch.request.connection]
 
 
-class AddRequests:
+class AddRequestHandler:
     """Passes the ADD and ADD_MANY requests of a bookie to the store and answers them. The service must call
     `on_add_request` or `serve_add_without_flags` for each request, `answer_journaled_adds` when the journal has written
     a group, and `admit_held_adds` when the store may have room again. Calls `pressure(True)` when the sockets should
@@ -205,7 +205,7 @@ class AddRequests:
 
     def __init__(
         self, store: Store, clock: Clock, intents: LoopTurnAdds,
-        newcomer: Callable[[Request, BookieRequestHead, float], None],
+        newcomer: Callable[[PeerRequest, BookieRequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
         self._store = store
@@ -221,14 +221,15 @@ class AddRequests:
         self._newcomer = newcomer
         self.read_only = False
         self.pressure = pressure
-        self.seconds = Histogram(SECONDS)  # of a request all of whose entries were stored, from arrival to answer
-        self.failed_seconds = Histogram(SECONDS)
-        self.entry_bytes = Histogram(BYTES)  # of stored entries
+        # of a request all of whose entries were stored, from arrival to answer
+        self.seconds = Histogram(DURATION_BOUNDS)
+        self.failed_seconds = Histogram(DURATION_BOUNDS)
+        self.entry_bytes = Histogram(SIZE_BOUNDS)  # of stored entries
         self.refused: dict[Status, int] = dict.fromkeys(Status, 0)  # entries
         self.pressures = 0
 
     # ------------------------------------------------------------------------------------ requests
-    def on_add_request(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def on_add_request(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         """Verifies an ADD or ADD_MANY request. Then passes it to the store, holds it in a queue until the store has
         room, or answers it with an error. `came`: when the request arrived, in seconds of the monotonic clock."""
         try:
@@ -250,7 +251,7 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def serve_add_without_flags(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+    def serve_add_without_flags(self, request: PeerRequest, ledger: int, entry: int, key: bytes, came: float) -> None:
         """Does the same as `on_add_request`, for an ADD request without flags and with the fields of its head. It is
         faster, because most requests are such ADDs."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
@@ -266,10 +267,10 @@ class AddRequests:
         else:
             self._admit(batch)
 
-    def _open(self, request: Request, head: BookieRequestHead, came: float) -> VerifiedAddRequest:
-        if head.flags and head.flags in FENCING:
+    def _open(self, request: PeerRequest, head: BookieRequestHead, came: float) -> VerifiedAddRequest:
+        if head.flags and head.flags in FLAGS_WITH_FENCE:
             raise ValueError("an add fences nothing")
-        recovery = bool(head.flags) and head.flags in RECOVERING
+        recovery = bool(head.flags) and head.flags in FLAGS_WITH_RECOVERY
         if head.op is BookieOperation.ADD_MANY:
             statuses, entries, size, lac = verify_adds(head, request.frames, self._entry_bytes_max)
             return VerifiedAddRequest(
@@ -286,7 +287,7 @@ class AddRequests:
     def _admit(self, batch: VerifiedAddRequest) -> None:
         """Passes the batch to the store. If the store has no room, queues the batch; if the store does not accept it,
         answers it with the store's status."""
-        if self._in_flight >= REQUESTS_MAX:
+        if self._in_flight >= WAITING_ADDS_MAX:
             self._enqueue(batch)
             return
         status = self._store.add_entries(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
@@ -295,7 +296,7 @@ class AddRequests:
             intents = self._intents
             intents.turn.append(batch)
             intents.bytes += batch.size
-            if intents.bytes >= SEAL_BYTES:
+            if intents.bytes >= GROUP_SEAL_BYTES:
                 intents.seal()
         elif status is Status.BUSY:
             self._enqueue(batch)
@@ -304,7 +305,7 @@ class AddRequests:
         else:
             self._refuse(batch, status)
 
-    def answer_journaled_adds(self, intents: Sequence[Intent], ok: bool) -> None:
+    def answer_journaled_adds(self, intents: Sequence[PendingJournalItem], ok: bool) -> None:
         """Answers the requests of one journal group, in the order of their arrival. `ok` True: the journal has made the
         group's records durable; False: the disk had no room for them, so the adds are refused with READ_ONLY."""
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
@@ -321,7 +322,7 @@ class AddRequests:
             elif statuses is None:
                 waits.append(now - each.came)
                 sizes.append(each.size)
-                each.request.reply(pack_added(each.ledger, each.entry, -1, 0))
+                each.request.reply(pack_add_ok_answer(each.ledger, each.entry, -1, 0))
             elif any(statuses):
                 self._answer(each)
             else:
@@ -351,7 +352,7 @@ class AddRequests:
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):
-            while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
+            while queue.batches and self._store.has_room and self._in_flight < WAITING_ADDS_MAX:
                 self._admit(queue.pop())
         if self._store.is_flush_blocked:
             while self._held.batches:
@@ -396,7 +397,7 @@ class AddRequests:
 
     def _refuse_whole(
         self,
-        request: Request,
+        request: PeerRequest,
         op: BookieOperation,
         ledger: int,
         entry: int,

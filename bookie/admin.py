@@ -18,14 +18,14 @@
 verbs about ledgers and their copies are below. No verb delays adds: each runs in a task of its own
 (bookie/service.py), and its work runs in the store's workers. A run continues when the client that started it
 disconnects. The topic of a ledger is in its properties in the metadata (metadata/records.py `LedgerRecord`). For the
-ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one answer. A ledger
-without a record was deleted, and its grace period runs. An option of a wrong type or an unknown verb is
+ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_PER_ANSWER_MAX` in one answer. A
+ledger without a record was deleted, and its grace period runs. An option of a wrong type or an unknown verb is
 InvalidRequest; a request that is no JSON is BAD_REQUEST.
 
 Who may ask: with keys (runtime/network.py `PeerServerKeys`) operators and brokers, from any machine, and no bookie.
-Without keys every client that reaches the bookie's port; then a verb of `CHANGES` (it starts work, gives data up or
-moves copies) is Unauthorized from another machine. No verb shows a key or an entry.
-Guarded by tests/bookie/test_admin.py.
+Without keys every client that reaches the bookie's port; then a verb of `CHANGING_VERBS` (it starts work, gives data up
+or moves copies) is Unauthorized from another machine. No verb shows a key or an entry. Guarded by
+tests/bookie/test_admin.py.
 
 The verbs about ledgers and their copies, which any bookie answers (`RepairAdmin`).
 
@@ -66,21 +66,21 @@ from ..metadata.records import (
     LedgerRecord,
     RepairWorkerRecord,
     UnderReplicatedRecord,
-    choose_written_format,
+    get_written_format,
 )
-from ..metadata.store import ANY, MetadataStore, get_record, put_record
+from ..metadata.store import ANY_VERSION, MetadataStore, get_record, put_record
 from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..proto.versions import PRODUCT
-from ..runtime.access import LOCAL, Principal, PrincipalKind
+from ..runtime.access import LOCAL_PRINCIPAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
-from ..runtime.descriptors import PROCESS
+from ..runtime.descriptors import PROCESS_DESCRIPTORS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
-from ..runtime.tcp.listening import CERTIFICATES
+from ..runtime.tcp.listening import PROCESS_CERTIFICATES
 from .format.journal import DamagedFile
 from .maintenance import marks
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
-from .maintenance.repair_core import GONE, list_bookies_of_ledger
+from .maintenance.repair_core import REASONS_BOOKIE_GONE, list_bookies_of_ledger
 from .maintenance.restore import LimboRestorer
 from .maintenance.scrub import Scrubber
 from .registration import DiskMonitor
@@ -91,19 +91,19 @@ from .store.store import Store
 _LOG = logging.getLogger("magnetar.bookie.admin")
 
 LOOKUPS_AT_ONCE = 16
-LOOKUPS_MAX = 2000
-BLOCKED_MAX = 1000
+LOOKUPS_PER_ANSWER_MAX = 2000
+SHOWN_LEDGERS_MAX = 1000
 """The largest number of ledgers in limbo that an answer names."""
 
-CHANGES = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
+CHANGING_VERBS = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
 """Verbs that change something. If no keys identify the callers, these verbs are Unauthorized from another machine."""
 
-ADMINISTRATORS = ("broker", "operator")
+ADMINISTRATOR_ROLES = ("broker", "operator")
 """The roles of cluster members that may send admin requests."""
 
-Json = dict[str, object]
-Options = Mapping[str, object]
-Verb = Callable[[Options], Awaitable[Json]]
+JsonObject = dict[str, object]
+VerbOptions = Mapping[str, object]
+AdminVerb = Callable[[VerbOptions], Awaitable[JsonObject]]
 
 
 class BookieAdmin:
@@ -123,7 +123,7 @@ class BookieAdmin:
         self._metadata = metadata
         self._clock = clock
         self._runs = _ManualRuns(collector, clock)
-        self._verbs: dict[str, Verb] = {
+        self._verbs: dict[str, AdminVerb] = {
             "state": self._state,
             "report": self._report,
             "gc-plan": self._gc_plan,
@@ -134,12 +134,12 @@ class BookieAdmin:
             "accept-loss": self._accept_loss,
         }
 
-    def add_verbs(self, verbs: Mapping[str, Verb]) -> None:
+    def add_verbs(self, verbs: Mapping[str, AdminVerb]) -> None:
         """Adds admin verbs that another object answers, by the name of the verb. They replace verbs of the same
         name."""
         self._verbs |= verbs
 
-    async def answer_request(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
+    async def answer_request(self, request: bytes, sender: Principal = LOCAL_PRINCIPAL, local: bool = True) -> bytes:
         """Answers one admin request: returns the JSON of the verb's result, or of the MagnetarError that it raised.
         `local` True: the request was sent from this machine. Raises ValueError if the request is not a JSON object with
         a verb."""
@@ -154,7 +154,7 @@ class BookieAdmin:
                 raise InvalidRequest(f"no verb {verb!r}; there are {', '.join(self._verbs)}")
             if sender.kind is not PrincipalKind.LOCAL:
                 _check_administers(sender, verb)
-            elif verb in CHANGES and not local:
+            elif verb in CHANGING_VERBS and not local:
                 raise Unauthorized(f"{verb} is taken from this bookie's own machine only: run the command there")
             answer = await found(asked)
         except MagnetarError as error:
@@ -167,7 +167,7 @@ class BookieAdmin:
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
-    async def _state(self, options: Options) -> Json:
+    async def _state(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         store = self._store
         total, free = await store.room.measure_disk()
@@ -175,25 +175,25 @@ class BookieAdmin:
         return {
             "bookie": self._bookie_id,
             "version": PRODUCT,
-            "clusterFormat": choose_written_format(),
+            "clusterFormat": get_written_format(),
             "disk": self._upkeep.state.value,
             "readOnly": self._upkeep.is_read_only,
             "totalBytes": total,
             "freeBytes": free,
-            "logs": len(store.index.logs()),
+            "logs": len(store.index.log_numbers()),
             "ledgers": len(facts),
             "highestLedger": max(facts.highest, max((last for _, last in facts.tombstones), default=-1)),
             "limboUpto": facts.limbo_upto,
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),
             "limbo": self._limbo(),
-            "certificateEndsMs": CERTIFICATES.find_first_end_ms() or None,
+            "certificateEndsMs": PROCESS_CERTIFICATES.find_first_end_ms() or None,
             "gcRefused": None if refused is None else refused.describe(),
             "gc": self._runs.describe(),
             "scrub": self._scrub(),
         }
 
-    async def _report(self, options: Options) -> Json:
+    async def _report(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         syncs, shares = self._store.histograms()["journal_sync_seconds"], (0.5, 0.99)
         took = [0.0, 0.0]
@@ -201,19 +201,20 @@ class BookieAdmin:
             took = RecentQuantiles().compute_quantiles("sync", syncs, self._clock.monotonic(), shares)
         return {
             "bookie": self._bookie_id, "version": PRODUCT, "clockMs": self._clock.wall_ms(),
-            "openFilesMax": PROCESS.limit, "syncs": syncs.count, "syncP50Seconds": took[0], "syncP99Seconds": took[1],
+            "openFilesMax": PROCESS_DESCRIPTORS.limit, "syncs": syncs.count, "syncP50Seconds": took[0],
+            "syncP99Seconds": took[1],
         }  # fmt: skip
 
-    async def _gc_plan(self, options: Options) -> Json:
+    async def _gc_plan(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("major",))
         plans = await self._collector.plan_compaction(major=read_boolean_option(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
-        owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
+        owners = await self._owners(list(wanted)[:LOOKUPS_PER_ANSWER_MAX])
         refused = self._collector.refusal
         why = None if refused is None else refused.describe()
         return {"refused": why, "logs": [_log(plan, owners) for plan in plans]}
 
-    async def _gc_start(self, options: Options) -> Json:
+    async def _gc_start(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("force", "major", "roll"))
         self._runs.start(
             force=read_boolean_option(options, "force"),
@@ -222,55 +223,55 @@ class BookieAdmin:
         )
         return {"started": True}
 
-    async def _gc_status(self, options: Options) -> Json:
+    async def _gc_status(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         return self._runs.describe()
 
-    async def _scrub_status(self, options: Options) -> Json:
+    async def _scrub_status(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         return self._scrub()
 
-    async def _limbo_status(self, options: Options) -> Json:
+    async def _limbo_status(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         return self._limbo()
 
-    def _limbo(self) -> Json:
+    def _limbo(self) -> JsonObject:
         limbo = self._exit
-        blocked = dict(list(limbo.blocked.items())[:BLOCKED_MAX])
+        blocked = dict(list(limbo.blocked.items())[:SHOWN_LEDGERS_MAX])
         return {"upto": limbo.limbo_upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
 
-    async def _accept_loss(self, options: Options) -> Json:
+    async def _accept_loss(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         given_up = await self._exit.accept_data_loss()
-        return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
+        return {"givenUp": dict(list(given_up.items())[:SHOWN_LEDGERS_MAX]), "ledgers": len(given_up)}
 
-    def _scrub(self) -> Json:
+    def _scrub(self) -> JsonObject:
         return self._scrubber.describe()
 
-    async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
+    async def _owners(self, ledgers: Sequence[int]) -> dict[int, JsonObject]:
         """Returns for each ledger the properties and the state of its record in the metadata, or `deleted` if it has no
         record."""
         metadata = self._metadata()
 
-        async def owner(ledger: int) -> Json:
+        async def owner(ledger: int) -> JsonObject:
             found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
             return {"deleted": True} if found is None else {**found[0].properties, "state": found[0].state}
 
-        owners: dict[int, Json] = {}
+        owners: dict[int, JsonObject] = {}
         for at in range(0, len(ledgers), LOOKUPS_AT_ONCE):
             some = ledgers[at : at + LOOKUPS_AT_ONCE]
             owners |= zip(some, await asyncio.gather(*map(owner, some)), strict=True)
         return owners
 
 
-def check_option_names(options: Options, names: Sequence[str]) -> None:
+def check_option_names(options: VerbOptions, names: Sequence[str]) -> None:
     """Raises InvalidRequest if `options` has a name that is not in `names`."""
     strange = sorted(options.keys() - set(names))
     if strange:
         raise InvalidRequest(f"no option {', '.join(strange)}; there are {', '.join(names) or 'none'}")
 
 
-def read_boolean_option(options: Options, name: str) -> bool:
+def read_boolean_option(options: VerbOptions, name: str) -> bool:
     """Returns the value of a boolean option, False if it is missing. Raises InvalidRequest if it is not a boolean."""
     value = options.get(name, False)
     if not isinstance(value, bool):
@@ -278,7 +279,7 @@ def read_boolean_option(options: Options, name: str) -> bool:
     return value
 
 
-def _log(plan: EntryLogPlan, owners: Mapping[int, Json]) -> Json:
+def _log(plan: EntryLogPlan, owners: Mapping[int, JsonObject]) -> JsonObject:
     facts = plan.facts
     return {
         "log": facts.log,
@@ -299,7 +300,7 @@ def _log(plan: EntryLogPlan, owners: Mapping[int, Json]) -> Json:
 
 def _check_administers(sender: Principal, verb: object) -> None:
     """Raises Unauthorized if `sender` is neither an operator nor a broker."""
-    if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATORS:
+    if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATOR_ROLES:
         raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 
 
@@ -311,7 +312,7 @@ class _ManualRuns:
         self._clock = clock
         self._tasks = Tasks()
         self._progress: GarbageProgress | None = None
-        self._last: Json | None = None
+        self._last: JsonObject | None = None
 
     def start(self, *, force: bool, major: bool, roll: bool) -> None:
         if self._tasks.closed:
@@ -339,7 +340,7 @@ class _ManualRuns:
     def _hear(self, progress: GarbageProgress) -> None:
         self._progress = progress
 
-    def describe(self) -> Json:
+    def describe(self) -> JsonObject:
         progress = None if self._progress is None else self._progress._asdict()
         return {"running": len(self._tasks) > 0, "progress": progress, "last": self._last}
 
@@ -347,7 +348,7 @@ class _ManualRuns:
         await self._tasks.close()
 
 
-def _done(done: GarbageResult) -> Json:
+def _done(done: GarbageResult) -> JsonObject:
     return {
         "suspected": done.suspected,
         "graceEndsMs": done.grace_ends_ms,
@@ -364,14 +365,14 @@ def _done(done: GarbageResult) -> Json:
 T = TypeVar("T")
 
 READS_AT_ONCE = 32
-LIMIT = 1000
-SAMPLE = 500
+LISTED_DEFAULT = 1000
+SAMPLED_MARKS_MAX = 500
 """The number of ledgers with a repair mark whose records are read to estimate the bytes that are left to copy."""
-FRESH_MS = 15_000
+WORKER_RATE_FRESH_MS = 15_000
 """The age of a repair worker's progress record, in ms, above which the worker counts as idle or gone."""
 
 
-class WorkerAges:
+class RepairWorkerAges:
     """Measures how old the progress records of repair workers are, although the clocks of two processes may differ or
     jump. When this process reads a record for the first time, its age is computed from the worker's time of day, and is
     at least 0. From then on it is measured by the monotonic clock of this process. The age of a record that has changed
@@ -405,8 +406,8 @@ class RepairAdmin:
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata
         self._clock = clock
-        self._ages = WorkerAges(clock)
-        self.table: dict[str, Verb] = {
+        self._ages = RepairWorkerAges(clock)
+        self.table: dict[str, AdminVerb] = {
             "ledgers": self._ledgers,
             "ledger": self._ledger,
             "under-replicated": self._under_replicated,
@@ -418,11 +419,11 @@ class RepairAdmin:
         }
 
     # ------------------------------------------------------------------------------ ledgers
-    async def _ledgers(self, options: Options) -> Json:
+    async def _ledgers(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("limit", "after", "bookie", "state"))
-        limit, after = _number(options, "limit", LIMIT), _number(options, "after", -1)
+        limit, after = _number(options, "limit", LISTED_DEFAULT), _number(options, "after", -1)
         bookie, state = _text(options, "bookie"), _text(options, "state")
-        ids = iter([each for each in await marks.list_ledgers(self._session(), paths.LEDGERS) if each > after])
+        ids = iter([each for each in await marks.list_ledger_ids(self._session(), paths.LEDGERS) if each > after])
         found: list[LedgerRecord] = []
         while len(found) <= limit and (some := list(islice(ids, 256))):
             found += [
@@ -431,10 +432,10 @@ class RepairAdmin:
             ]  # fmt: skip
         return {"ledgers": [_short(record) for record in found[:limit]], "more": len(found) > limit}
 
-    async def _ledger(self, options: Options) -> Json:
+    async def _ledger(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("ledger",))
         ledger = _number(options, "ledger", -1)
-        record = await marks.read_ledger(self._session(), ledger)
+        record = await marks.read_ledger_record(self._session(), ledger)
         if record is None:
             raise LedgerNotFound(f"ledger {ledger} does not exist; 'magnetar ledgers list' shows them", ledger=ledger)
         mark = await marks.read_repair_mark(self._session(), ledger)
@@ -448,24 +449,24 @@ class RepairAdmin:
             "underReplicated": None if mark is None else _mark(mark[0], self._clock.wall_ms()),
         }  # fmt: skip
 
-    async def _under_replicated(self, options: Options) -> Json:
+    async def _under_replicated(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("limit",))
-        ids = await marks.list_ledgers(self._session(), paths.UNDER_REPLICATED)
-        found = await self._marks(ids[: _number(options, "limit", LIMIT)])
+        ids = await marks.list_ledger_ids(self._session(), paths.UNDER_REPLICATED_LEDGERS)
+        found = await self._marks(ids[: _number(options, "limit", LISTED_DEFAULT)])
         now_ms = self._clock.wall_ms()
         return {"ledgers": [_mark(each, now_ms) for each in found], "count": len(ids)}
 
     # ------------------------------------------------------------------------------ auto-recovery
-    async def _status(self, options: Options) -> Json:
+    async def _status(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         store = self._session()
         auditor = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
         workers = await marks.list_records(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
-        ids = await marks.list_ledgers(store, paths.UNDER_REPLICATED)
-        found = await self._marks(ids[:SAMPLE])
+        ids = await marks.list_ledger_ids(store, paths.UNDER_REPLICATED_LEDGERS)
+        found = await self._marks(ids[:SAMPLED_MARKS_MAX])
         left = await self._bytes_left(found) * max(len(ids), 1) // max(len(found), 1)
         ages_ms = self._ages.measure_ages(workers)
-        rate = sum(each.bytes_per_s for each in workers if ages_ms[each.name] < FRESH_MS)
+        rate = sum(each.bytes_per_s for each in workers if ages_ms[each.name] < WORKER_RATE_FRESH_MS)
         return {
             "enabled": await marks.is_repair_enabled(store),
             "auditor": None if auditor is None else auditor[0].name,
@@ -480,21 +481,21 @@ class RepairAdmin:
             "workers": [_worker(each, ages_ms[each.name]) for each in workers],
         }
 
-    async def _enable(self, options: Options) -> Json:
+    async def _enable(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("on",))
         await marks.set_repair_enabled(self._session(), read_boolean_option(options, "on"))
         return {"enabled": read_boolean_option(options, "on")}
 
     # ------------------------------------------------------------------------------ bookies
-    async def _bookies(self, options: Options) -> Json:
+    async def _bookies(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ())
         store = self._session()
         available, departing = await marks.list_registered_bookies(store), await marks.list_departing_bookies(store)
         cookies = await store.children(paths.COOKIES)
         named: Counter[str] = Counter()
-        for record in await self._records(await marks.list_ledgers(store, paths.LEDGERS)):
+        for record in await self._records(await marks.list_ledger_ids(store, paths.LEDGERS)):
             named.update(list(list_bookies_of_ledger(record)))
-        rows: list[Json] = []
+        rows: list[JsonObject] = []
         for bookie in sorted({*available, *departing, *cookies, *named}):
             record_, state = available.get(bookie), "writable"
             if record_ is None:
@@ -514,7 +515,7 @@ class RepairAdmin:
             })  # fmt: skip
         return {"bookies": rows}
 
-    async def _depart(self, options: Options) -> Json:
+    async def _depart(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("bookie", "dead", "forget", "cancel"))
         store, bookie = self._session(), _text(options, "bookie")
         registered = await store.get(paths.bookie(bookie)) is not None
@@ -534,16 +535,18 @@ class RepairAdmin:
             )  # fmt: skip
         since_ms = self._clock.wall_ms() if before is None else before[0].since_ms
         record = DepartingRecord(bookie=bookie, since_ms=since_ms, forget=read_boolean_option(options, "forget"))
-        await put_record(store, path, record, ANY)
+        await put_record(store, path, record, ANY_VERSION)
         return {"bookie": bookie, "departing": True, "registered": registered, "forget": record.forget}
 
-    async def _departure(self, options: Options) -> Json:
+    async def _departure(self, options: VerbOptions) -> JsonObject:
         check_option_names(options, ("bookie",))
         store, bookie = self._session(), _text(options, "bookie")
         on_it = await self._records_on(bookie)
-        marked = {*await marks.list_ledgers(store, paths.UNDER_REPLICATED)}
+        marked = {*await marks.list_ledger_ids(store, paths.UNDER_REPLICATED_LEDGERS)}
         still = [record for record in on_it if record.ledger_id in marked]
-        stuck = [each for each in await self._marks([record.ledger_id for record in still][:SAMPLE]) if each.stuck]
+        stuck = [
+            each for each in await self._marks([record.ledger_id for record in still][:SAMPLED_MARKS_MAX]) if each.stuck
+        ]
         departing = await marks.list_departing_bookies(store)
         takers = {
             name for name, each in (await marks.list_registered_bookies(store)).items()
@@ -565,12 +568,12 @@ class RepairAdmin:
     # ------------------------------------------------------------------------------ reading
     async def _records_on(self, bookie: str) -> list[LedgerRecord]:
         """Returns the records of all ledgers that have a fragment on the bookie."""
-        records = await self._records(await marks.list_ledgers(self._session(), paths.LEDGERS))
+        records = await self._records(await marks.list_ledger_ids(self._session(), paths.LEDGERS))
         return [record for record in records if bookie in list_bookies_of_ledger(record)]
 
     async def _records(self, ledgers: Sequence[int]) -> list[LedgerRecord]:
         store = self._session()
-        found = await _in_parts(ledgers, lambda ledger: marks.read_ledger(store, ledger))
+        found = await _in_parts(ledgers, lambda ledger: marks.read_ledger_record(store, ledger))
         return [record for record in found if record is not None]
 
     async def _marks(self, ledgers: Sequence[int]) -> list[UnderReplicatedRecord]:
@@ -579,7 +582,7 @@ class RepairAdmin:
         return [each[0] for each in found if each is not None]
 
     async def _bytes_left(self, found: Sequence[UnderReplicatedRecord]) -> int:
-        gone = {each.ledger_id: {b for b, why in each.bookies.items() if why in GONE} for each in found}
+        gone = {each.ledger_id: {b for b, why in each.bookies.items() if why in REASONS_BOOKIE_GONE} for each in found}
         return sum(_share(record, gone[record.ledger_id]) for record in await self._records(list(gone)))
 
 
@@ -599,7 +602,7 @@ def _share(record: LedgerRecord, bookies: set[str]) -> int:
     return record.length * record.write_quorum * slots // copies
 
 
-def _short(record: LedgerRecord) -> Json:
+def _short(record: LedgerRecord) -> JsonObject:
     closed = record.state == CLOSED
     return {
         "ledger": record.ledger_id,
@@ -619,7 +622,7 @@ def _lacks_taker(record: LedgerRecord, bookie: str, takers: Set[str]) -> bool:
     return any(bookie in each.bookies and takers <= set(each.bookies) for each in record.fragments)
 
 
-def _mark(mark: UnderReplicatedRecord, now_ms: int) -> Json:
+def _mark(mark: UnderReplicatedRecord, now_ms: int) -> JsonObject:
     return {
         "ledger": mark.ledger_id,
         "missing": dict(mark.bookies),
@@ -634,14 +637,14 @@ def _mark(mark: UnderReplicatedRecord, now_ms: int) -> Json:
     }
 
 
-def _worker(worker: RepairWorkerRecord, age_ms: float) -> Json:
+def _worker(worker: RepairWorkerRecord, age_ms: float) -> JsonObject:
     return {
         "name": worker.name,
         "ledgers": worker.ledgers,
         "entries": worker.entries,
         "bytes": worker.bytes,
         "failures": worker.failures,
-        "bytesPerSecond": worker.bytes_per_s if age_ms < FRESH_MS else 0,
+        "bytesPerSecond": worker.bytes_per_s if age_ms < WORKER_RATE_FRESH_MS else 0,
         "limitBytesPerSecond": worker.limit_bytes_per_s or None,
         "workingOn": {ledger: list(each) for ledger, each in worker.working_on.items()},
     }

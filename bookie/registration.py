@@ -1,10 +1,10 @@
 """Registration of a bookie: an ephemeral node `paths.bookie(uuid)` with its endpoint and whether it takes adds.
 
 The bookie writes the node when it begins to answer requests, when it becomes read-only or writable, and after its
-session was lost. It writes the node again when its free disk space has changed by `FREE_DRIFT`, or at all since
-`FREE_AGE_S`. It always replaces the node of a former process, so that the node belongs to this session. It registers
-only while its cookie record exists: a bookie that an operator deleted while it started, or had no session, does not
-register again. A bookie that is not registered still answers the brokers that know it.
+session was lost. It writes the node again when its free disk space has changed by `FREE_BYTES_DRIFT_SHARE`, or at all
+since `FREE_BYTES_RECORD_AGE_S`. It always replaces the node of a former process, so that the node belongs to this
+session. It registers only while its cookie record exists: a bookie that an operator deleted while it started, or had no
+session, does not register again. A bookie that is not registered still answers the brokers that know it.
 
 *One process of a uuid.* For the metadata a copy of a directory at the same place is the same bookie: two processes
 would answer for one uuid, and neither has the entries of the other. So a start first asks at the registered endpoint
@@ -47,13 +47,13 @@ from uuid import UUID
 from ..ledger.peer_format import encode_ping_request
 from ..metadata import paths, records
 from ..metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     CheckNodeVersion,
     DeleteNode,
     MetadataStore,
     PutNode,
-    check_registered_format,
+    check_format_after_registration,
     get_record,
 )
 from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
@@ -67,18 +67,18 @@ from .store.store import Store
 
 _LOG = logging.getLogger("magnetar.bookie.node")
 
-ALIVE_S = 2.0
+PING_TIMEOUT_S = 2.0
 """Seconds to wait for an answer of the process that is already registered as this bookie."""
 
-ATTEMPTS_MAX = 10
-FREE_DRIFT = 0.05
+COOKIE_ATTEMPTS_MAX = 10
+FREE_BYTES_DRIFT_SHARE = 0.05
 """When the free space has changed by more than this share of the whole disk, the bookie writes its registration
 again."""
-FREE_AGE_S = 60.0
+FREE_BYTES_RECORD_AGE_S = 60.0
 """After this many seconds the bookie writes its registration again if the free space has changed at all, so that
 operators see it. A bookie that gets adds makes one such commit a minute."""
 
-NewSession = Callable[[], Awaitable[MetadataStore]]
+OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class BookieRegistration:
@@ -86,7 +86,7 @@ class BookieRegistration:
     is lost, `new_session` opens another one; if `new_session` is None, the bookie then stays unregistered."""
 
     def __init__(
-        self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
+        self, metadata: MetadataStore, new_session: OpenMetadataSession | None, retry_s: float,
         record: Callable[[], Awaitable[records.BookieRecord]],
         trust: Callable[[MetadataStore], Awaitable[None]], clock: Clock,
     ) -> None:  # fmt: skip
@@ -113,7 +113,7 @@ class BookieRegistration:
             return
         peer = world.network.connect_peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerClientKeys(found[0].key))
         try:
-            await peer.request(encode_ping_request(), timeout_s=ALIVE_S)
+            await peer.request(encode_ping_request(), timeout_s=PING_TIMEOUT_S)
         except Unauthorized as error:  # only a process with the registered key, or in clear as registered, says so
             _LOG.error("the process that is registered refuses this one: %s", error)
         except MagnetarError as error:
@@ -143,8 +143,11 @@ class BookieRegistration:
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
-        put = (DeleteNode(path, ANY), PutNode(path, records.encode_record(record, path), ABSENT, ephemeral=True))
-        for _ in range(ATTEMPTS_MAX):
+        put = (
+            DeleteNode(path, ANY_VERSION),
+            PutNode(path, records.encode_record(record, path), NODE_ABSENT, ephemeral=True),
+        )
+        for _ in range(COOKIE_ATTEMPTS_MAX):
             node = await self.metadata.get(cookie)
             if node is None:
                 raise InvalidConfiguration(f"bookie {record.bookie} was forgotten: its directory never starts again")
@@ -154,7 +157,7 @@ class BookieRegistration:
                 continue  # the cookie record has a new position of the journal
             self._said, self._said_at = record, self._clock.monotonic()
             self._lost = False
-            await check_registered_format(self.metadata)
+            await check_format_after_registration(self.metadata)
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
@@ -171,14 +174,15 @@ class BookieRegistration:
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
-    def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
+    def is_record_current(self, *, read_only: bool, free_bytes: int) -> bool:
         """Returns whether the registered record has these values; False if the bookie is not registered. A change of
-        the free bytes by at most `FREE_DRIFT` does not count until the record is older than `FREE_AGE_S`."""
+        the free bytes by at most `FREE_BYTES_DRIFT_SHARE` does not count until the record is older than
+        `FREE_BYTES_RECORD_AGE_S`."""
         said = self._said
         if said is None or said.read_only != read_only:
             return False
-        is_old = self._clock.monotonic() - self._said_at >= FREE_AGE_S
-        return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
+        is_old = self._clock.monotonic() - self._said_at >= FREE_BYTES_RECORD_AGE_S
+        return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_BYTES_DRIFT_SHARE)
 
     def statistics(self) -> dict[str, int]:
         return {"metadata_sessions_ended": self._sessions_ended}
@@ -234,18 +238,18 @@ class BookieRegistration:
 #
 #     at each start                 the end of what was replayed (identity.py `record_bookie_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
-#     NOTE_S after a later answer   of what is synced by then, also of the next journal; nothing when nothing moved
-#     at an orderly end             of all that was answered
+# POSITION_WRITE_INTERVAL_S after a later answer   of what is synced by then, also of the next journal; nothing when
+# nothing moved at an orderly end             of all that was answered
 #
-# What it costs: no add waits for it but the first ones; one commit in NOTE_S while there are adds. What it does not
-# see: a copy of less than NOTE_S before a crash, of the same start, which lacks entries that were answered since.
-# Guarded by tests/bookie/test_journal_notes.py, test_identity.py.
+# What it costs: no add waits for it but the first ones; one commit in POSITION_WRITE_INTERVAL_S while there are adds.
+# What it does not see: a copy of less than POSITION_WRITE_INTERVAL_S before a crash, of the same start, which lacks
+# entries that were answered since. Guarded by tests/bookie/test_journal_notes.py, test_identity.py.
 
 
-NOTE_S = 1.0
+POSITION_WRITE_INTERVAL_S = 1.0
 """Seconds between two writes of the journal position to the metadata. Each write is one commit, whatever the number of
 adds."""
-END_S = 2.0
+FINAL_WRITE_TIMEOUT_S = 2.0
 """The longest time, in seconds, for the last write of the journal position at an orderly stop: the metadata may have
 stopped before."""
 
@@ -276,7 +280,7 @@ class JournalPositionRecorder:
         self._held.append(answer)
         self._due.set()
 
-    async def compare_position(self) -> None:
+    async def compare_stored_position(self) -> None:
         """Compares the position in the metadata with the one that this process stored, also if nothing has changed.
         Counts a loss in `went_back`. Raises the errors of the metadata."""
         await self.store_position(changed_only=False)
@@ -305,11 +309,11 @@ class JournalPositionRecorder:
                 answer()
 
     async def run(self) -> None:
-        """Stores the journal position every NOTE_S seconds, and at once when answers wait for it, until the task is
-        cancelled. Only logs errors of the metadata."""
+        """Stores the journal position every POSITION_WRITE_INTERVAL_S seconds, and at once when answers wait for it,
+        until the task is cancelled. Only logs errors of the metadata."""
         while True:
             try:
-                async with asyncio.timeout(NOTE_S):
+                async with asyncio.timeout(POSITION_WRITE_INTERVAL_S):
                     await self._due.wait()
             except TimeoutError:
                 pass
@@ -322,16 +326,16 @@ class JournalPositionRecorder:
     async def close(self) -> None:
         """Stores the journal position a last time. Gives up after END_S seconds, or on an error of the metadata."""
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(FINAL_WRITE_TIMEOUT_S):
                 await self.store_position()
         except (MagnetarError, TimeoutError) as error:
             _LOG.info("up to where the journal is synced is not noted at the end: %s", error or "no answer")
 
 
-FLOOR_BYTES = 256 << 20
-SMALL_SHARE = 0.05
+DEFAULT_FREE_BYTES_MIN = 256 << 20
+FREE_BYTES_MIN_SHARE = 0.05
 """If no smallest number of free bytes is set, it is FLOOR_BYTES, but at most this share of the disk."""
-LEAVES_SHARE = 1.1
+WRITABLE_AGAIN_FACTOR = 1.1
 """A full bookie takes adds again when its free space is above its smallest number of free bytes, times this factor.
 With 1.0 the state could change at each check."""
 
@@ -362,7 +366,11 @@ class DiskLimits(NamedTuple):
     def compute_free_bytes_min(self, total: int) -> int:
         """Returns the smallest number of free bytes for a disk of `total` bytes. With fewer free bytes the disk is
         FULL."""
-        return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
+        return (
+            self.free_bytes_min
+            if self.free_bytes_min >= 0
+            else min(DEFAULT_FREE_BYTES_MIN, int(total * FREE_BYTES_MIN_SHARE))
+        )
 
 
 class DiskUsage(NamedTuple):
@@ -380,7 +388,7 @@ class DiskUsage(NamedTuple):
 def decide_disk_state(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """Returns the state of a disk with this usage. `was`: its state before. `no_room`: the last write found the disk
     full, or the disk reserve is missing."""
-    floor = limits.compute_free_bytes_min(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
+    floor = limits.compute_free_bytes_min(usage.total) * (WRITABLE_AGAIN_FACTOR if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
@@ -484,5 +492,5 @@ class DiskMonitor:
                     _LOG.exception("a step of the disk monitor failed, the others run")
 
     async def _register(self) -> None:
-        if not self._registration.is_current(read_only=self.is_read_only, free_bytes=self.usage.free):
+        if not self._registration.is_record_current(read_only=self.is_read_only, free_bytes=self.usage.free):
             await self._registration.register()

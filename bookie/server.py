@@ -37,14 +37,21 @@ from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.restore import LimboRestorer, read_largest_allocated_ledger
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import RollbackGuard
-from .registration import BookieRegistration, DiskLimits, DiskMonitor, DiskState, JournalPositionRecorder, NewSession
-from .service import HELD_PARTS, BookieService
+from .registration import (
+    BookieRegistration,
+    DiskLimits,
+    DiskMonitor,
+    DiskState,
+    JournalPositionRecorder,
+    OpenMetadataSession,
+)
+from .service import HELD_BYTES_DIVISOR, BookieService
 from .store import identity
 from .store.disk import NoFileDescriptor, NoSpace
 from .store.entrylog.mover import CompactionPolicy
 from .store.identity import BookieIdentity
-from .store.memtable import TABLES
-from .store.state_log import DirectoryFacts
+from .store.memtable import MEMTABLES_MAX
+from .store.state_log import RecordedDirectoryState
 from .store.store import Store, StoreCallbacks, StoreConfig
 
 if TYPE_CHECKING:
@@ -109,7 +116,11 @@ class Bookie:
     stays unregistered."""
 
     def __init__(
-        self, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
+        self,
+        world: World,
+        config: BookieConfig,
+        metadata: MetadataStore,
+        new_session: OpenMetadataSession | None = None,
     ) -> None:
         self._world = world
         self._config = config
@@ -143,7 +154,7 @@ class Bookie:
 
     @classmethod
     async def start(
-        cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
+        cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: OpenMetadataSession | None = None
     ) -> Bookie:
         """Starts a bookie and returns it when it serves requests and is registered. Raises a MagnetarError if the
         bookie may not start with its directory, such as Busy, InvalidConfiguration, NewerFormat or ReadOnly. After an
@@ -167,7 +178,7 @@ class Bookie:
             await self._memory.check_metadata_not_older(
                 self._registration.metadata, accepted=self._identity.is_metadata_accepted
             )
-            known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
+            known = RecordedDirectoryState(self._identity.stored_journal_position, self._identity.losses, upto)
             ports = StoreCallbacks(
                 on_room=lambda: self._service.on_store_has_room(), on_no_space=lambda: self._upkeep.on_no_space(),
                 on_bad=lambda: self._mender.on_entries_quarantined(),
@@ -226,7 +237,7 @@ class Bookie:
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.is_read_only,
-            lambda: self._went_back + self._notes.went_back, lambda: self._notes.compare_position(),
+            lambda: self._went_back + self._notes.went_back, lambda: self._notes.compare_stored_position(),
         )  # fmt: skip
         self._limbo = LimboRestorer(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
@@ -247,7 +258,7 @@ class Bookie:
             held_bytes_max=config.held_bytes_max, reads_max=config.reads_max,
             reads_bytes_max=config.reads_bytes_max, read_bytes_max=config.store.read_bytes_max,
             metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
-            slow_down=lambda pressed: self._serving.slow_down(pressed),
+            slow_down=lambda pressed: self._serving.receive_slowly(pressed),
         )  # fmt: skip
         self._notes = JournalPositionRecorder(
             self._store, lambda: self._registration.metadata, self._identity,
@@ -306,7 +317,7 @@ class Bookie:
     @property
     def id(self) -> str:
         """The bookie's uuid as text."""
-        return self._identity.text
+        return self._identity.uuid_text
 
     @property
     def endpoint(self) -> Endpoint:
@@ -413,19 +424,19 @@ class Bookie:
                 f"another process serves as bookie {self.id}, and was started on a copy of its data"
             )
             return
-        await self._reports.store_reports(self._registration.metadata)
+        await self._reports.store_quarantine_reports(self._registration.metadata)
 
 
 # -------------------------------------------------------------------------------------------------------- memory
 # The parts of a bookie that may take memory, and how much of `memory_bytes` each gets (runtime/config.py).
 
 
-SHARES = (
-    MemoryShare("memtables", "bookie.store.memtable_bytes", TABLES, 46, 4 * MIB, 64 * MIB,
+BOOKIE_MEMORY_SHARES = (
+    MemoryShare("memtables", "bookie.store.memtable_bytes", MEMTABLES_MAX, 46, 4 * MIB, 64 * MIB,
           "entries that are synced and not yet in an entry log"),
     MemoryShare("journal-queue", "bookie.store.journal_queue_bytes_max", 1, 12, 6 * MIB, 32 * MIB,
           "journal records on their way to the disk"),
-    MemoryShare("held-adds", "bookie.held_bytes_max", HELD_PARTS, 24, 2 * MIB, 32 * MIB,
+    MemoryShare("held-adds", "bookie.held_bytes_max", HELD_BYTES_DIVISOR, 24, 2 * MIB, 32 * MIB,
           "requests that wait: adds for room, of clients and of recoverers, fences, and first requests of a ledger"),
     MemoryShare("index-cache", "bookie.store.index_cache_bytes", 1, 4, MIB, 16 * MIB, "extents and entry tables"),
     MemoryShare("read-cache", "bookie.store.read_cache_bytes", 1, 18, 2 * MIB, 32 * MIB,

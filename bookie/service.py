@@ -21,8 +21,8 @@ request of a ledger here waits until the bookie has asked the metadata for the l
 
 What is read from the disk at a time is bounded by `reads_max` and, as much as was asked for, by `reads_bytes_max`.
 A read past either waits for the others, in the order of arrival; a lone read is always taken. What waits is bounded
-too, in all and of one connection (READS_PART), and by READ_WAIT_S; past that it is BUSY. A read that needs no disk
-needs no room.
+too, in all and of one connection (WAITING_READS_DIVISOR), and by READ_WAIT_S; past that it is BUSY. A read that needs
+no disk needs no room.
 
 However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
 A read-only bookie takes recovery adds and fences as long as there is room.
@@ -42,9 +42,8 @@ the first request of a ledger waits here until the record was read; the next one
 So a stranger takes no id before its owner does, and creates no descriptor without an owner. A refusal is not
 remembered: a request that comes before its id was given out is refused, and a later one is not.
 
-Bounds: `waiting_bytes_max` of requests wait, half of that from one connection, past it BUSY; `LOOKUPS_MAX` records are
-read at a time, one of a ledger. Guarded by tests/bookie/test_newcomers.py.
-"""
+Bounds: `waiting_bytes_max` of requests wait, half of that from one connection, past it BUSY; `LEDGER_LOOKUPS_MAX`
+records are read at a time, one of a ledger. Guarded by tests/bookie/test_newcomers.py. """
 
 from __future__ import annotations
 
@@ -57,9 +56,9 @@ from functools import partial
 
 from ..ledger.peer_format import (
     ADMIN_BYTES_MAX,
-    ENTRIES_MAX,
-    FENCING,
-    NO_KEY,
+    ENTRIES_PER_ANSWER_MAX,
+    FLAGS_WITH_FENCE,
+    NO_LEDGER_KEY,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestFlags,
@@ -67,7 +66,7 @@ from ..ledger.peer_format import (
     Status,
     decode_request,
     encode_stored_runs,
-    parse_plain_add_request,
+    parse_add_request_without_flags,
 )
 from ..metadata import paths
 from ..metadata.records import CounterRecord, LedgerRecord
@@ -76,19 +75,19 @@ from ..proto.errors import MagnetarError
 from ..runtime.access import Principal
 from ..runtime.clock import Clock
 from ..runtime.files import Buffer
-from ..runtime.metrics import SECONDS, Histogram
-from ..runtime.network import Request
+from ..runtime.metrics import DURATION_BOUNDS, Histogram
+from ..runtime.network import PeerRequest
 from ..runtime.tasks import Tasks
-from .adds import AddRequests, Intent, LoopTurnAdds, RequestBudget, request_memory_bytes
+from .adds import AddRequestHandler, LoopTurnAdds, PendingJournalItem, RequestBudget, request_memory_bytes
 from .store.reads import ReadResult
 from .store.store import Store
 
-LOOKUPS_MAX = 32
+LEDGER_LOOKUPS_MAX = 32
 LOOKUP_TIMEOUT_S = 5.0
 """Seconds to wait for the metadata; then the request is answered with BUSY. A writer waits as long for an add
 (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed."""
 
-Parked = tuple[Request, BookieRequestHead, float]
+ParkedRequest = tuple[PeerRequest, BookieRequestHead, float]
 """(request, its head, time of its arrival in seconds of the monotonic clock)."""
 
 
@@ -99,21 +98,21 @@ class RequestsOfUnknownLedgers:
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
-        again: Callable[[list[Parked]], None], refuse: Callable[[Request, BookieRequestHead, Status], None], *,
-        waiting_bytes_max: int,
+        again: Callable[[list[ParkedRequest]], None],
+        refuse: Callable[[PeerRequest, BookieRequestHead, Status], None], *, waiting_bytes_max: int,
     ) -> None:  # fmt: skip
         self._metadata = metadata
         self._introduce = record_key_of_metadata
         self._again = again
         self._refuse = refuse
-        self._parked: dict[int, list[Parked]] = {}  # by ledger
+        self._parked: dict[int, list[ParkedRequest]] = {}  # by ledger
         self._next: deque[int] = deque()  # ledgers to be asked for
         self._lookups = Tasks()
         self._waiting = RequestBudget(waiting_bytes_max)
         self._closed = False
         self.lookups = 0
 
-    def add_request(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def add_request(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         """Holds the request until the record of its ledger has been read. Refuses the request with BUSY if the held
         requests would need too much memory. `came`: the time of its arrival, in seconds of the monotonic clock."""
         size = request_memory_bytes(request)
@@ -126,7 +125,7 @@ class RequestsOfUnknownLedgers:
         self._look_up_waiting()
 
     def _look_up_waiting(self) -> None:
-        while self._next and len(self._lookups) < LOOKUPS_MAX and not self._closed:
+        while self._next and len(self._lookups) < LEDGER_LOOKUPS_MAX and not self._closed:
             task = self._lookups.spawn(self._look_up(self._next.popleft()), "bookie-newcomer")
             task.add_done_callback(self._on_looked_up)
 
@@ -159,7 +158,7 @@ class RequestsOfUnknownLedgers:
 
     def _settle(self, ledger: int, key: bytes | None, status: Status) -> None:
         parked = self._parked.pop(ledger, [])
-        fine: list[Parked] = []
+        fine: list[ParkedRequest] = []
         for request, head, came in parked:
             self._waiting.release(request.connection, request_memory_bytes(request))
             if self._closed:
@@ -188,22 +187,22 @@ class RequestsOfUnknownLedgers:
 
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
-OnAdmin = Callable[[bytes, Principal, bool], Awaitable[bytes]]
+HandleAdminRequest = Callable[[bytes, Principal, bool], Awaitable[bytes]]
 """A function that gets (an admin request, its sender, whether it was sent from this machine) and returns the answer."""
 
-ADMIN_MAX = 4
+ADMIN_REQUESTS_MAX = 4
 """The largest number of ADMIN requests at a time: those of an operator and of a script or two."""
 
-FENCES_PART, LACS_PART = 2, 8
+WAITING_FENCES_DIVISOR, WAITING_LACS_DIVISOR = 2, 8
 """`held_bytes_max` divided by these numbers is the memory for waiting fences and for waiting LACs. Each request takes
 about 1 KiB (adds.py), so 16,000 fences fit with the default, as when brokers take over the topics of another one."""
-HELD_PARTS = 4
+HELD_BYTES_DIVISOR = 4
 """All waiting requests together may take this multiple of `held_bytes_max`: adds of clients, adds of recoveries and
 first requests of ledgers once each; fences, LACs and reads less than once together."""
-READS_PART = 8
+WAITING_READS_DIVISOR = 8
 """`held_bytes_max` divided by this number is the memory for reads that wait: 8,000 reads with the default. One
 connection may have half of them."""
-READ_WAIT_S = 2.5
+READ_WAIT_S_MAX = 2.5
 """The longest time, in seconds, that a read waits before it starts. It is shorter than the time-outs of readers and
 recoveries: a read for a sender that has given up would only delay the others."""
 READ_BYTES_MIN = 64 << 10
@@ -219,7 +218,7 @@ class BookieService:
     def __init__(
         self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
         reads_bytes_max: int = 256 << 20, read_bytes_max: int = 4 << 20,
-        metadata: Callable[[], MetadataStore] | None = None, on_admin: OnAdmin | None = None,
+        metadata: Callable[[], MetadataStore] | None = None, on_admin: HandleAdminRequest | None = None,
         slow_down: Callable[[bool], None] = lambda pressed: None,
     ) -> None:  # fmt: skip
         self._store = store
@@ -236,22 +235,22 @@ class BookieService:
                 waiting_bytes_max=held_bytes_max
             )
         self._intents = LoopTurnAdds(self._seal)
-        self.adds = AddRequests(
+        self.adds = AddRequestHandler(
             store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip
-        self._fences = RequestBudget(held_bytes_max // FENCES_PART)
-        self._lacs = RequestBudget(held_bytes_max // LACS_PART)
+        self._fences = RequestBudget(held_bytes_max // WAITING_FENCES_DIVISOR)
+        self._lacs = RequestBudget(held_bytes_max // WAITING_LACS_DIVISOR)
         self._reads = Tasks()
-        self._waiting_reads = RequestBudget(held_bytes_max // READS_PART)
-        self._queued: deque[tuple[Request, BookieRequestHead, float]] = deque()  # reads that wait for others to end
+        self._waiting_reads = RequestBudget(held_bytes_max // WAITING_READS_DIVISOR)
+        self._queued: deque[tuple[PeerRequest, BookieRequestHead, float]] = deque()  # reads that wait for others to end
         self._admins = Tasks()
         self._closed = False
         self.defer_answer: Callable[[Callable[[], None]], None] | None = None
         """Takes the answers of intents before the first note of the journal (bookie/registration.py)."""
-        self.on_admin: OnAdmin = on_admin or _no_verbs
-        self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
-        self.read_failed_seconds = Histogram(SECONDS)
+        self.on_admin: HandleAdminRequest = on_admin or _no_verbs
+        self.read_seconds = Histogram(DURATION_BOUNDS)  # of READs answered with OK, from arrival to answer
+        self.read_failed_seconds = Histogram(DURATION_BOUNDS)
         self.requests = 0
         self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
 
@@ -265,7 +264,7 @@ class BookieService:
         self.adds.read_only = value
 
     # ------------------------------------------------------------------------------------ a turn
-    def serve(self, requests: Sequence[Request]) -> None:
+    def serve(self, requests: Sequence[PeerRequest]) -> None:
         """Takes all requests that arrived in one turn of the event loop. Answers each of them at once or later, exactly
         once; none after `close`. Writes their records to the journal in groups of about SEAL_BYTES."""
         if self._closed:
@@ -273,7 +272,7 @@ class BookieService:
         self.requests += len(requests)
         came = self._clock.monotonic()
         for request in requests:
-            if (add := parse_plain_add_request(request.head)) is not None:
+            if (add := parse_add_request_without_flags(request.head)) is not None:
                 self.adds.serve_add_without_flags(request, *add, came)
                 continue
             try:
@@ -285,11 +284,11 @@ class BookieService:
             self._handle(request, head, came)
         self._seal()
 
-    def _handle(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _handle(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         match head.op:
             case BookieOperation.ADD | BookieOperation.ADD_MANY:
                 self.adds.on_add_request(request, head, came)
-            case BookieOperation.READ | BookieOperation.READ_LAC if head.flags in FENCING:
+            case BookieOperation.READ | BookieOperation.READ_LAC if head.flags in FLAGS_WITH_FENCE:
                 self._fence(request, head, came)
             case BookieOperation.READ:
                 self._read(request, head, came)
@@ -306,7 +305,7 @@ class BookieService:
             case BookieOperation.ADMIN:
                 self._start_admin(request, head)
 
-    def _handle_parked(self, parked: list[Parked]) -> None:
+    def _handle_parked(self, parked: list[ParkedRequest]) -> None:
         """Handles held requests again, because their ledger's key is known now."""
         if not self._closed:
             for request, head, came in parked:
@@ -318,7 +317,7 @@ class BookieService:
         if self._intents.turn:
             self._store.seal_group(partial(self._sealed, self._intents.take_all()))
 
-    def _sealed(self, turn: list[Intent], ok: bool) -> None:
+    def _sealed(self, turn: list[PendingJournalItem], ok: bool) -> None:
         """Called when the journal is done with a group. `ok`: all items of the group are durable; False: the disk had
         no room for them."""
         if self._closed:
@@ -328,7 +327,7 @@ class BookieService:
         else:
             self._answer_turn(turn, ok)
 
-    def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
+    def _answer_turn(self, turn: list[PendingJournalItem], ok: bool) -> None:
         if self._closed:
             return
         self.adds.answer_journaled_adds(turn, ok)
@@ -342,7 +341,7 @@ class BookieService:
             self._seal()
 
     # ------------------------------------------------------------------------------------ fences and explicit LACs
-    def _fence(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _fence(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         if head.ledger < 0 or (head.op is BookieOperation.READ and _is_no_read(head)):
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
@@ -358,7 +357,7 @@ class BookieService:
             self._fences.release(request.connection, size)
             self._park_or_refuse(request, head, came, status)
 
-    def _fenced(self, request: Request, head: BookieRequestHead, came: float, size: int, ok: bool) -> None:
+    def _fenced(self, request: PeerRequest, head: BookieRequestHead, came: float, size: int, ok: bool) -> None:
         """Answers a request with the flag FENCE when the journal is done with its record. Answers UNKNOWN if the fence
         is not durable."""
         self._fences.release(request.connection, size)
@@ -367,13 +366,13 @@ class BookieService:
         else:
             self._answer_fenced(request, head, came)
 
-    def _answer_fenced(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _answer_fenced(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         if head.op is BookieOperation.READ:
             self._read_opened(request, head, came)
         else:
             self._answer_lac(request, head)
 
-    def _write_lac(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _write_lac(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         size = request_memory_bytes(request)
         if head.ledger < 0 or head.entry < -1:
             self._refuse(request, head, Status.BAD_REQUEST)
@@ -385,11 +384,11 @@ class BookieService:
             self._lacs.release(request.connection, size)
             self._park_or_refuse(request, head, came, status)
 
-    def _lac_written(self, request: Request, head: BookieRequestHead, size: int, ok: bool) -> None:
+    def _lac_written(self, request: PeerRequest, head: BookieRequestHead, size: int, ok: bool) -> None:
         self._lacs.release(request.connection, size)
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
-    def _is_opened(self, request: Request, head: BookieRequestHead, came: float) -> bool:
+    def _is_opened(self, request: PeerRequest, head: BookieRequestHead, came: float) -> bool:
         """Returns whether the request has the ledger's key. If not, answers the request with an error, or holds it
         until the ledger's record in the metadata is read."""
         status = self._store.keys.judge_read_key(head.ledger, head.key)
@@ -397,7 +396,7 @@ class BookieService:
             self._park_or_refuse(request, head, came, status)
         return status is Status.OK
 
-    def _park_or_refuse(self, request: Request, head: BookieRequestHead, came: float, status: Status) -> None:
+    def _park_or_refuse(self, request: PeerRequest, head: BookieRequestHead, came: float, status: Status) -> None:
         """Holds the request if its ledger is unknown here (NO_SUCH_LEDGER) and the metadata can be asked; otherwise
         answers it with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
@@ -405,25 +404,25 @@ class BookieService:
         else:
             self._refuse(request, head, status)
 
-    def _refuse(self, request: Request, head: BookieRequestHead, status: Status) -> None:
+    def _refuse(self, request: PeerRequest, head: BookieRequestHead, status: Status) -> None:
         self.refused[status] += 1
         _answer(request, head, status)
 
     # ------------------------------------------------------------------------------------ reads
-    def _answer_lac(self, request: Request, head: BookieRequestHead) -> None:
+    def _answer_lac(self, request: PeerRequest, head: BookieRequestHead) -> None:
         if head.ledger < 0:
             self._refuse(request, head, Status.BAD_REQUEST)
             return
         status, lac, last = self._store.read_lac(head.ledger)
         request.reply(BookieAnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
 
-    def _read(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _read(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         if _is_no_read(head):
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._is_opened(request, head, came):
             self._read_opened(request, head, came)
 
-    def _read_opened(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _read_opened(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         result = self._store.read_from_memory(head.ledger, head.entry, head.count, head.bytes_max)
         if result is not None:
             self._answer_read(request, head, result, came)
@@ -442,7 +441,7 @@ class BookieService:
     def _read_size(self, head: BookieRequestHead) -> int:
         return 0 if head.op is BookieOperation.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
 
-    def _wait_for_room(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _wait_for_room(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         """Queues a read until the bounds allow to start it; queued reads start in the order of arrival. Answers BUSY if
         the queue has no room for it."""
         if self._waiting_reads.reserve(request.connection, request_memory_bytes(request)):
@@ -455,7 +454,7 @@ class BookieService:
         READ_WAIT_S, because its sender gives up soon."""
         while self._queued and not self._closed:
             request, head, came = self._queued[0]
-            late = self._clock.monotonic() - came > READ_WAIT_S
+            late = self._clock.monotonic() - came > READ_WAIT_S_MAX
             if not late and not self._has_room(head):
                 return
             self._queued.popleft()
@@ -465,7 +464,7 @@ class BookieService:
             else:
                 self._start_read(request, head, came)
 
-    def _start_read(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    def _start_read(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         if head.op is BookieOperation.HELD:
             task = self._reads.spawn(self._find_held(request, head), "bookie-held")
         else:
@@ -473,22 +472,22 @@ class BookieService:
             task = self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
         task.add_done_callback(self._read_ended)
 
-    def _start_held(self, request: Request, head: BookieRequestHead) -> None:
+    def _start_held(self, request: PeerRequest, head: BookieRequestHead) -> None:
         """Handles a HELD request: starts the search for the stored entries, or queues it."""
-        if _is_no_read(head) or head.count > ENTRIES_MAX:
+        if _is_no_read(head) or head.count > ENTRIES_PER_ANSWER_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._queued or not self._has_room(head):
             self._wait_for_room(request, head, self._clock.monotonic())
         else:
             self._start_read(request, head, self._clock.monotonic())
 
-    async def _find_held(self, request: Request, head: BookieRequestHead) -> None:
+    async def _find_held(self, request: PeerRequest, head: BookieRequestHead) -> None:
         held = await self._store.find_stored_entries(head.ledger, head.entry, head.entry + head.count - 1)
         if not self._closed:
             answer = BookieAnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
             request.reply(answer.encode(), (encode_stored_runs(held),))
 
-    async def _read_disk(self, request: Request, head: BookieRequestHead, came: float) -> None:
+    async def _read_disk(self, request: PeerRequest, head: BookieRequestHead, came: float) -> None:
         try:
             result = await self._store.read_entries(head.ledger, head.entry, head.count, head.bytes_max)
         finally:
@@ -496,24 +495,24 @@ class BookieService:
         if not self._closed:
             self._answer_read(request, head, result, came)
 
-    def _answer_read(self, request: Request, head: BookieRequestHead, result: ReadResult, came: float) -> None:
+    def _answer_read(self, request: PeerRequest, head: BookieRequestHead, result: ReadResult, came: float) -> None:
         seconds = self.read_seconds if result.status is Status.OK else self.read_failed_seconds
         seconds.observe_value(self._clock.monotonic() - came)
         _answer(request, head, result.status, result.lac, result.entries)
 
     # ------------------------------------------------------------------------------------ administration
-    def _start_admin(self, request: Request, head: BookieRequestHead) -> None:
+    def _start_admin(self, request: PeerRequest, head: BookieRequestHead) -> None:
         sender = request.principal
         if sender is None:
             self._refuse(request, head, Status.UNAUTHORIZED)
         elif len(request.frames) != 1 or len(request.frames[0]) > ADMIN_BYTES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
-        elif len(self._admins) >= ADMIN_MAX:
+        elif len(self._admins) >= ADMIN_REQUESTS_MAX:
             self._refuse(request, head, Status.BUSY)
         else:
             self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
-    async def _do_admin(self, request: Request, head: BookieRequestHead, sender: Principal) -> None:
+    async def _do_admin(self, request: PeerRequest, head: BookieRequestHead, sender: Principal) -> None:
         """Answers an admin request. A ValueError is answered with BAD_REQUEST, any other error with UNKNOWN, so that a
         bug of a verb does not end the service."""
         try:
@@ -569,7 +568,7 @@ def _is_no_read(head: BookieRequestHead) -> bool:
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
-def _unknown(request: Request, head: BookieRequestHead, came: float) -> None:
+def _unknown(request: PeerRequest, head: BookieRequestHead, came: float) -> None:
     raise AssertionError(f"ledger {head.ledger} is not known, and this service asks no metadata")
 
 
@@ -578,7 +577,7 @@ async def _no_verbs(request: bytes, sender: Principal, local: bool) -> bytes:
     raise ValueError("this bookie takes no admin requests")
 
 
-_NO_HEAD = BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY)
+_NO_HEAD = BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_LEDGER_KEY)
 _COUNTED = {
     Status.BAD_REQUEST: "bad_requests",
     Status.FENCED: "fenced",
@@ -589,6 +588,6 @@ _COUNTED = {
 
 
 def _answer(
-    request: Request, head: BookieRequestHead, status: Status, lac: int = -1, entries: Sequence[Buffer] = ()
+    request: PeerRequest, head: BookieRequestHead, status: Status, lac: int = -1, entries: Sequence[Buffer] = ()
 ) -> None:
     request.reply(BookieAnswerHead(head.op, status, head.ledger, head.entry, lac, len(entries)).encode(), entries)

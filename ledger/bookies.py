@@ -41,7 +41,7 @@ import msgspec
 
 from ..metadata import paths
 from ..metadata.records import BookieRecord, DamagedEntriesRecord, RacksRecord, decode_record
-from ..metadata.store import ABSENT, MetadataStore, WatchReset, get_record, put_record
+from ..metadata.store import NODE_ABSENT, MetadataStore, WatchReset, get_record, put_record
 from ..proto.errors import BackPressure, BadVersion, InvalidConfiguration, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
 from ..runtime.network import AnswerListener, Endpoint, Peer, PeerClientKeys, PeerReply, World
@@ -57,21 +57,21 @@ from .placement_core import (
     RackRule,
     choose_bookies,
 )
-from .writer_core import AppendMemory, Striping
+from .writer_core import AppendMemoryBudget, Striping
 
-Ranges = tuple[tuple[int, int], ...]
+EntryIdRanges = tuple[tuple[int, int], ...]
 """Ranges of entry ids, as (first, last) pairs in ascending order."""
 
-RANGES_MAX = 20_000
+DAMAGED_RANGES_MAX = 20_000
 """The largest number of ranges in a damage report: 840 kB, because a metadata value has at most 1 MiB. Further ranges
 are reported when these are repaired."""
-WAITING_MAX = 1000
-KNOWN_MAX = 10_000
+WAITING_REPORTS_MAX = 1000
+KNOWN_DAMAGED_ENTRIES_MAX = 10_000
 """The largest number of damaged entries that are remembered, at about 200 bytes each. If there are more, the bookie's
 disk is dead, and the bookie finds that itself."""
 
 
-def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
+def subtract_ranges(ranges: EntryIdRanges, others: EntryIdRanges) -> EntryIdRanges:
     """Returns the entries that are in `ranges` and not in `others`, as ascending ranges that do not overlap."""
     gaps = union_ranges(others, ())
     left: list[tuple[int, int]] = []
@@ -91,7 +91,7 @@ def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
     return tuple(left)
 
 
-def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
+def union_ranges(ranges: EntryIdRanges, others: EntryIdRanges) -> EntryIdRanges:
     """Returns the entries that are in `ranges` or in `others`, as ascending ranges that neither overlap nor touch."""
     both: list[tuple[int, int]] = []
     for first, last in sorted((*ranges, *others)):
@@ -103,8 +103,8 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def store_damage_report(
-    metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()
-) -> Ranges:
+    metadata: MetadataStore, ledger: int, bookie: str, now: EntryIdRanges, before: EntryIdRanges = ()
+) -> EntryIdRanges:
     """Changes the damage report of a ledger's copy at a bookie, in the metadata: adds the ranges `now`, and removes the
     ranges `before`, which the caller added earlier. Ranges that other processes added stay. Deletes the report when no
     range is left.
@@ -114,8 +114,8 @@ async def store_damage_report(
     path = paths.damaged_copies_of_bookie(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
-        said, version = ((), ABSENT) if found is None else (found[0].ranges, found[1])
-        ranges = union_ranges(subtract_ranges(said, before), now)[:RANGES_MAX]
+        said, version = ((), NODE_ABSENT) if found is None else (found[0].ranges, found[1])
+        ranges = union_ranges(subtract_ranges(said, before), now)[:DAMAGED_RANGES_MAX]
         if ranges == said:
             return ranges
         try:
@@ -148,7 +148,7 @@ class DamageReports:
         `dropped`."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
-        if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:
+        if len(self._told) >= KNOWN_DAMAGED_ENTRIES_MAX or sum(map(len, self._waiting.values())) >= WAITING_REPORTS_MAX:
             self.dropped += 1
             return
         self._told[ledger, bookie, entry] = None
@@ -179,10 +179,10 @@ class DamageReports:
 
 _LOG = logging.getLogger("magnetar.ledger")
 
-CONNECTED_MAX = 16
+CONNECTED_AHEAD_MAX = 16
 """The largest number of bookies to which a process connects before it needs them: the first connection takes
 longest."""
-PAUSE_PART = 4
+BUSY_PAUSE_DIVISOR = 4
 """The pause before a busy bookie is asked again grows up to the timeout divided by this number."""
 
 
@@ -197,7 +197,7 @@ class Bookies:
         self._world = world
         self._metadata = metadata
         self._config = config
-        self.memory = AppendMemory(config.memory_bytes_max)
+        self.memory = AppendMemoryBudget(config.memory_bytes_max)
         self.now = world.clock.monotonic
         self._available: dict[str, BookieRecord] = {}
         self.peers = _Peers()
@@ -233,7 +233,7 @@ class Bookies:
     async def connect(self) -> None:
         """Connects to up to CONNECTED_MAX registered bookies, so that the first ledgers need not wait for connections.
         Waits until each of them has answered, at most `add_timeout_s`. Ignores bookies that do not answer."""
-        some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
+        some, timeout_s = sorted(self._available)[:CONNECTED_AHEAD_MAX], self._config.add_timeout_s
         await asyncio.gather(
             *(self.request(each, encode_ping_request(), timeout_s=timeout_s) for each in some), return_exceptions=True
         )
@@ -271,24 +271,24 @@ class Bookies:
             if clock() + pause_s >= deadline:
                 return None
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
+            pause_s = min(2 * pause_s, timeout_s / BUSY_PAUSE_DIVISOR)
 
     def record_failure(self, bookie: str) -> None:
         """Records that the bookie failed: it is in quarantine for at least `quarantine_s`, and other bookies are
         preferred for ensembles and for reads."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
-        self.record_bookie_fault(bookie, BookieFaultKind.FAILED)
+        self.record_read_fault(bookie, BookieFaultKind.FAILED)
 
-    def record_bookie_fault(self, bookie: str, kind: BookieFaultKind) -> None:
+    def record_read_fault(self, bookie: str, kind: BookieFaultKind) -> None:
         """Records a fault of the bookie in answering a read: for a while, reads ask other bookies first
         (placement_core.py)."""
-        self._trouble.record_bookie_fault(bookie, kind, self._world.clock.monotonic())
+        self._trouble.record_read_fault(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Records that the bookie sent damaged or wrong bytes for the entry: for a while, reads ask other bookies
         first. Also reports the damage in the metadata (`DamageReports`)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
-        self.record_bookie_fault(bookie, BookieFaultKind.DAMAGED)
+        self.record_read_fault(bookie, BookieFaultKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
     def fault_weights(self) -> dict[str, float]:
@@ -348,7 +348,7 @@ class Bookies:
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
 
-    def choose_replacements_for_gone(
+    def choose_repair_targets(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
         """Chooses replacements like `choose_replacements`, for copies of entries that are final, because the bookies in
@@ -437,7 +437,7 @@ class Bookies:
                         break
                     if change.path == paths.RACKS:
                         await self._refresh_racks()
-                    elif change.path.startswith(f"{paths.BOOKIES}/"):
+                    elif change.path.startswith(f"{paths.AVAILABLE_BOOKIES}/"):
                         await self._refresh(change.path.rpartition("/")[2])
             except MagnetarError as error:
                 if not error.retryable:
@@ -455,7 +455,7 @@ class Bookies:
 
     async def _list(self) -> None:
         await self._refresh_racks()
-        names = await self._metadata.children(paths.BOOKIES)
+        names = await self._metadata.children(paths.AVAILABLE_BOOKIES)
         for gone in sorted(set(self._available) - set(names)):
             del self._available[gone]
         for name in names:

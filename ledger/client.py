@@ -30,12 +30,12 @@ from pyroaring import BitMap64
 from ..metadata import paths
 from ..metadata.records import DeletedLedgersRecord, LedgerRecord, decode_record, encode_record
 from ..metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
+    CommitOperation,
     DeleteNode,
     MetadataStore,
     NodeUpdate,
-    Operation,
     VersionedValue,
     allocate_ids,
     commit_in_parts,
@@ -50,8 +50,8 @@ from . import recovery
 from . import recovery as records
 from .bookies import Bookies, LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
-from .metadata_core import RecordToStore, decide_creation, make_ledger_record, make_striping
-from .peer_format import KEY_BYTES
+from .metadata_core import RecordToStore, decide_ledger_creation, make_ledger_record, make_striping
+from .peer_format import LEDGER_KEY_BYTES
 from .placement_core import StripingReduction, reduce_striping
 from .reader import LedgerReader
 from .recovery import LostEntriesSearch
@@ -75,11 +75,11 @@ from .writer_core import Striping
 # bookie that returns after a year asks for it. Guarded by tests/ledger/test_deletions.py.
 
 
-PAGE_IDS = 4096
+LEDGER_IDS_PER_PAGE = 4096
 """The number of ledger ids for which one record has the deleted ones. If every second id is deleted, the record has 50
 kB of JSON. A block of ids is a part of one page."""
-ATTEMPTS_MAX = 20
-PAUSE_S = 0.01
+DELETE_ATTEMPTS_MAX = 20
+DELETE_RETRY_PAUSE_S = 0.01
 
 
 async def find_deleted_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
@@ -104,34 +104,36 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
         await update_record(store, paths.deleted_ledgers(page), DeletedLedgersRecord, noted)
 
 
-async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
+async def make_deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[CommitOperation]:
     """Returns the operations that record the deletion of these ledgers, like `record_deletions`. The caller must commit
     them, alone or with other operations. The commit raises BadVersion if another process has changed the same records
     since this call. Raises the errors of the metadata."""
-    operations: list[Operation] = []
+    operations: list[CommitOperation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)
         found = await get_record(store, path, DeletedLedgersRecord)
-        record, version = (None, ABSENT) if found is None else found
+        record, version = (None, NODE_ABSENT) if found is None else found
         operations.append(make_put_operation(path, _with(record, page, ids), version))
     return operations
 
 
-async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
+async def commit_ledger_deletions(
+    store: MetadataStore, ledgers: Sequence[int], owner: Sequence[CommitOperation]
+) -> None:
     """Commits the operations `owner`, which delete the record that lists `ledgers`, and records in the same commit that
     these ledgers are deleted. So their deletion can be completed after a crash.
 
     Raises BadVersion at once if an operation of `owner` conflicts, or if the records of deletions conflicted
     ATTEMPTS_MAX times. Raises the other errors of the commit."""
     own = {operation.path for operation in owner}
-    for attempt in range(ATTEMPTS_MAX):
+    for attempt in range(DELETE_ATTEMPTS_MAX):
         try:
             await store.commit([*await make_deletion_operations(store, ledgers), *owner])
             return
         except BadVersion as error:  # of a page, which another process changed meanwhile
-            if error.fields.get("path") in own or attempt == ATTEMPTS_MAX - 1:
+            if error.fields.get("path") in own or attempt == DELETE_ATTEMPTS_MAX - 1:
                 raise
-            await asyncio.sleep(PAUSE_S * attempt)
+            await asyncio.sleep(DELETE_RETRY_PAUSE_S * attempt)
 
 
 async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
@@ -140,11 +142,11 @@ async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
     is unknown."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
-    await commit_in_parts(store, [DeleteNode(paths.ledger(ledger), ANY) for ledger in ordered])
+    await commit_in_parts(store, [DeleteNode(paths.ledger(ledger), ANY_VERSION) for ledger in ordered])
 
 
 def _paged(ledgers: Iterable[int]) -> list[tuple[int, list[int]]]:
-    return [(page, list(ids)) for page, ids in groupby(sorted(ledgers), lambda ledger: ledger // PAGE_IDS)]
+    return [(page, list(ids)) for page, ids in groupby(sorted(ledgers), lambda ledger: ledger // LEDGER_IDS_PER_PAGE)]
 
 
 def _ids(record: DeletedLedgersRecord) -> BitMap64:
@@ -170,11 +172,11 @@ def _with(record: DeletedLedgersRecord | None, page: int, ledgers: Sequence[int]
 
 _LOG = logging.getLogger("magnetar.ledger")
 
-IDS_LAST_S, IDS_MAX = 1.0, 1024
+BLOCK_DOUBLED_WITHIN_S, IDS_PER_BLOCK_MAX = 1.0, 1024
 """If a block of ids is used up within IDS_LAST_S seconds, the next one is twice as large, up to IDS_MAX. Otherwise a
 client that creates hundreds of ledgers a second would spend half of its time on the counter. The unused rest of a block
 is lost at a stop, which does no harm: there are 2^63 ids."""
-WRITERS_MIN = 16
+TRACKED_WRITERS_MIN = 16
 """The number of ended writers that may be kept before they are dropped, because dropping them walks over all open
 writers."""
 
@@ -258,7 +260,7 @@ class LedgerClient:
         return make_ledger_record(
             await self._next_id(above), shape,
             await self._bookies.choose_bookies_after_listing(shape.ensemble_size, write_quorum=shape.write_quorum),
-            key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
+            key=rng.randbytes(LEDGER_KEY_BYTES), token=rng.randbytes(16).hex(),
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
 
@@ -269,7 +271,9 @@ class LedgerClient:
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
-            answer = decide_creation(decode_record(node.value, LedgerRecord, path) if node is not None else None, draft)
+            answer = decide_ledger_creation(
+                decode_record(node.value, LedgerRecord, path) if node is not None else None, draft
+            )
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
             return encode_record(answer.record, path) if isinstance(answer, RecordToStore) else None
@@ -294,7 +298,7 @@ class LedgerClient:
         await self._bookies.choose_bookies_after_listing(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
     def _remember(self, writer: LedgerWriter) -> None:
-        if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
+        if len(self._writers) > 2 * self._looked_at + TRACKED_WRITERS_MIN:
             self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.is_writable}
             self._looked_at = len(self._writers)
         self._writers[writer.ledger_id] = writer
@@ -316,7 +320,7 @@ class LedgerClient:
         Raises LedgerNotFound, Unavailable if no bookie of an open ledger answers, and the errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         reader = LedgerReader(await self.read_record(ledger_id), self._bookies, self._metadata, self._config)
-        await reader.refresh()
+        await reader.refresh_last_entry()
         return reader
 
     @property
@@ -347,7 +351,7 @@ class LedgerClient:
         caller may try again."""
         return (await self._recover(ledger_id, joined=False))[0]
 
-    async def recover_until_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
+    async def recover_without_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
         """Recovers a ledger like `recover`, with the same errors, but does not close it. Returns (reader, change of the
         metadata that closes the ledger). The change is None if the ledger is closed already. The caller must commit the
         change; only then the reader is valid. The commit raises the errors that `RecoveryResult` in ledger/recovery.py
@@ -407,6 +411,9 @@ class LedgerClient:
         """Allocates the next block of ledger ids and returns it. It is twice as large as the last block if that was
         used up within IDS_LAST_S seconds."""
         now, least = self._world.clock.monotonic(), self._config.ids_block
-        soon = now - self._taken_at < IDS_LAST_S
-        self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now
+        soon = now - self._taken_at < BLOCK_DOUBLED_WITHIN_S
+        self._block, self._taken_at = (
+            min(2 * self._block, max(least, IDS_PER_BLOCK_MAX)) if soon and self._block else least,
+            now,
+        )
         return await allocate_ids(self._metadata, self._block)

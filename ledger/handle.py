@@ -23,7 +23,7 @@ only the LAC before it, and a reader in another process could not read the last 
 
 **Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
 At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included;
-of all ledgers together `memory_bytes_max` (`AppendMemory`): above that `has_room` is false, but `append` does not
+of all ledgers together `memory_bytes_max` (`AppendMemoryBudget`): above that `has_room` is false, but `append` does not
 refuse.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_ensembles.py, tests/ledger/test_with_bookies.py.
 """
@@ -65,14 +65,12 @@ from .writer_core import (
     ChangeEnsemble,
     ChangeFact,
     CloseLedger,
-    ConfirmEntries,
-    Effect,
+    ConfirmEntry,
     EnsembleChanged,
     EnsembleChangeRefused,
     EnsembleChangeUnknown,
     EntryOutcome,
-    Fact,
-    FailEntries,
+    FailEntry,
     LedgerCloseRefused,
     LedgerCloseUnknown,
     LedgerEnded,
@@ -80,6 +78,8 @@ from .writer_core import (
     QuorumTimedOut,
     SendAdd,
     WriterCore,
+    WriterEffect,
+    WriterFact,
     WriterState,
 )
 
@@ -105,9 +105,9 @@ class LedgerEnd(NamedTuple):
 
 
 class AppendListener(Protocol):
-    """The interface of an object that is told the outcomes of the entries that were appended with `LedgerWriter.push`.
-    The appender of a topic's log (broker/log/appender.py) implements it. `LedgerWriter` calls its methods in the event
-    loop; they must not raise errors."""
+    """The interface of an object that is told the outcomes of the entries that were appended with
+    `LedgerWriter.append_for_listener`. The appender of a topic's log (broker/log/appender.py) implements it.
+    `LedgerWriter` calls its methods in the event loop; they must not raise errors."""
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Called when all entries up to `last_entry` are confirmed. The calls come in the order of the entries; entries
@@ -211,12 +211,12 @@ class LedgerWriter:
         that is in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
-            self.push(PendingAppendWithFuture(frames, sum(map(len, frames)), future, tail))
+            self.append_for_listener(PendingAppendWithFuture(frames, sum(map(len, frames)), future, tail))
         except MagnetarError as error:
             future.set_exception(error)
         return future
 
-    def push(self, payload: PendingAppend) -> None:
+    def append_for_listener(self, payload: PendingAppend) -> None:
         """Appends an entry like `append`, but returns no future: the `listener`, which must be set, is told the
         outcome. Raises MessageTooLarge, LedgerClosed, or BackPressure; then nothing was appended. BackPressure: the
         bounds of this ledger or the memory bound of all ledgers leave no room. The memory bound does not apply to
@@ -326,7 +326,7 @@ class LedgerWriter:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
         stored = -1
-        for add in self.adds.count_acks_of_adds(adds, place[0], place[1]):
+        for add in self.adds.record_acks(adds, place[0], place[1]):
             self._bytes -= add.size
             if not isinstance(add, PendingAppendWithFuture):
                 stored = add.entry
@@ -337,16 +337,16 @@ class LedgerWriter:
         if stored >= 0 and self.listener is not None:
             self.listener.on_appended(self, stored)
 
-    def _run(self, effects: Iterable[Effect[PendingAppend]]) -> None:
+    def _run(self, effects: Iterable[WriterEffect[PendingAppend]]) -> None:
         stored, failed = -1, False  # of what was pushed
         for effect in effects:
-            if isinstance(effect, ConfirmEntries):
+            if isinstance(effect, ConfirmEntry):
                 future, entry = self._take_future(effect.add), effect.add.entry
                 if future is not None:
                     future.set_result(entry)
                 else:
                     stored = entry
-            elif isinstance(effect, FailEntries):
+            elif isinstance(effect, FailEntry):
                 future = self._take_future(effect.add)
                 if future is not None:
                     future.set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
@@ -385,7 +385,7 @@ class LedgerWriter:
             future.add_done_callback(asyncio.Future.exception)
         return future
 
-    def _learn(self, fact: Fact) -> None:
+    def _learn(self, fact: WriterFact) -> None:
         effects = self._core.receive(fact)
         if effects or self._room is not None or self._core.state is WriterState.POISONED:
             self._run(effects)  # a core that is poisoned while idle has no effects
@@ -449,7 +449,7 @@ class LedgerWriter:
     async def _store_end(self, close: CloseLedger) -> None:
         """Stores the ledger's end in the metadata, or reads the end that is stored already, and gives the outcome to
         the core as a fact."""
-        fact: Fact = LedgerCloseUnknown()
+        fact: WriterFact = LedgerCloseUnknown()
         try:
             outcome = await store_record_transition(
                 self._metadata, self.ledger_id,

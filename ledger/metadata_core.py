@@ -1,11 +1,11 @@
 """The ledger's record: its fragments, and the transitions that are allowed (ledger protocol §1.2).
 
-    none --decide_creation--> OPEN ------------------decide_close_by_writer------------------> CLOSED
+    none --decide_ledger_creation--> OPEN ------------------decide_close_by_writer------------------> CLOSED
                               |  ^                                                              ^
                               |  +--decide_ensemble_change                                      |
-                              +--decide_recovery_start--> IN_RECOVERY --close_recovered_ledger--+
+                              +--decide_recovery_start--> IN_RECOVERY --decide_close_by_recovery--+
 
-    any --replace_bookie_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
+    any --decide_bookie_replacement--> the same state, another bookie in one final fragment (bookie/maintenance)
 
 Each transition gets the record *as it is stored now* and returns `RecordToStore` (store this, by compare-and-set on the
 version just read), `RecordAlreadyStored` (nothing to do: the stored record is the outcome) or `LedgerTransitionRefused`
@@ -59,7 +59,7 @@ class LedgerTransitionRefused(msgspec.Struct, frozen=True):
     reason: LedgerTransitionRefusal
 
 
-Transition = RecordToStore | RecordAlreadyStored | LedgerTransitionRefused
+LedgerTransition = RecordToStore | RecordAlreadyStored | LedgerTransitionRefused
 
 
 def make_ledger_record(
@@ -98,7 +98,7 @@ def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, 
     return record.fragments[at], end
 
 
-def decide_creation(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
+def decide_ledger_creation(current: LedgerRecord | None, mine: LedgerRecord) -> LedgerTransition | None:
     """Decides the creation of a ledger (none → OPEN). `current`: the stored record, None if there is none; `mine`: the
     record to create. Returns None if another process has created a ledger with this id. If `current` has the token of
     `mine`, an earlier attempt of the caller has created it (§1.1)."""
@@ -107,7 +107,7 @@ def decide_creation(current: LedgerRecord | None, mine: LedgerRecord) -> Transit
     return RecordAlreadyStored(current) if current.token == mine.token else None
 
 
-def decide_close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
+def decide_close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> LedgerTransition:
     """Decides the close by the ledger's writer (OPEN → CLOSED), at its LAC (last add confirmed), never at its LAP (last
     add pushed) (M18). `current`: the stored record, None if there is none. `length`: the payload bytes up to
     `last_entry`.
@@ -127,7 +127,7 @@ def decide_close_by_writer(current: LedgerRecord | None, last_entry: int, length
 
 def decide_ensemble_change(
     current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
-) -> Transition:
+) -> LedgerTransition:
     """Decides a change of the ensemble by the ledger's writer (OPEN → OPEN): from `first_entry` (its LAC + 1) on, the
     bookies `others[slot]` replace the failed ones. `current`: the stored record, None if there is none.
 
@@ -158,7 +158,7 @@ def decide_ensemble_change(
     return RecordToStore(record)
 
 
-def decide_recovery_start(current: LedgerRecord | None) -> Transition:
+def decide_recovery_start(current: LedgerRecord | None) -> LedgerTransition:
     """Decides the begin of a recovery (OPEN → IN_RECOVERY). `current`: the stored record, None if there is none.
     Returns `RecordAlreadyStored` if the ledger is IN_RECOVERY (the caller joins that recovery) or CLOSED
     (nothing is to be recovered), and `LedgerTransitionRefused` with DELETED if there is no record."""
@@ -169,10 +169,10 @@ def decide_recovery_start(current: LedgerRecord | None) -> Transition:
     return RecordAlreadyStored(current)
 
 
-def close_recovered_ledger(
+def decide_close_by_recovery(
     current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
     last_entry: int, length: int,
-) -> Transition:  # fmt: skip
+) -> LedgerTransition:  # fmt: skip
     """Decides the close by a recovery (IN_RECOVERY → CLOSED), with the end that was found and, only now, with the
     ensembles that the recovery changed in memory (M03). `current`: the stored record, None if there is none.
 
@@ -195,7 +195,7 @@ def close_recovered_ledger(
     return RecordToStore(record)
 
 
-def replace_bookie_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
+def decide_bookie_replacement(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> LedgerTransition:
     """Decides that the bookie `new` takes the place of `old` in one *final* fragment of a ledger, which may be in any
     state. `new` must already have all the copies. `current`: the stored record, None if there is none.
 

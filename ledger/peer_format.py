@@ -4,7 +4,7 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 
     stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
                    the checksum covers the four integers and the payload; `length` is the ledger's bytes up to and
-                   including this entry. 36 bytes in front of the payload (`ENTRY_HEADER`).
+                   including this entry. 36 bytes in front of the payload (`ENTRY_HEADER_STRUCT`).
 
     request head = version u8 (1) | op u8 | flags u16 | ledger i64 | entry i64 | count u32 | bytes_max u32
                    | key 20 bytes
@@ -23,7 +23,7 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
 
-A verified entry says the checksum of its payload, so `compute_checksum_with_entry` knows that of any record around it.
+A verified entry says the checksum of its payload, so `extend_checksum_by_entry` knows that of any record around it.
 
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
 synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
@@ -38,7 +38,7 @@ All integers are big-endian. `count` of the head is the number of entries, 1 to 
 
     frame 0    = table: row × count
     row        = size u32 (of the payload) | ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32
-                 what follows `size` is the entry's header as it is stored (`ENTRY_HEADER`)
+                 what follows `size` is the entry's header as it is stored (`ENTRY_HEADER_STRUCT`)
     frame 1 …  = the payloads in the order of the table, none empty. Each payload is in one frame; a frame contains one
                  or more whole payloads. Small ones share a frame, because each part of a message costs microseconds;
                  large ones have their own, because joining copies them
@@ -67,20 +67,20 @@ from functools import partial
 from typing import NamedTuple
 
 from ..proto.checksum import combine_checksums, crc32c
-from ..proto.versions import PEER, newer_format_text
+from ..proto.versions import PEER, describe_newer_format
 from ..runtime.files import Buffer
 
-VERSION = PEER.version
-ENTRY_HEADER = struct.Struct(">qqqqI")
-ENTRY_LAC = struct.Struct(">16xq")
+PEER_PROTOCOL_VERSION = PEER.version
+ENTRY_HEADER_STRUCT = struct.Struct(">qqqqI")
+ENTRY_LAC_STRUCT = struct.Struct(">16xq")
 """Unpacks only the last-add-confirmed (LAC) from the header of a stored entry."""
-CHECKED_BYTES = ENTRY_HEADER.size - 4
+CHECKSUMMED_HEADER_BYTES = ENTRY_HEADER_STRUCT.size - 4
 """The number of header bytes that the header's checksum covers, besides the payload."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
-ANSWER_BYTES = _ANSWER.size
-KEY_BYTES = 20
-NO_KEY = bytes(KEY_BYTES)
+ANSWER_HEAD_BYTES = _ANSWER.size
+LEDGER_KEY_BYTES = 20
+NO_LEDGER_KEY = bytes(LEDGER_KEY_BYTES)
 ADMIN_BYTES_MAX = 64 << 10
 """The largest JSON of an ADMIN request, in bytes. A verb with its options has some hundred bytes."""
 
@@ -109,14 +109,14 @@ class BookieRequestFlags(enum.IntFlag):
 
 _FLAGS = int(BookieRequestFlags.FENCE | BookieRequestFlags.RECOVERY)
 _FLAGS_OF = tuple(BookieRequestFlags(value) for value in range(_FLAGS + 1))
-FENCING = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
-RECOVERING = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
+FLAGS_WITH_FENCE = tuple(each for each in _FLAGS_OF if BookieRequestFlags.FENCE in each)
+FLAGS_WITH_RECOVERY = tuple(each for each in _FLAGS_OF if BookieRequestFlags.RECOVERY in each)
 """All flags that contain RECOVERY; FENCING has all that contain FENCE. `flags in FENCING` costs a comparison or two, an
 operator of a Flag several calls."""
 _OP_OF = {int(op): op for op in BookieOperation}
 _ADD = int(BookieOperation.ADD)
-_ADD_HEAD = struct.pack(">BBH", VERSION, _ADD, 0)
-ADDED = _ADD_HEAD
+_ADD_HEAD = struct.pack(">BBH", PEER_PROTOCOL_VERSION, _ADD, 0)
+ADD_OK_ANSWER_PREFIX = _ADD_HEAD
 """The first bytes in the head of most answers: status OK to an ADD."""
 _ADD_MANY = int(BookieOperation.ADD_MANY)
 
@@ -136,7 +136,7 @@ class Status(enum.IntEnum):
     BUSY = 8  # a bounded queue is full; nothing was done
 
 
-STATUS_OF = {int(status): status for status in Status}
+STATUS_BY_NUMBER = {int(status): status for status in Status}
 """The statuses by their number. A dictionary is several times as fast as calling the Enum, which matters for every
 add."""
 
@@ -156,7 +156,7 @@ class BookieRequestHead(NamedTuple):
     key: bytes
 
     def encode(self) -> bytes:
-        return _REQUEST.pack(VERSION, self.op, self.flags, *self[2:])
+        return _REQUEST.pack(PEER_PROTOCOL_VERSION, self.op, self.flags, *self[2:])
 
     def __repr__(self) -> str:
         """Returns a text without the key, because a repr may be logged."""
@@ -176,7 +176,7 @@ class BookieAnswerHead(NamedTuple):
     count: int  # type: ignore[assignment]  # tuple.count is not used
 
     def encode(self) -> bytes:
-        return _ANSWER.pack(VERSION, *self)
+        return _ANSWER.pack(PEER_PROTOCOL_VERSION, *self)
 
 
 def encode_add_request(
@@ -184,13 +184,13 @@ def encode_add_request(
 ) -> bytes:
     """Encodes the head of an ADD request and returns its bytes. Does the same as `BookieRequestHead.encode` in a fifth
     of the time."""
-    return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
+    return _REQUEST.pack(PEER_PROTOCOL_VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
-pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(BookieRequestFlags.NONE))
+pack_add_request = partial(_REQUEST.pack, PEER_PROTOCOL_VERSION, _ADD, int(BookieRequestFlags.NONE))
 """Called with (ledger, entry, 0, 0, key): returns the same as `encode_add_request` without flags, with one call
 less."""
-pack_added = partial(_ANSWER.pack, VERSION, _ADD, int(Status.OK))
+pack_add_ok_answer = partial(_ANSWER.pack, PEER_PROTOCOL_VERSION, _ADD, int(Status.OK))
 """Called with (ledger, entry, -1, 0): returns the encoded head of the answer OK to an ADD, with fewer calls than
 `BookieAnswerHead.encode`."""
 
@@ -200,20 +200,20 @@ def encode_add_many_request(
 ) -> bytes:
     """Encodes the head of an ADD_MANY request with `count` entries and returns its bytes. `entry` is the id of the
     first entry."""
-    return _REQUEST.pack(VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
+    return _REQUEST.pack(PEER_PROTOCOL_VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
 
 
 def encode_admin_request() -> bytes:
     """Encodes the head of an ADMIN request and returns its bytes. The request's only frame is JSON."""
-    return BookieRequestHead(BookieOperation.ADMIN, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+    return BookieRequestHead(BookieOperation.ADMIN, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_LEDGER_KEY).encode()
 
 
 def encode_ping_request() -> bytes:
     """Encodes the head of a PING request, which does nothing at the bookie but is answered, and returns its bytes."""
-    return BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+    return BookieRequestHead(BookieOperation.PING, BookieRequestFlags.NONE, -1, -1, 0, 0, NO_LEDGER_KEY).encode()
 
 
-def parse_plain_add_request(head: bytes) -> tuple[int, int, bytes] | None:
+def parse_add_request_without_flags(head: bytes) -> tuple[int, int, bytes] | None:
     """Returns (ledger, entry, key) if `head` is the head of an ADD request without flags, as most requests are. Returns
     None for any other request."""
     if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
@@ -227,9 +227,11 @@ def decode_request(head: bytes) -> BookieRequestHead:
     if len(head) != _REQUEST.size:
         raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
     version, op, flags, *rest = _REQUEST.unpack(head)
-    if version != VERSION:
+    if version != PEER_PROTOCOL_VERSION:
         raise ValueError(
-            newer_format_text(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}"
+            describe_newer_format(PEER, version, "a peer")
+            if version > PEER_PROTOCOL_VERSION
+            else f"peer protocol version {version}"
         )
     if flags & ~_FLAGS:
         raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
@@ -241,20 +243,23 @@ def decode_answer(head: bytes) -> BookieAnswerHead:
     if len(head) != _ANSWER.size:
         raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
     version, op, status, *rest = _ANSWER.unpack(head)
-    if version != VERSION:
+    if version != PEER_PROTOCOL_VERSION:
         raise ValueError(
-            newer_format_text(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}"
+            describe_newer_format(PEER, version, "a peer")
+            if version > PEER_PROTOCOL_VERSION
+            else f"peer protocol version {version}"
         )
-    known = STATUS_OF.get(status)
+    known = STATUS_BY_NUMBER.get(status)
     return BookieAnswerHead(_OP_OF.get(op) or BookieOperation(op), Status(status) if known is None else known, *rest)
 
 
-def compute_checksum_with_entry(before: bytes, header: bytes, payload_bytes: int) -> int:
+def extend_checksum_by_entry(before: bytes, header: bytes, payload_bytes: int) -> int:
     """Returns the CRC32C of some bytes followed by a stored entry, without reading the entry's payload. `before` is the
     CRC32C of these bytes. `header` is the header of the entry, which must be verified; its checksum is used instead of
     the payload."""
-    known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
-    return combine_checksums(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
+    # what the header's own checksum began with goes
+    known = crc32c(before + header) ^ crc32c(header[:CHECKSUMMED_HEADER_BYTES])
+    return combine_checksums(known, int.from_bytes(header[CHECKSUMMED_HEADER_BYTES:]), payload_bytes)
 
 
 # --------------------------------------------------------------------------------------------------- held_format
@@ -273,7 +278,7 @@ def compute_checksum_with_entry(before: bytes, header: bytes, payload_bytes: int
 # Example: entries 0 to 4 and 7 of eight: `0000000000000000 0000000000000004 0000000000000007 0000000000000007`.
 
 
-ENTRIES_MAX = 1 << 16
+ENTRIES_PER_ANSWER_MAX = 1 << 16
 """The largest number of entries that one HELD request asks about. Its answer then has half a megabyte at most."""
 
 _RUN = struct.Struct(">qq")
@@ -302,7 +307,7 @@ def decode_stored_runs(
     return found
 
 
-ADDS_MAX = 4096
+ADDS_PER_REQUEST_MAX = 4096
 """The largest number of entries in one ADD_MANY request. Its table then has 160 KiB."""
 
 RUN_BYTES_MAX = 1 << 20
@@ -314,12 +319,12 @@ message."""
 
 _ROW = struct.Struct(">IqqqqI")
 _SIZE = struct.Struct(">I")
-assert _ROW.size == _SIZE.size + ENTRY_HEADER.size
+assert _ROW.size == _SIZE.size + ENTRY_HEADER_STRUCT.size
 
-Stored = tuple[bytes, ...]
+EntryPieces = tuple[bytes, ...]
 """A stored entry: its 36-byte header, then its payload in one piece; an empty payload is left out."""
 
-Entry = tuple[int, Stored, int]
+ReadEntryRow = tuple[int, EntryPieces, int]
 """(entry id, stored entry, size of its header and payload in bytes)."""
 
 
@@ -329,7 +334,7 @@ class VerifiedAdds(NamedTuple):
     last-add-confirmed among them (-1: none)."""
 
     statuses: bytearray
-    entries: list[Entry]
+    entries: list[ReadEntryRow]
     size: int  # of all of `entries`
     lac: int  # largest of `entries`
 
@@ -364,14 +369,14 @@ def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_m
     entry of more than `entry_bytes_max` bytes, with its header, gets BAD_REQUEST. Raises ValueError if the head has not
     1 to ADDS_MAX entries, or the frames do not match the head."""
     count = head.count
-    if not 1 <= count <= ADDS_MAX:
-        raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
+    if not 1 <= count <= ADDS_PER_REQUEST_MAX:
+        raise ValueError(f"{count} entries in one request; 1 to {ADDS_PER_REQUEST_MAX} are allowed")
     if not frames or len(frames[0]) != count * _ROW.size:
         raise ValueError(f"{count} entries need a table of {count * _ROW.size} bytes in the first frame")
     table = bytes(frames[0])
     if _ROW.unpack_from(table)[2] != head.entry:
         raise ValueError(f"the first entry is not {head.entry}, as the head says")
-    statuses, entries, total, largest = bytearray(count), list[Entry](), 0, -1
+    statuses, entries, total, largest = bytearray(count), list[ReadEntryRow](), 0, -1
     want, at, end, following = head.ledger, 0, 0, 1
     frame: Buffer = b""
     row_at = 4
@@ -394,7 +399,7 @@ def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_m
             or not -1 <= lac < entry
             or ledger < 0
             or size + 36 > entry_bytes_max
-            or crc32c(payload, crc32c(header[:CHECKED_BYTES])) != crc
+            or crc32c(payload, crc32c(header[:CHECKSUMMED_HEADER_BYTES])) != crc
         ):
             statuses[index] = Status.BAD_REQUEST
             continue
@@ -408,25 +413,27 @@ def verify_adds(head: BookieRequestHead, frames: Sequence[Buffer], entry_bytes_m
     return VerifiedAdds(statuses, entries, total, largest)
 
 
-def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
+def verify_add(
+    ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int
+) -> tuple[ReadEntryRow, int] | None:
     """Decodes and verifies an ADD request, whose joined frames are the stored entry. Returns (entry, last-add-confirmed
     in its header). Returns None if the ids, the checksum or the size is wrong; the size with the header is at most
     `entry_bytes_max`."""
     size = 0
     for frame in frames:
         size += len(frame)
-    if not ENTRY_HEADER.size <= size <= entry_bytes_max or ledger < 0:
+    if not ENTRY_HEADER_STRUCT.size <= size <= entry_bytes_max or ledger < 0:
         return None
-    if len(frames[0]) == ENTRY_HEADER.size:  # as the ledger library sends it
+    if len(frames[0]) == ENTRY_HEADER_STRUCT.size:  # as the ledger library sends it
         header, rest = bytes(frames[0]), frames[1:]
         payload = bytes(rest[0]) if len(rest) == 1 else b"".join(rest)
     else:
         whole = b"".join(frames)
-        header, payload = whole[: ENTRY_HEADER.size], whole[ENTRY_HEADER.size :]
-    of_ledger, id_, lac, _, crc = ENTRY_HEADER.unpack(header)
+        header, payload = whole[: ENTRY_HEADER_STRUCT.size], whole[ENTRY_HEADER_STRUCT.size :]
+    of_ledger, id_, lac, _, crc = ENTRY_HEADER_STRUCT.unpack(header)
     if of_ledger != ledger or id_ != entry or not -1 <= lac < entry:
         return None
-    if crc32c(payload, crc32c(header[:CHECKED_BYTES])) != crc:
+    if crc32c(payload, crc32c(header[:CHECKSUMMED_HEADER_BYTES])) != crc:
         return None
     return (entry, (header, payload) if payload else (header,), size), lac
 

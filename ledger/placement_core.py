@@ -10,14 +10,14 @@ others as `existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolic
     5. at random, weighted by free disk
 
 When rule 3 cannot be kept: with `enforce` no bookie is chosen (`PlacementFailure.RACKS`); else rule 4 alone decides and
-the result says so (`racks_short`). The search for rule 3 takes at most `STEPS_MAX` steps. It is exact for every
+the result says so (`racks_short`). The search for rule 3 takes at most `SEARCH_STEPS_MAX` steps. It is exact for every
 ensemble of up to six; with more slots it may miss an arrangement where racks are nearly too few, and then rule 3 counts
 as not kept.
 
-**Weight**: the free bytes, at most `WEIGHT_RATIO_MAX` times the median of the candidates (BookKeeper's maxMultiple), so
-that a new, empty bookie does not get every ledger. A bookie that does not report its free bytes gets the least weight
-of those that do. Sampling is without replacement: the bookies are drawn in one weighted order, and the rules above take
-the first that fits.
+**Weight**: the free bytes, at most `BOOKIE_WEIGHT_RATIO_MAX` times the median of the candidates (BookKeeper's
+maxMultiple), so that a new, empty bookie does not get every ledger. A bookie that does not report its free bytes gets
+the least weight of those that do. Sampling is without replacement: the bookies are drawn in one weighted order, and the
+rules above take the first that fits.
 
 **Quarantine**: a bookie that failed is in quarantine for `base_s`. One that fails again later, within `max_s`, is in
 quarantine for twice as long as before, at most `max_s`. Failures during a quarantine restart it and count once, because
@@ -44,10 +44,10 @@ import msgspec
 
 from .writer_core import Striping
 
-WEIGHT_RATIO_MAX = 3.0
+BOOKIE_WEIGHT_RATIO_MAX = 3.0
 """The largest weight of a bookie, as a multiple of the median: BookKeeper's
 bookieMaxWeightMultipleForWeightBasedPlacement."""
-STEPS_MAX = 5_000
+SEARCH_STEPS_MAX = 5_000
 """The largest number of steps of the search for racks, which takes a few milliseconds. Trying all arrangements of six
 bookies takes 1,956 steps."""
 UNKNOWN_RACK = ""
@@ -143,7 +143,7 @@ def compute_candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str
     ordered = sorted(known)
     middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2  # `statistics` takes 2 ms to load
     return {
-        each.bookie: min((each.free_bytes or min(known)) / middle, WEIGHT_RATIO_MAX) for each in candidates
+        each.bookie: min((each.free_bytes or min(known)) / middle, BOOKIE_WEIGHT_RATIO_MAX) for each in candidates
     }
 
 
@@ -167,7 +167,7 @@ class _Puzzle:
     def solve(self, pool: Sequence[BookieCandidate]) -> tuple[str, ...] | None:
         """Returns bookies for the open slots such that every write set covers the smallest number of racks. Returns
         None if no such choice was found in STEPS_MAX steps."""
-        self._steps = STEPS_MAX
+        self._steps = SEARCH_STEPS_MAX
         chosen: list[BookieCandidate] = []
         return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
 
@@ -297,14 +297,14 @@ def reduce_striping(wanted: Striping, well: int, shrink: StripingReduction) -> S
 #
 # Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
 # entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most WEIGHT_MAX and halves every
-# `half_life_s`; below FORGET it is dropped. So one time-out is remembered for two half-lives, a bookie that always
-# hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out, because it
-# may be the only one that has the entry. New ensembles follow other rules (bookies.py: failures count, slowness does
-# not). `counts` never fall: bookie → kind → events. Guards: tests/ledger/test_bookie_health.py.
+# `half_life_s`; below FAULT_FORGET_RATE it is dropped. So one time-out is remembered for two half-lives, a bookie that
+# always hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out,
+# because it may be the only one that has the entry. New ensembles follow other rules (bookies.py: failures count,
+# slowness does not). `counts` never fall: bookie → kind → events. Guards: tests/ledger/test_bookie_health.py.
 
 
-WEIGHT_MAX = 4.0
-FORGET = 0.25
+FAULT_WEIGHT_MAX = 4.0
+FAULT_FORGET_RATE = 0.25
 
 
 class BookieFaultKind(enum.Enum):
@@ -315,7 +315,7 @@ class BookieFaultKind(enum.Enum):
     DAMAGED = "damaged"
 
 
-WEIGHTS = {BookieFaultKind.FAILED: 1.0, BookieFaultKind.SLOW: 0.5, BookieFaultKind.DAMAGED: 1.0}
+FAULT_WEIGHTS = {BookieFaultKind.FAILED: 1.0, BookieFaultKind.SLOW: 0.5, BookieFaultKind.DAMAGED: 1.0}
 
 
 class BookieHealth:
@@ -327,10 +327,10 @@ class BookieHealth:
         self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
         self.counts: dict[str, dict[BookieFaultKind, int]] = {}
 
-    def record_bookie_fault(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
+    def record_read_fault(self, bookie: str, kind: BookieFaultKind, now: float) -> None:
         """Counts a fault of the bookie at the time `now`, and adds the weight of its kind to the bookie's weight, which
         is at most WEIGHT_MAX."""
-        self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
+        self._weights[bookie] = min(self._weight(bookie, now) + FAULT_WEIGHTS[kind], FAULT_WEIGHT_MAX), now
         counts = self.counts.setdefault(bookie, dict.fromkeys(BookieFaultKind, 0))
         counts[kind] += 1
 
@@ -339,11 +339,13 @@ class BookieHealth:
         self._weights.pop(bookie, None)
 
     def fault_weights(self, now: float) -> dict[str, float]:
-        """Returns the fault weight of each bookie whose weight is at least FORGET, and deletes the weights of the
-        others. A read asks a bookie with a larger weight later."""
+        """Returns the fault weight of each bookie whose weight is at least FAULT_FORGET_RATE, and deletes the weights
+        of the others. A read asks a bookie with a larger weight later."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
-        self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
-        return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}
+        self._weights = {
+            bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FAULT_FORGET_RATE
+        }
+        return {bookie: weight for bookie, weight in found.items() if weight >= FAULT_FORGET_RATE}
 
     def _weight(self, bookie: str, now: float) -> float:
         weight, at = self._weights.get(bookie, (0.0, now))

@@ -26,14 +26,14 @@ from .bookies import Bookies, LedgerConfig
 from .peer_format import BookieOperation, BookieRequestFlags, BookieRequestHead, Status
 from .placement_core import BookieFaultKind
 from .reader_core import (
-    Effect,
     EntriesRead,
     EntryMissing,
     EntryRangeRead,
-    Fact,
     FailRead,
     FinishRead,
     ReadableEntryBound,
+    ReadEffect,
+    ReadFact,
     ReadFailed,
     ReadFailure,
     SendReadToBookie,
@@ -134,7 +134,7 @@ class LedgerReader:
         except MagnetarError:
             return False  # it is not known
 
-    async def refresh(self) -> int:
+    async def refresh_last_entry(self) -> int:
         """Reads the ledger's record again. If the ledger is not CLOSED, also asks its bookies for the largest
         last-add-confirmed (LAC). Returns the new `last_entry`. Never fences the ledger.
 
@@ -155,11 +155,11 @@ class LedgerReader:
         read = EntryRangeRead(
             self._record, first, last, bytes_max, self._bookies.fault_weights(), prefer=self.ledger_id
         )
-        asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
+        asked: dict[asyncio.Task[ReadFact], None] = {}  # in the order of asking
         return await run_and_clean_up(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
 
-    async def _ask_on(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
-        effect: Effect | None = read.start()
+    async def _ask_on(self, read: EntryRangeRead, asked: dict[asyncio.Task[ReadFact], None]) -> FinishRead | FailRead:
+        effect: ReadEffect | None = read.start()
         while not isinstance(effect, FinishRead | FailRead):
             if effect is not None and not asked and not read.has_bookie_to_ask:
                 effect = read.receive(await self._ask(effect))  # no other to ask: no task, no wait for it
@@ -169,11 +169,11 @@ class LedgerReader:
             effect = read.receive(await self._next_fact(asked, speculates=read.has_bookie_to_ask))
         return effect
 
-    async def _asked_enough(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
+    async def _asked_enough(self, read: EntryRangeRead, asked: dict[asyncio.Task[ReadFact], None]) -> None:
         await _cancel(asked)
         self._report_trouble(read)
 
-    async def _next_fact(self, asked: dict[asyncio.Task[Fact], None], *, speculates: bool) -> Fact:
+    async def _next_fact(self, asked: dict[asyncio.Task[ReadFact], None], *, speculates: bool) -> ReadFact:
         patience_s = self._config.speculative_read_s if speculates else None
         await asyncio.wait(list(asked), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         task = next((task for task in asked if task.done()), None)
@@ -185,12 +185,12 @@ class LedgerReader:
 
     def _report_trouble(self, read: EntryRangeRead) -> None:
         for bookie in read.slow:
-            self._bookies.record_bookie_fault(bookie, BookieFaultKind.SLOW)
+            self._bookies.record_read_fault(bookie, BookieFaultKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
             self._bookies.record_damage(bookie, self.ledger_id, entry)
 
-    async def _ask(self, ask: SendReadToBookie) -> Fact:
+    async def _ask(self, ask: SendReadToBookie) -> ReadFact:
         count = min(ask.count, (1 << 32) - 1)
         head = self._head(BookieOperation.READ, ask.entry, count, ask.bytes_max)
         found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
@@ -240,7 +240,7 @@ class LedgerReader:
         )  # fmt: skip
 
 
-async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
+async def _cancel(asked: dict[asyncio.Task[ReadFact], None]) -> None:
     """Cancels the requests that have no answer yet, and waits until they have ended."""
     if asked:
         for task in asked:

@@ -29,7 +29,7 @@ from ..metadata.records import CLOSED, LedgerRecord
 from ..proto.checksum import JOINED_BYTES_MIN, combine_checksums, crc32c
 from ..runtime.files import Buffer
 from .metadata_core import find_fragment_of_entry, get_striping_of_record
-from .peer_format import ENTRY_HEADER
+from .peer_format import ENTRY_HEADER_STRUCT
 from .writer_core import PendingAdd
 
 # --------------------------------------------------------------------------------------------------- stored_core
@@ -98,12 +98,12 @@ def encode_header(
 def verify_entry(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
     """Verifies the stored entry in `stored` and returns it. Returns None if the bytes are damaged or are another entry;
     then they must count as no answer."""
-    if len(stored) < ENTRY_HEADER.size:
+    if len(stored) < ENTRY_HEADER_STRUCT.size:
         return None
-    found_ledger, found_entry, lac, length, crc = ENTRY_HEADER.unpack_from(stored)
+    found_ledger, found_entry, lac, length, crc = ENTRY_HEADER_STRUCT.unpack_from(stored)
     if found_ledger != ledger or found_entry != entry:
         return None
-    payload = bytes(stored[ENTRY_HEADER.size :])
+    payload = bytes(stored[ENTRY_HEADER_STRUCT.size :])
     if crc32c(payload, crc32c(_FACTS.pack(ledger, entry, lac, length))) != crc:
         return None
     return StoredCopy(entry, lac, length, payload)
@@ -167,8 +167,8 @@ class FailRead(NamedTuple):
     asked: tuple[str, ...]
 
 
-Fact = EntriesRead | EntryMissing | ReadFailed | SpeculativeReadDue
-Effect = SendReadToBookie | FinishRead | FailRead
+ReadFact = EntriesRead | EntryMissing | ReadFailed | SpeculativeReadDue
+ReadEffect = SendReadToBookie | FinishRead | FailRead
 
 
 _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
@@ -221,7 +221,7 @@ class EntryRangeRead:
         self._missing: set[str] = set()
         self._finished = False
 
-    def start(self) -> Effect:
+    def start(self) -> ReadEffect:
         """Begins the read. Returns the first effect, a `SendReadToBookie`."""
         effect = self._next_effect()
         assert effect is not None, "a write set is not empty"
@@ -232,7 +232,7 @@ class EntryRangeRead:
         """Returns whether another bookie can be asked while the bookies asked so far have not answered."""
         return bool(self._to_ask)
 
-    def receive(self, fact: Fact) -> Effect | None:
+    def receive(self, fact: ReadFact) -> ReadEffect | None:
         """Applies a fact. Returns the effect to carry out next; None if the driver must wait for answers. After
         `FinishRead` or `FailRead` no further fact may be given."""
         assert not self._finished, "a read that is finished gets no more answers"
@@ -262,7 +262,7 @@ class EntryRangeRead:
             entries.append(found)
         return entries
 
-    def _next_effect(self) -> Effect | None:
+    def _next_effect(self) -> ReadEffect | None:
         if self._to_ask:
             ask = self._to_ask.pop(0)
             self._asked.append(ask.bookie)

@@ -29,16 +29,16 @@ from ..runtime.files import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies, LedgerConfig
 from .metadata_core import (
+    LedgerTransition,
     LedgerTransitionRefusal,
     LedgerTransitionRefused,
     RecordAlreadyStored,
     RecordToStore,
-    Transition,
     find_fragment_of_entry,
     get_striping_of_record,
 )
 from .peer_format import (
-    ENTRIES_MAX,
+    ENTRIES_PER_ANSWER_MAX,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestFlags,
@@ -50,10 +50,8 @@ from .peer_format import (
 from .reader_core import StoredCopy, encode_header, verify_entry
 from .recovery_core import (
     CloseRecoveredLedger,
-    Effect,
     EntryFound,
     EntryMissing,
-    Fact,
     FenceFailed,
     FinishRecovery,
     LedgerFencedAtBookie,
@@ -61,6 +59,8 @@ from .recovery_core import (
     LedgerRecovery,
     ReadFailed,
     RecoveredCloseRefused,
+    RecoveryEffect,
+    RecoveryFact,
     RecoveryFailure,
     ReportRecoveryFailure,
     SendFence,
@@ -125,7 +125,7 @@ class _Attempt:
         self._metadata = metadata
         self._config = config
         self._core = LedgerRecovery(record, self._choose, batch=config.recovery_batch)
-        self._tasks: dict[asyncio.Task[Fact], None] = {}
+        self._tasks: dict[asyncio.Task[RecoveryFact], None] = {}
         self._result: asyncio.Future[RecoveryResult] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> RecoveryResult:
@@ -144,7 +144,7 @@ class _Attempt:
         except NotEnoughBookies:
             return None
 
-    def _run(self, effects: Iterable[Effect]) -> None:
+    def _run(self, effects: Iterable[RecoveryEffect]) -> None:
         for effect in effects:
             if isinstance(effect, SendFence):
                 self._start(self._fence(effect))
@@ -162,12 +162,12 @@ class _Attempt:
             else:
                 self._result.set_exception(_error(effect, self._record.ledger_id))
 
-    def _start(self, work: Coroutine[None, None, Fact]) -> None:
+    def _start(self, work: Coroutine[None, None, RecoveryFact]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._finished)
 
-    def _finished(self, task: asyncio.Task[Fact]) -> None:
+    def _finished(self, task: asyncio.Task[RecoveryFact]) -> None:
         del self._tasks[task]
         if task.cancelled() or self._result.done():
             return
@@ -191,7 +191,7 @@ class _Attempt:
         config = self._config
         return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
 
-    async def _fence(self, effect: SendFence) -> Fact:
+    async def _fence(self, effect: SendFence) -> RecoveryFact:
         found = await self._ask(effect.bookie, self._head(BookieOperation.READ_LAC, -1))
         if found is not None and found[0].status is Status.OK:
             return LedgerFencedAtBookie(effect.slot, found[0].lac, found[0].entry)
@@ -199,7 +199,7 @@ class _Attempt:
             return LedgerFencedAtBookie(effect.slot, -1, -1)
         return FenceFailed(effect.slot)
 
-    async def _read(self, effect: SendRead) -> Fact:
+    async def _read(self, effect: SendRead) -> RecoveryFact:
         """Asks a bookie for an entry, as its vote. Only an undamaged copy is a vote for the entry, and only a certain
         miss is a vote against it (M05, M06)."""
         found = await self._ask(effect.bookie, self._head(BookieOperation.READ, effect.entry))
@@ -212,7 +212,7 @@ class _Attempt:
             return EntryMissing(effect.entry, effect.slot)
         return ReadFailed(effect.entry, effect.slot)
 
-    async def _write_back(self, effect: SendAdd[PendingAddWithPayload[StoredCopy]]) -> Fact:
+    async def _write_back(self, effect: SendAdd[PendingAddWithPayload[StoredCopy]]) -> RecoveryFact:
         stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (encode_header(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add_request(ledger, stored.entry, self._record.key, BookieRequestFlags.RECOVERY)
@@ -228,9 +228,9 @@ class _Attempt:
         last = self._core.last_copy
         return last if last is not None and last.entry == record.last_entry else None
 
-    def _ending(self, effect: CloseRecoveredLedger) -> Callable[[LedgerRecord | None], transitions.Transition]:
+    def _ending(self, effect: CloseRecoveredLedger) -> Callable[[LedgerRecord | None], transitions.LedgerTransition]:
         return partial(
-            transitions.close_recovered_ledger, snapshot=self._record.fragments, fragments=effect.fragments,
+            transitions.decide_close_by_recovery, snapshot=self._record.fragments, fragments=effect.fragments,
             last_entry=effect.last_entry, length=effect.length,
         )  # fmt: skip
 
@@ -252,7 +252,7 @@ class _Attempt:
         assert isinstance(closed, transitions.RecordToStore), "it is IN_RECOVERY, with the fragments that were read"
         return RecoveryResult(closed.record, self._last(closed.record), NodeUpdate(path, transform))
 
-    async def _close(self, effect: CloseRecoveredLedger) -> Fact:
+    async def _close(self, effect: CloseRecoveredLedger) -> RecoveryFact:
         try:
             outcome = await store_record_transition(
                 self._metadata, self._record.ledger_id, self._ending(effect), timeout_s=self._config.close_timeout_s
@@ -284,11 +284,11 @@ def _error(effect: ReportRecoveryFailure, ledger_id: int) -> MagnetarError:
 # bookie that starts there again is another one. An entry is **lost** when each replica of its write set is certain. No
 # answer, limbo and damage are unknown, and unknown is not lost.
 #
-# `close_ledger` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py): every bookie of
-# the fragment was forgotten, or answers to the fence. The ledger ends after the last entry that one of these has; later
-# ones are lost, and it is not known how many. With `force` bookies that do not answer count as forgotten: entries that
-# only they have are given up, and a writer that still reaches them gets confirmations until it needs the metadata.
-# Guards: tests/broker/log/test_skip_lost.py.
+# `close_unrecoverable_ledger` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py):
+# every bookie of the fragment was forgotten, or answers to the fence. The ledger ends after the last entry that one of
+# these has; later ones are lost, and it is not known how many. With `force` bookies that do not answer count as
+# forgotten: entries that only they have are given up, and a writer that still reaches them gets confirmations until it
+# needs the metadata. Guards: tests/broker/log/test_skip_lost.py.
 
 # ------------------------------------------------------------------------------------------------------- records
 # Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
@@ -298,7 +298,7 @@ def _error(effect: ReportRecoveryFailure, ledger_id: int) -> MagnetarError:
 # transition recognises its own write (metadata/store.py, which also bounds and paces the attempts).
 
 
-Decide = Callable[[LedgerRecord | None], Transition]
+DecideTransition = Callable[[LedgerRecord | None], LedgerTransition]
 
 
 async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
@@ -311,13 +311,13 @@ async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 
 
 async def store_record_transition(
-    store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
+    store: MetadataStore, ledger_id: int, decide: DecideTransition, *, timeout_s: float
 ) -> RecordAlreadyStored | LedgerTransitionRefused:
     """Changes a ledger's record: calls `decide` with the stored record and stores the record that it returns; repeats
     that if another process changes the record meanwhile. Returns the outcome: the stored record, or why the change was
     refused. Raises the metadata's errors: then it is unknown whether the change was stored."""
     path = paths.ledger(ledger_id)
-    answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
+    answer: LedgerTransition | None = None  # of the last attempt: what it wrote, or found, is stored
 
     def transform(node: VersionedValue | None) -> bytes | None:
         nonlocal answer
@@ -336,7 +336,7 @@ _LOST_CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _AT_ONCE = 32
 """The number of entries that are requested at a time, each by a request of its own."""
 
-Run = tuple[int, int]
+EntryIdRange = tuple[int, int]
 """A run of entries: (first entry, last entry)."""
 
 
@@ -345,8 +345,8 @@ class LostEntriesReport(NamedTuple):
     in `unknown` may still exist; both are runs (first, last) in ascending order. `silent` are the bookies that did not
     answer, or whose answer was not certain."""
 
-    lost: list[Run]
-    unknown: list[Run]
+    lost: list[EntryIdRange]
+    unknown: list[EntryIdRange]
     silent: list[str]
 
 
@@ -401,10 +401,10 @@ class LostEntriesSearch:
         errors."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
-        lost: list[Run] = []
-        unknown: list[Run] = []
-        for first in range(0, self.record.last_entry + 1, ENTRIES_MAX):
-            last = min(self.record.last_entry, first + ENTRIES_MAX - 1)
+        lost: list[EntryIdRange] = []
+        unknown: list[EntryIdRange] = []
+        for first in range(0, self.record.last_entry + 1, ENTRIES_PER_ANSWER_MAX):
+            last = min(self.record.last_entry, first + ENTRIES_PER_ANSWER_MAX - 1)
             doubtful = await self._not_held(first, last)
             for at in range(0, len(doubtful), _AT_ONCE):
                 some = doubtful[at : at + _AT_ONCE]
@@ -470,7 +470,7 @@ class LostEntriesSearch:
         return None
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
-    async def is_beyond_recovery(self) -> bool:
+    async def is_unrecoverable(self) -> bool:
         """Returns whether the ledger is not CLOSED and can never be recovered, because operators have deleted too many
         bookies of its last fragment to fence it. Raises the metadata's errors."""
         bookies = self.record.fragments[-1].bookies
@@ -478,7 +478,7 @@ class LostEntriesSearch:
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
         return self.record.state != CLOSED and not get_striping_of_record(self.record).is_fence_complete(gone)
 
-    async def close_ledger(self) -> LedgerRecord:
+    async def close_unrecoverable_ledger(self) -> LedgerRecord:
         """Closes a ledger that is IN_RECOVERY and cannot be recovered. Fences it at the bookies of its last fragment
         and ends it after the last entry that one of them knows; the record's length becomes 0. Returns the ledger's
         record, also if another process has closed the ledger.
@@ -504,7 +504,7 @@ class LostEntriesSearch:
                 ledger=self.record.ledger_id,
             )  # fmt: skip
         decide = partial(
-            transitions.close_recovered_ledger, snapshot=self.record.fragments, fragments=self.record.fragments,
+            transitions.decide_close_by_recovery, snapshot=self.record.fragments, fragments=self.record.fragments,
             last_entry=known, length=0,
         )  # fmt: skip
         outcome = await store_record_transition(
@@ -518,7 +518,7 @@ class LostEntriesSearch:
         return outcome.record
 
 
-def _extend(runs: list[Run], entry: int) -> None:
+def _extend(runs: list[EntryIdRange], entry: int) -> None:
     if runs and runs[-1][1] == entry - 1:
         runs[-1] = (runs[-1][0], entry)
     else:

@@ -82,7 +82,7 @@ class EntryVotes:
         self.missing: set[int] = set()
         self.found: StoredCopy | None = None
 
-    def verdict(self, misses_for_negative: int) -> EntryVerdict:
+    def judge_unconfirmed_entry(self, misses_for_negative: int) -> EntryVerdict:
         """Returns the verdict on an entry after LAC0 (the largest last-add-confirmed that the fenced bookies reported).
         `misses_for_negative`: how many certain misses prove that the entry was never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
@@ -100,7 +100,7 @@ class EntryVotes:
 # ------------------------------------------------------------------------------------------------- recovery_core
 
 
-Choose = Callable[[Sequence[str]], str | None]
+ChooseReplacement = Callable[[Sequence[str]], str | None]
 """A function that gets bookies and returns a writable bookie that is not among them; None if there is none."""
 
 
@@ -216,7 +216,7 @@ class RecoveredCloseRefused(NamedTuple):
     """Fact: the ledger's record does not allow the close: its last fragment has changed, or it was deleted."""
 
 
-Fact = (
+RecoveryFact = (
     LedgerFencedAtBookie
     | FenceFailed
     | EntryFound
@@ -227,7 +227,7 @@ Fact = (
     | LedgerRecordClosed
     | RecoveredCloseRefused
 )
-Effect = SendFence | SendRead | SendAdd[
+RecoveryEffect = SendFence | SendRead | SendAdd[
     PendingAddWithPayload[StoredCopy]
 ] | CloseRecoveredLedger | ReportRecoveryFailure | FinishRecovery
 
@@ -236,7 +236,7 @@ class LedgerRecovery:
     """The core of one attempt to recover a ledger. Calling `choose` returns a bookie in place of one that fails while
     entries are written back, or None if there is none. At most `batch` entries are read or written back at a time."""
 
-    def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
+    def __init__(self, record: LedgerRecord, choose: ChooseReplacement, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
         self.state = RecoveryState.NEW
         self.snapshot = record
@@ -262,13 +262,13 @@ class LedgerRecovery:
         self._before_lac0 = 1  # the next entry that is read for its length is this many before LAC0
 
     # ------------------------------------------------------------------------------ facts
-    def start(self) -> Sequence[Effect]:
+    def start(self) -> Sequence[RecoveryEffect]:
         """Begins the attempt. Returns the effects that fence the ledger at each bookie of its last fragment."""
         assert self.state is RecoveryState.NEW, "an attempt starts once"
         self.state = RecoveryState.FENCING
         return [SendFence(slot, bookie) for slot, bookie in enumerate(self._last.bookies)]
 
-    def receive(self, fact: Fact) -> Sequence[Effect]:
+    def receive(self, fact: RecoveryFact) -> Sequence[RecoveryEffect]:
         """Applies a fact. Returns the effects to carry out, in order. A fact that comes too late for the state of the
         attempt has no effects."""
         if self.state in (RecoveryState.DONE, RecoveryState.ABORTED):
@@ -289,7 +289,7 @@ class LedgerRecovery:
         assert_never(fact)
 
     # ------------------------------------------------------------------------------ fencing
-    def _fence_answered(self, fact: LedgerFencedAtBookie | FenceFailed) -> Sequence[Effect]:
+    def _fence_answered(self, fact: LedgerFencedAtBookie | FenceFailed) -> Sequence[RecoveryEffect]:
         self._silent.discard(fact.slot)
         if isinstance(fact, LedgerFencedAtBookie):
             self._unknown.discard(fact.slot)
@@ -299,7 +299,7 @@ class LedgerRecovery:
             return self._begin_reading()
         return () if self._silent else self._abort(RecoveryFailure.NOT_FENCED)
 
-    def _begin_reading(self) -> Sequence[Effect]:
+    def _begin_reading(self) -> Sequence[RecoveryEffect]:
         self.state = RecoveryState.READING
         self.lac0 = self._lower_bound()
         self._adds.lac = self._adds.lap = self.lac0
@@ -320,8 +320,8 @@ class LedgerRecovery:
         recovery added (M04)."""
         return find_fragment_of_entry(self.snapshot, entry)[0].bookies[slot]
 
-    def _read_more(self) -> list[Effect]:
-        reads: list[Effect] = []
+    def _read_more(self) -> list[RecoveryEffect]:
+        reads: list[RecoveryEffect] = []
         while self.end is None and self._next_read - self._adds.lac <= self._batch and self._can_be_there():
             entry = self._next_read
             votes = self._votes[entry] = EntryVotes(self.striping.slots_of_entry(entry))
@@ -334,7 +334,7 @@ class LedgerRecovery:
         known = [-1 if last is None else last for last in self._lasts]
         return None in self._lasts or self._next_read <= max(*known, self._next_decided - 1) + 1
 
-    def _voted(self, fact: EntryFound | EntryMissing | ReadFailed) -> Sequence[Effect]:
+    def _voted(self, fact: EntryFound | EntryMissing | ReadFailed) -> Sequence[RecoveryEffect]:
         votes = self._votes.get(fact.entry)
         if votes is None:
             return ()
@@ -345,10 +345,10 @@ class LedgerRecovery:
             votes.missing.add(fact.slot)
         return self._go_on()
 
-    def _go_on(self) -> Sequence[Effect]:
+    def _go_on(self) -> Sequence[RecoveryEffect]:
         """Decides entries in order, writes back those that exist, and reads more. Closes the ledger when its end is
         known and every entry is stored."""
-        effects: list[Effect] = []
+        effects: list[RecoveryEffect] = []
         while self.end is None and (votes := self._votes.get(self._next_decided)) is not None:
             entry = self._next_decided
             verdict = self._verdict(entry, votes)
@@ -378,12 +378,12 @@ class LedgerRecovery:
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
         return (
-            votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0
+            votes.judge_unconfirmed_entry(self.striping.misses_proving_absence) if entry > self.lac0
             else votes.judge_confirmed_entry()
         )
 
     # ------------------------------------------------------------------------------ writing back
-    def _write_back(self, stored: StoredCopy) -> list[Effect]:
+    def _write_back(self, stored: StoredCopy) -> list[RecoveryEffect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
         size = stored.length - self._adds.length
         return [
@@ -391,21 +391,21 @@ class LedgerRecovery:
             *self._sends(self._adds.add_and_make_sends(PendingAddWithPayload(stored), size)),
         ]
 
-    def _sends(self, sends: Sequence[SendAdd[PendingAddWithPayload[StoredCopy]]]) -> list[Effect]:
+    def _sends(self, sends: Sequence[SendAdd[PendingAddWithPayload[StoredCopy]]]) -> list[RecoveryEffect]:
         """Returns these sends with LAC0 as the last-add-confirmed: what this attempt writes back counts only if *this*
         attempt closes the ledger."""
         return [send._replace(lac=self.lac0) for send in sends]
 
-    def _acked(self, fact: AddAcked) -> Sequence[Effect]:
-        return self._go_on() if self._adds.ack(fact) else ()
+    def _acked(self, fact: AddAcked) -> Sequence[RecoveryEffect]:
+        return self._go_on() if self._adds.record_ack(fact) else ()
 
-    def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect]:
-        if not self._adds.mark_failed(fact.slot, fact.bookie):
+    def _bookie_failed(self, fact: AddFailed) -> Sequence[RecoveryEffect]:
+        if not self._adds.mark_slot_failed(fact.slot, fact.bookie):
             return ()
         self._failed.append(fact.bookie)
         return [*(self._replace_failed() if len(self._adds) else ()), *self._go_on()]
 
-    def _replace_failed(self) -> list[Effect]:
+    def _replace_failed(self) -> list[RecoveryEffect]:
         """Replaces failed bookies of the ensemble, as far as there are others. Returns the effects that send the
         entries that are not stored yet to the new bookies."""
         ensemble = list(self._adds.ensemble)
@@ -426,14 +426,14 @@ class LedgerRecovery:
         self.fragments.append(Fragment(start, ensemble))
 
     # ------------------------------------------------------------------------------ the end
-    def _close(self) -> Sequence[Effect]:
+    def _close(self) -> Sequence[RecoveryEffect]:
         assert self.end is not None, "the end is known"
         if self._length is None:
             return self._find_length()
         self.state = RecoveryState.CLOSING
         return [CloseRecoveredLedger(self.end, self._length, tuple(self.fragments))]
 
-    def _find_length(self) -> Sequence[Effect]:
+    def _find_length(self) -> Sequence[RecoveryEffect]:
         """Finds the ledger's length in bytes when its last entry is LAC0 and no bookie has that entry: reads earlier
         entries, one at a time, until one is found."""
         assert self.end == self.lac0, "what was written back has a length"
@@ -452,7 +452,7 @@ class LedgerRecovery:
         self._length = self._length or 0
         return self._close()
 
-    def _abort(self, why: RecoveryFailure, entry: int = -1) -> Sequence[Effect]:
+    def _abort(self, why: RecoveryFailure, entry: int = -1) -> Sequence[RecoveryEffect]:
         self.state = RecoveryState.ABORTED
         return [ReportRecoveryFailure(why, entry)]
 

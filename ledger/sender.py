@@ -11,7 +11,7 @@ asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie wh
 stores another entry, it has room, and is asked again ROOM_S later: a missing entry delays the confirmation of all later
 ones. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer,
 each copy: a bookie that hangs keeps them in memory after the others confirmed them. The handle bounds it, and
-`AppendMemory` (writer_core.py) bounds what all ledgers of the process have.
+`AppendMemoryBudget` (writer_core.py) bounds what all ledgers of the process have.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 """
 
@@ -28,16 +28,16 @@ from ..runtime.files import Buffer
 from ..runtime.peer.inside import InProcessRequest
 from .bookies import Bookies, LedgerConfig
 from .peer_format import (
-    ADDED,
-    ADDS_MAX,
-    ANSWER_BYTES,
+    ADD_OK_ANSWER_PREFIX,
+    ADDS_PER_REQUEST_MAX,
+    ANSWER_HEAD_BYTES,
     BookieOperation,
     Status,
     decode_add_statuses,
     decode_answer,
     encode_add_many_request,
     encode_adds,
-    pack_add,
+    pack_add_request,
 )
 from .reader_core import PayloadTailChecksum, PendingAppend, encode_header
 from .writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, SendAdd
@@ -47,11 +47,11 @@ REQUEST_BYTES_MAX = 1 << 20
 same size."""
 
 
-ROOM_S = 0.005
+BUSY_RESEND_DELAY_S = 0.005
 """Seconds from the first sign that a busy bookie has room until the entries that it refused are sent again. If it
 refuses them again, that costs little compared with what it stores in this time."""
 
-LATE_MAX = 64
+LATE_REQUESTS_MAX = 64
 """The largest number of late answers that are kept of a ledger."""
 
 
@@ -71,7 +71,7 @@ class PendingAppendWithFuture(PendingAppend):
         self.future = future
 
 
-Fact = AddsAcked | AddFailed | AddRefused
+AddOutcomeFact = AddsAcked | AddFailed | AddRefused
 _Place = tuple[int, str]
 """(slot of the ensemble, bookie)."""
 
@@ -118,7 +118,7 @@ class SentAddRequest(InProcessRequest):
             sender.memory.held -= self.bytes
             if sender.memory.waiting:
                 sender.memory.notify_waiters()
-        if len(adds) > 1 or len(head) != ANSWER_BYTES or not head.startswith(ADDED):
+        if len(adds) > 1 or len(head) != ANSWER_HEAD_BYTES or not head.startswith(ADD_OK_ANSWER_PREFIX):
             try:
                 statuses = _statuses(head, frames, len(adds))
             except ValueError as wrong:
@@ -169,7 +169,7 @@ class AddSender:
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig,
-        acked: Callable[[list[PendingAppend], _Place], None], receive: Callable[[Fact], None],
+        acked: Callable[[list[PendingAppend], _Place], None], receive: Callable[[AddOutcomeFact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
         """Makes a sender. `acked` is called with the entries that a bookie has stored, once for each answer; with
@@ -253,7 +253,7 @@ class AddSender:
         first = adds[0]
         if len(adds) == 1:
             frames: Sequence[Buffer] = (first.header, *first.frames)
-            return pack_add(self._ledger, first.entry, 0, 0, self._key), frames, len(first.header) + first.size
+            return pack_add_request(self._ledger, first.entry, 0, 0, self._key), frames, len(first.header) + first.size
         frames = encode_adds([(add.header, add.frames, add.size) for add in adds])
         return encode_add_many_request(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 
@@ -326,7 +326,7 @@ class AddSender:
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:
-                self.late = deque(maxlen=LATE_MAX)
+                self.late = deque(maxlen=LATE_REQUESTS_MAX)
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_has_room(self, place: _Place) -> None:
@@ -336,7 +336,7 @@ class AddSender:
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
             busy.timer.cancel()
-            busy.timer = self._loop.call_later(ROOM_S, self._repeat, place, 0)
+            busy.timer = self._loop.call_later(BUSY_RESEND_DELAY_S, self._repeat, place, 0)
 
     def _repeat(self, place: _Place, passed: int) -> None:
         for sent, head, frames in self.busy.pop(place).requests:
@@ -366,7 +366,7 @@ def _parts(adds: list[PendingAppend]) -> list[list[PendingAppend]]:
     begin = size = 0
     for at, add in enumerate(adds, 1):
         size += add.size
-        if size >= REQUEST_BYTES_MAX or at - begin == ADDS_MAX:
+        if size >= REQUEST_BYTES_MAX or at - begin == ADDS_PER_REQUEST_MAX:
             parts.append(adds[begin:at])
             begin, size = at, 0
     if begin < len(adds):

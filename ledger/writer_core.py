@@ -240,11 +240,12 @@ class PendingAdds(Generic[A]):
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
-    def ack(self, fact: AddAcked) -> list[A]:
-        """Counts an ack of one entry, like `count_acks`. Returns the entries that are confirmed now, in order."""
-        return self.count_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
+    def record_ack(self, fact: AddAcked) -> list[A]:
+        """Counts an ack of one entry, like `record_entry_acks`. Returns the entries that are confirmed now, in
+        order."""
+        return self.record_entry_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
-    def count_acks(self, fact: AddsAcked) -> list[A]:
+    def record_entry_acks(self, fact: AddsAcked) -> list[A]:
         """Counts an ack of each of several entries. Returns the entries that are confirmed now, in order. An ack of a
         bookie that is not in this slot, or of an entry that is not pending, is ignored."""
         entries, slot, bookie = fact
@@ -257,10 +258,10 @@ class PendingAdds(Generic[A]):
                 add.acks.add(slot)
         return self.take_confirmed()
 
-    def count_acks_of_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack by `bookie` in `slot` for each of `adds`, like `count_acks`; ignores the ack if the bookie is
-        not in this slot. All of them must have been added to this object; it does no harm if some are confirmed
-        already. Returns the entries that are confirmed now, in order."""
+    def record_acks(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
+        """Counts an ack by `bookie` in `slot` for each of `adds`, like `record_entry_acks`; ignores the ack if the
+        bookie is not in this slot. All of them must have been added to this object; it does no harm if some are
+        confirmed already. Returns the entries that are confirmed now, in order."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:
@@ -297,7 +298,7 @@ class PendingAdds(Generic[A]):
                     sends.append(SendAdd(add, slot, bookie, self.lac))
         return sends
 
-    def mark_failed(self, slot: int, bookie: str) -> bool:
+    def mark_slot_failed(self, slot: int, bookie: str) -> bool:
         """Marks the slot as failed if `bookie` is in it. Returns whether the bookie is in it; False: another one has
         replaced it, and nothing changes."""
         if self.ensemble[slot] != bookie:
@@ -428,19 +429,19 @@ class LedgerCloseUnknown(NamedTuple):
 
 
 ChangeFact = EnsembleChanged | NoReplacementFound | EnsembleChangeRefused | EnsembleChangeUnknown
-Fact = (
+WriterFact = (
     AddAcked | AddsAcked | AddFailed | AddRefused | QuorumTimedOut | ChangeFact | LedgerEnded | LedgerCloseRefused
     | LedgerCloseUnknown
 )
 
 
-class ConfirmEntries(NamedTuple, Generic[A]):
+class ConfirmEntry(NamedTuple, Generic[A]):
     """Effect: tell the ledger's owner that an entry is confirmed. Each entry is reported once, in order."""
 
     add: A
 
 
-class FailEntries(NamedTuple, Generic[A]):
+class FailEntry(NamedTuple, Generic[A]):
     """Effect: tell the ledger's owner that an entry was not confirmed, and why. Each entry is reported once, in
     order."""
 
@@ -467,7 +468,7 @@ class CloseLedger(NamedTuple):
     length: int
 
 
-Effect = SendAdd[A] | ConfirmEntries[A] | FailEntries[A] | ChangeEnsemble | CloseLedger
+WriterEffect = SendAdd[A] | ConfirmEntry[A] | FailEntry[A] | ChangeEnsemble | CloseLedger
 
 
 class WriterCore(Generic[A]):
@@ -501,7 +502,7 @@ class WriterCore(Generic[A]):
         """True if the writer accepts new entries: it is OPEN, or CHANGING its ensemble."""
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
-    def close(self) -> Sequence[Effect[A]]:
+    def close(self) -> Sequence[WriterEffect[A]]:
         """Begins to close the ledger, after all entries that can still be confirmed. If the writer is POISONED, asks
         the metadata for the ledger's end again. Returns the effects to carry out; none while the writer waits for a
         fact or is CLOSED."""
@@ -511,20 +512,20 @@ class WriterCore(Generic[A]):
             self.state = WriterState.SETTLING
         return self._closing() if self.state is WriterState.POISONED else ()
 
-    def abandon(self) -> Sequence[Effect[A]]:
+    def abandon(self) -> Sequence[WriterEffect[A]]:
         """Stops the writer at once: the outcome of the pending entries is UNKNOWN. The ledger stays as the metadata has
         it, mostly OPEN, until another client recovers it. Returns the effects; none if the writer is CLOSED or POISONED
         already."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
-    def receive(self, fact: Fact) -> Sequence[Effect[A]]:
+    def receive(self, fact: WriterFact) -> Sequence[WriterEffect[A]]:
         """Applies a fact. Returns the effects to carry out, in order; none if the fact changes nothing for the
         driver."""
         if isinstance(fact, AddsAcked):
-            return self._acked(self.adds.count_acks(fact))
+            return self._acked(self.adds.record_entry_acks(fact))
         if isinstance(fact, AddAcked):
-            return self._acked(self.adds.ack(fact))
+            return self._acked(self.adds.record_ack(fact))
         if isinstance(fact, AddFailed):
             return self._bookie_failed(fact)
         if isinstance(fact, AddRefused):
@@ -539,24 +540,24 @@ class WriterCore(Generic[A]):
             return self._end_failed(EntryOutcome.UNKNOWN)
         return self._change_ended(fact) if self.state in _CHANGE_UNDER_WAY else ()
 
-    def _acked(self, confirmed: Sequence[A]) -> Sequence[Effect[A]]:
+    def _acked(self, confirmed: Sequence[A]) -> Sequence[WriterEffect[A]]:
         if not confirmed:
             return () if self.state is WriterState.OPEN else self._drained()
-        effects: list[Effect[A]] = [ConfirmEntries(add) for add in confirmed]
+        effects: list[WriterEffect[A]] = [ConfirmEntry(add) for add in confirmed]
         if self.state is not WriterState.OPEN:
             effects += self._drained()
         return effects
 
-    def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect[A]]:
+    def _bookie_failed(self, fact: AddFailed) -> Sequence[WriterEffect[A]]:
         known = fact.slot in self.adds.failed  # one failure fails many adds
-        if self.state in _ENDING or not self.adds.mark_failed(fact.slot, fact.bookie):
+        if self.state in _ENDING or not self.adds.mark_slot_failed(fact.slot, fact.bookie):
             return ()
         if self.state is WriterState.OPEN:
             return () if known else self._start_change()
         return self._drained()
 
     # ------------------------------------------------------------------------------ the ensemble
-    def _start_change(self) -> Sequence[Effect[A]]:
+    def _start_change(self) -> Sequence[WriterEffect[A]]:
         if self.changes >= self._changes_max:
             return self._drain_out()
         self.state = WriterState.CHANGING
@@ -565,12 +566,12 @@ class WriterCore(Generic[A]):
         self._committed = None
         return self._ask_change()
 
-    def _ask_change(self) -> Sequence[Effect[A]]:
+    def _ask_change(self) -> Sequence[WriterEffect[A]]:
         slots = sorted(self.adds.failed - self._tried)
         self._tried.update(slots)
         return [ChangeEnsemble(self.adds.lac + 1, tuple((slot, self.adds.ensemble[slot]) for slot in slots))]
 
-    def _change_ended(self, fact: ChangeFact) -> Sequence[Effect[A]]:
+    def _change_ended(self, fact: ChangeFact) -> Sequence[WriterEffect[A]]:
         if isinstance(fact, EnsembleChangeRefused):
             return self._closing()  # cannot close it any more: this reads its end, or that there is none
         if isinstance(fact, EnsembleChangeUnknown):
@@ -586,69 +587,69 @@ class WriterCore(Generic[A]):
             assert_never(fact)
         return self._thaw()
 
-    def _thaw(self) -> Sequence[Effect[A]]:
+    def _thaw(self) -> Sequence[WriterEffect[A]]:
         """Ends the freeze after a change of the ensemble, in the one step of §1.4: first drops the acks of replaced
         bookies, then sends entries to the new ones, and only then confirms entries."""
-        effects: list[Effect[A]] = []
+        effects: list[WriterEffect[A]] = []
         if self._committed is not None:
             effects += self.adds.replace_ensemble(self._committed)
         self.adds.frozen = False
-        effects += [ConfirmEntries(add) for add in self.adds.take_confirmed()]
+        effects += [ConfirmEntry(add) for add in self.adds.take_confirmed()]
         if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm_new_entries:
             self.state = WriterState.OPEN
             return effects
         return [*effects, *self._drain_out()]
 
     # ------------------------------------------------------------------------------ the end
-    def _drain_out(self) -> Sequence[Effect[A]]:
+    def _drain_out(self) -> Sequence[WriterEffect[A]]:
         self.state = WriterState.DRAINING
         return self._drained()
 
-    def _drained(self) -> Sequence[Effect[A]]:
+    def _drained(self) -> Sequence[WriterEffect[A]]:
         """Goes from DRAINING to CLOSING when no further entry can be confirmed."""
         if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.is_head_unconfirmable):
             return self._closing()
         return ()
 
-    def _closing(self) -> Sequence[Effect[A]]:
+    def _closing(self) -> Sequence[WriterEffect[A]]:
         self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lac, self.adds.length_confirmed)]
 
-    def _timed_out(self, fact: QuorumTimedOut) -> Sequence[Effect[A]]:
+    def _timed_out(self, fact: QuorumTimedOut) -> Sequence[WriterEffect[A]]:
         if not len(self.adds) or fact.entry != self.adds.lac + 1:
             return ()  # it was confirmed in the meantime
         if self.state is WriterState.CLOSING:
             return self._fail_all(EntryOutcome.UNKNOWN)
         return self._poison(EntryOutcome.UNKNOWN)
 
-    def _poison(self, why: EntryOutcome) -> Sequence[Effect[A]]:
+    def _poison(self, why: EntryOutcome) -> Sequence[WriterEffect[A]]:
         self.state = WriterState.POISONED
         self.why = why
         self.adds.frozen = True
         return self._fail_all(why)
 
-    def _end_failed(self, why: EntryOutcome) -> Sequence[Effect[A]]:
+    def _end_failed(self, why: EntryOutcome) -> Sequence[WriterEffect[A]]:
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         return self._poison(why)
 
-    def _on_end_fact(self, fact: LedgerEnded) -> Sequence[Effect[A]]:
+    def _on_end_fact(self, fact: LedgerEnded) -> Sequence[WriterEffect[A]]:
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
         self.state = WriterState.CLOSED
         self.end = fact
         why = EntryOutcome.NOT_STORED if fact.last_entry == self.adds.lac else EntryOutcome.FENCED
-        effects: list[Effect[A]] = []
+        effects: list[WriterEffect[A]] = []
         for add in self.adds.take_all():
             if add.entry <= fact.last_entry:
                 self.adds.lac, self.adds.length_confirmed = add.entry, add.length
-                effects.append(ConfirmEntries(add))
+                effects.append(ConfirmEntry(add))
             else:
-                effects.append(FailEntries(add, why))
+                effects.append(FailEntry(add, why))
         return effects
 
-    def _fail_all(self, why: EntryOutcome) -> Sequence[Effect[A]]:
-        return [FailEntries(add, why) for add in self.adds.take_all()]
+    def _fail_all(self, why: EntryOutcome) -> Sequence[WriterEffect[A]]:
+        return [FailEntry(add, why) for add in self.adds.take_all()]
 
     def check(self) -> None:
         self.adds.check()
@@ -682,12 +683,12 @@ class WriterCore(Generic[A]):
 # frees memory must never wait for memory. Guards: tests/ledger/test_memory.py.
 
 
-LOOK_BYTES = 64 << 10
+EXPECTED_APPEND_BYTES = 64 << 10
 """The number of bytes that a waiting ledger is expected to append. When memory is released, one waiting ledger is
-called for each LOOK_BYTES that are free."""
+called for each EXPECTED_APPEND_BYTES that are free."""
 
 
-class AppendMemory:
+class AppendMemoryBudget:
     """Counts the memory of the entries that a `LedgerClient` is appending to all its ledgers. `held` is their size and
     `limit` the bound, in bytes. This object refuses nothing: the caller must check `has_room` before it appends. Within
     one turn of the event loop `held` may exceed `limit`."""
@@ -727,4 +728,4 @@ class AppendMemory:
             look = next(iter(self.waiting))
             del self.waiting[look]
             look()
-            room -= LOOK_BYTES
+            room -= EXPECTED_APPEND_BYTES

@@ -45,34 +45,34 @@ from ..runtime.network import Channel, EndOfStream, Rpc, Stream, World, find_rpc
 from . import etcd_core as core
 from .session import (
     CLOSE_TIMEOUT_S,
-    PAUSE_S_LAST,
-    PAUSE_S_MAX,
-    PAUSE_S_MIN,
+    RECONNECT_PAUSE_S_MAX,
+    RECONNECT_PAUSE_S_MIN,
+    SHORTEST_PAUSE_S,
     EtcdAddress,
     SessionState,
     SessionStore,
 )
-from .store import PART_OPERATIONS, NodeChanged, Operation, VersionedValue, WatchReset
+from .store import OPERATIONS_PER_COMMIT, CommitOperation, NodeChanged, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix
 
-RANGE = find_rpc("etcdserverpb.KV", "Range")
-PUT = find_rpc("etcdserverpb.KV", "Put")
-TXN = find_rpc("etcdserverpb.KV", "Txn")
-WATCH = find_rpc("etcdserverpb.Watch", "Watch")
-GRANT = find_rpc("etcdserverpb.Lease", "LeaseGrant")
-REVOKE = find_rpc("etcdserverpb.Lease", "LeaseRevoke")
-KEEP_ALIVE = find_rpc("etcdserverpb.Lease", "LeaseKeepAlive")
-AUTHENTICATE = find_rpc("etcdserverpb.Auth", "Authenticate")
+RANGE_RPC = find_rpc("etcdserverpb.KV", "Range")
+PUT_RPC = find_rpc("etcdserverpb.KV", "Put")
+TXN_RPC = find_rpc("etcdserverpb.KV", "Txn")
+WATCH_RPC = find_rpc("etcdserverpb.Watch", "Watch")
+LEASE_GRANT_RPC = find_rpc("etcdserverpb.Lease", "LeaseGrant")
+LEASE_REVOKE_RPC = find_rpc("etcdserverpb.Lease", "LeaseRevoke")
+LEASE_KEEP_ALIVE_RPC = find_rpc("etcdserverpb.Lease", "LeaseKeepAlive")
+AUTHENTICATE_RPC = find_rpc("etcdserverpb.Auth", "Authenticate")
 
-LOOK_S = 0.5
+SERVER_CHECK_INTERVAL_S = 0.5
 """Seconds between two looks at the server: 0.2 ms of its time each."""
-LOOK_TIMEOUT_S = 2.0
-TERM_GRACE_S = 0.25
+SERVER_CHECK_TIMEOUT_S = 2.0
+NEW_TERM_GRACE_S = 0.25
 """Seconds for answers that are on their way when a look sees a new term."""
-SENDERS_MAX = 4
+TRANSACTIONS_AT_ONCE_MAX = 4
 """Transactions that are under way at once. etcd syncs those that arrive together in one write. More, and smaller, ones
 cost CPU."""
-NEEDS_LEADER = (b"hasleader", b"true")
+NEEDS_LEADER_HEADER = (b"hasleader", b"true")
 """A header by which a server without a leader refuses at once."""
 
 _LOG = logging.getLogger("magnetar.metadata.etcd")
@@ -133,7 +133,7 @@ class EtcdStore(SessionStore):
 
     @property
     def part_operations(self) -> int:
-        return min(PART_OPERATIONS, self._limits.part_operations)
+        return min(OPERATIONS_PER_COMMIT, self._limits.part_operations)
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
@@ -149,11 +149,11 @@ class EtcdStore(SessionStore):
         tls = TlsFiles(access.certificate, access.key, access.ca) if access.ca else None
         token = None if access.credentials is None else lambda: self._token
         server = self._address.servers[self._number % len(self._address.servers)]
-        return self._world.network.connect(server, CallerAccess(tls, token, (NEEDS_LEADER,)))
+        return self._world.network.connect(server, CallerAccess(tls, token, (NEEDS_LEADER_HEADER,)))
 
     async def _keep(self) -> None:
         """Keeps the session on one server after the other, until it is lost or closed."""
-        pause_s = PAUSE_S_MIN
+        pause_s = RECONNECT_PAUSE_S_MIN
         said: MagnetarError | None = None  # the last failure that says more than that time ran out
         while True:
             failure = await self._attend()
@@ -161,7 +161,7 @@ class EtcdStore(SessionStore):
             if self._state is SessionState.CONNECTED:
                 self._state = SessionState.CONNECTING
                 self._settled.clear()
-                pause_s, said = PAUSE_S_MIN, failure
+                pause_s, said = RECONNECT_PAUSE_S_MIN, failure
                 _LOG.warning("no connection to etcd at %s: %s", self._channel.endpoint, failure)
             left_s = self._left_s(self._deadline if self._is_open else self._give_up)
             if self._is_final(failure) or left_s <= 0:
@@ -170,8 +170,8 @@ class EtcdStore(SessionStore):
             await self._channel.close()
             self._number += 1
             self._channel = self._make_channel()
-            await asyncio.sleep(max(PAUSE_S_LAST, min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0))))
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            await asyncio.sleep(max(SHORTEST_PAUSE_S, min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0))))
+            pause_s = min(RECONNECT_PAUSE_S_MAX, 2 * pause_s)
 
     def _is_final(self, failure: MagnetarError) -> bool:
         return self._closing or isinstance(failure, SessionExpired) or (not self._is_open and not failure.retryable)
@@ -184,7 +184,7 @@ class EtcdStore(SessionStore):
             async with asyncio.timeout(self._attempt_s()):
                 await self._authenticate()
                 await self._open()
-                stream = self._channel.stream(KEEP_ALIVE)
+                stream = self._channel.stream(LEASE_KEEP_ALIVE_RPC)
                 self._renewals.clear()
                 self._renew(stream)
                 self._on_renewed(await stream.receive())
@@ -215,12 +215,12 @@ class EtcdStore(SessionStore):
         """Makes the lease and the key of the session, as far as they do not exist."""
         if not self._lease:
             sent = self._clock.monotonic()
-            granted = await self._call(GRANT, etcd.LeaseGrantRequest(TTL=core.lease_seconds(self._timeout_s)))
+            granted = await self._call(LEASE_GRANT_RPC, etcd.LeaseGrantRequest(TTL=core.lease_seconds(self._timeout_s)))
             self._lease, self._timeout_s = granted.ID, float(granted.TTL)
             self._give_up = min(self._give_up, sent + self._timeout_s)
             self._planner = core.CommitPlanner(self._keys, self._lease, self._limits)
         if not self._is_open:
-            await self._call(PUT, etcd.PutRequest(key=self._keys.session_key(self._lease), lease=self._lease))
+            await self._call(PUT_RPC, etcd.PutRequest(key=self._keys.session_key(self._lease), lease=self._lease))
             self._is_open = True
             _LOG.info("session %s with etcd at %s", self.session_id, self._address)
 
@@ -247,15 +247,15 @@ class EtcdStore(SessionStore):
         """Looks at the server every LOOK_S, and sends a keep-alive each third of the timeout. Returns the error of the
         first look that fails, after it has ended the stream of the keep-alives."""
         look = etcd.RangeRequest(key=self._keys.session_key(self._lease), serializable=True, count_only=True)
-        timeout_s = min(LOOK_TIMEOUT_S, self._timeout_s / 3)
+        timeout_s = min(SERVER_CHECK_TIMEOUT_S, self._timeout_s / 3)
         renew_at = self._clock.monotonic() + self._timeout_s / 3
         try:
             while True:
-                await asyncio.sleep(min(LOOK_S, max(PAUSE_S_LAST, self._left_s(renew_at))))
+                await asyncio.sleep(min(SERVER_CHECK_INTERVAL_S, max(SHORTEST_PAUSE_S, self._left_s(renew_at))))
                 if self._left_s(renew_at) <= 0:
                     renew_at += self._timeout_s / 3
                     self._renew(stream)
-                self._on_term((await self._call_again_with_token(RANGE, look, timeout_s)).header.raft_term)
+                self._on_term((await self._call_again_with_token(RANGE_RPC, look, timeout_s)).header.raft_term)
         except MagnetarError as error:
             stream.cancel()
             return error
@@ -266,7 +266,7 @@ class EtcdStore(SessionStore):
         if term > self._term > 0:
             loop = asyncio.get_running_loop()
             for call in self._proposals:
-                loop.call_later(TERM_GRACE_S, call.cancel)
+                loop.call_later(NEW_TERM_GRACE_S, call.cancel)
         self._term = term
 
     def _on_lost(self, failure: MagnetarError) -> None:
@@ -294,7 +294,7 @@ class EtcdStore(SessionStore):
             self._queue.waiting.popleft().fail(self._why)
         if self._lease and self._state is not SessionState.LOST:
             with contextlib.suppress(MagnetarError):
-                await self._call(REVOKE, etcd.LeaseRevokeRequest(ID=self._lease), CLOSE_TIMEOUT_S)
+                await self._call(LEASE_REVOKE_RPC, etcd.LeaseRevokeRequest(ID=self._lease), CLOSE_TIMEOUT_S)
         self._end_session(self._why)
         await self._channel.close()
 
@@ -310,7 +310,7 @@ class EtcdStore(SessionStore):
                 return
             user, _, password = credentials().partition(":")
             try:
-                answer = await self._call(AUTHENTICATE, etcd.AuthenticateRequest(name=user, password=password))
+                answer = await self._call(AUTHENTICATE_RPC, etcd.AuthenticateRequest(name=user, password=password))
             except MagnetarError as error:
                 if error.definite:
                     raise
@@ -327,7 +327,7 @@ class EtcdStore(SessionStore):
             return answer
         except MagnetarError as error:
             refusal = core.translate_refusal(error)
-            has_user = self._address.access.credentials is not None and rpc is not AUTHENTICATE
+            has_user = self._address.access.credentials is not None and rpc is not AUTHENTICATE_RPC
             left_without = has_user and not token and isinstance(refusal, Unauthenticated)
             if left_without or isinstance(refusal, CredentialsExpired):
                 if self._token == token:
@@ -360,7 +360,7 @@ class EtcdStore(SessionStore):
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> VersionedValue | None:
         check_path(path)
-        found = core.parse_node(await self._ask(RANGE, core.node_range(self._keys.main_key(path))))
+        found = core.parse_node(await self._ask(RANGE_RPC, core.node_range(self._keys.main_key(path))))
         return None if found is None else VersionedValue(found[1], found[0].version)
 
     async def children(self, path: str) -> list[str]:
@@ -370,17 +370,17 @@ class EtcdStore(SessionStore):
             await self._authenticate()
             listing = core.ChildrenListing(self._keys, path)
             while listing.request is not None:
-                listing.receive(await self._call(RANGE, listing.request, max(0.001, self._left_s(end))))
+                listing.receive(await self._call(RANGE_RPC, listing.request, max(0.001, self._left_s(end))))
             return sorted(listing.names)
 
         return await self._repeat_read(list_pages)
 
     async def revision(self) -> int:
         request = etcd.RangeRequest(key=self._keys.session_key(self._lease), count_only=True)
-        return int((await self._ask(RANGE, request)).header.revision)
+        return int((await self._ask(RANGE_RPC, request)).header.revision)
 
     # -------------------------------------------------------------------------------------------- writing
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         check_operations(operations)
         end = self._deadline_of_call()
         self._check_session()
@@ -390,7 +390,7 @@ class EtcdStore(SessionStore):
             self._end_session(error)
             raise
 
-    async def _commit(self, operations: Sequence[Operation], end: float) -> list[int]:
+    async def _commit(self, operations: Sequence[CommitOperation], end: float) -> list[int]:
         blind = self._planner.plan_blind_commit(operations)
         if blind is not None:
             self._limits.check(blind.request)
@@ -403,24 +403,24 @@ class EtcdStore(SessionStore):
                 return [version for version in plan.versions if version is not None]
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
-    async def _read_versions(self, operations: Sequence[Operation]) -> dict[str, core.StoredVersion | None]:
+    async def _read_versions(self, operations: Sequence[CommitOperation]) -> dict[str, core.StoredVersion | None]:
         """Reads the versions of the nodes of a commit. A node at its second key has its version in the value."""
         found: dict[str, core.StoredVersion | None] = {}
         for paths, request in self._planner.read_requests(operations):
-            answer = await self._ask(TXN, request)
+            answer = await self._ask(TXN_RPC, request)
             for path, each in zip(paths, answer.responses, strict=True):
                 found[path] = core.parse_stored_version(each.response_range)
         for path, node in found.items():
             if node is not None and node.is_second:
-                again = core.parse_node(await self._ask(RANGE, core.node_range(self._keys.main_key(path))))
+                again = core.parse_node(await self._ask(RANGE_RPC, core.node_range(self._keys.main_key(path))))
                 found[path] = None if again is None else again[0]
         return found
 
     async def _propose(
-        self, operations: Sequence[Operation], plan: core.EtcdCommitPlan, end: float
+        self, operations: Sequence[CommitOperation], plan: core.EtcdCommitPlan, end: float
     ) -> etcd.TxnResponse:
         """Sends a transaction. Sends it again only if it was certainly not done (Unavailable), and etcd is not full."""
-        pause_s = PAUSE_S_MIN
+        pause_s = RECONNECT_PAUSE_S_MIN
         paths = frozenset(operation.path for operation in operations)
         while True:
             await self._wait_connected(end)
@@ -429,7 +429,7 @@ class EtcdStore(SessionStore):
                 await self._authenticate()
                 proposal = _Proposal(plan.request, paths, end)
                 self._queue.waiting.append(proposal)
-                if self._senders < SENDERS_MAX:
+                if self._senders < TRANSACTIONS_AT_ONCE_MAX:
                     self._senders += 1
                     self._tasks.spawn(self._send(), "metadata-etcd-commits")
                 answer = await proposal.answer
@@ -443,7 +443,7 @@ class EtcdStore(SessionStore):
                     raise await self._decide_full(error, before) from error
                 raise
             await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            pause_s = min(RECONNECT_PAUSE_S_MAX, 2 * pause_s)
 
     async def _decide_full(self, error: MagnetarError, before: int) -> MagnetarError:
         """Returns the error of a commit that a full etcd has answered. `before`: a revision from before it was sent."""
@@ -487,7 +487,7 @@ class EtcdStore(SessionStore):
 
     async def _propose_once(self, request: etcd.TxnRequest, end: float) -> etcd.TxnResponse:
         """Sends a transaction and returns the answer. Raises ConnectionLost if a new leader was elected meanwhile."""
-        call = self._call(TXN, request, max(0.001, self._left_s(end)))
+        call = self._call(TXN_RPC, request, max(0.001, self._left_s(end)))
         asking: asyncio.Task[etcd.TxnResponse] = asyncio.ensure_future(call)
         self._proposals.add(asking)
         try:
@@ -505,7 +505,7 @@ class EtcdStore(SessionStore):
         return self._watch(core.TreeWatch(self._keys, prefix, after_revision))
 
     async def _watch(self, watch: core.TreeWatch) -> AsyncIterator[NodeChanged | WatchReset]:
-        pause_s = PAUSE_S_MIN
+        pause_s = RECONNECT_PAUSE_S_MIN
         while True:
             await self._settled.wait()
             self._check_session()
@@ -515,14 +515,14 @@ class EtcdStore(SessionStore):
                 if watch.is_compacted or watch.seen > newest:
                     watch.skip_to(newest)
                     yield WatchReset(newest)
-                stream = self._channel.stream(WATCH)
+                stream = self._channel.stream(WATCH_RPC)
                 self._watching.add(stream)
                 stream.send_nowait(watch.make_request())
                 while not watch.is_compacted:
                     for answer in await stream.receive():
                         for change in watch.receive(answer):
                             yield change
-                    pause_s = PAUSE_S_MIN
+                    pause_s = RECONNECT_PAUSE_S_MIN
                 continue
             except EndOfStream:
                 _LOG.debug("etcd ended a watch in order; it goes on")
@@ -535,4 +535,4 @@ class EtcdStore(SessionStore):
                     self._watching.discard(stream)
                     stream.cancel()
             await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            pause_s = min(RECONNECT_PAUSE_S_MAX, 2 * pause_s)

@@ -4,9 +4,9 @@
 etcd's version of its main key less 1: 0 at creation, one more with each put, again 0 after a delete.
 A transaction of etcd writes a key at most once, and so its version grows by one at most. A commit that writes a node
 twice, or deletes it and makes it again, leaves another version than etcd counts. Such a node is stored at its *second
-key*, `ROOT/a/b\\0`: the head of that value has the version (`SECOND_HEAD`). A node has at most one of its two keys. The
-next put that makes version 0 uses the main key again.
-A session has the key `ROOT\\0session/LEASE`, with its lease: it exists as long as the session.
+key*, `ROOT/a/b\\0`: the head of that value has the version (`SECOND_KEY_HEAD_STRUCT`). A node has at most one of its
+two keys. The next put that makes version 0 uses the main key again. A session has the key `ROOT\\0session/LEASE`, with
+its lease: it exists as long as the session.
 
 **Commits** are one transaction each. All of it happens only if the session's key exists.
 
@@ -55,22 +55,22 @@ from ..proto.errors import (
     Unauthorized,
     Unavailable,
 )
-from .store import ABSENT, ANY, CheckNodeVersion, DeleteNode, NodeChanged, Operation, PutNode
+from .store import ANY_VERSION, NODE_ABSENT, CheckNodeVersion, CommitOperation, DeleteNode, NodeChanged, PutNode
 from .tree_core import check_version, is_at_or_below
 
-REQUEST_HEAD_BYTES = 1024
+REQUEST_OVERHEAD_BYTES = 1024
 """What etcd adds to a request before it measures it: its id, and the name of the user."""
-PAGE_KEYS = 3000
+KEYS_PER_PAGE = 3000
 """Keys of one page of a listing: 12 MiB of the longest paths, and about 300 kB of usual ones."""
 
-GROUP_BYTES_MAX = 256 << 10
+COMMIT_GROUP_BYTES_MAX = 256 << 10
 """Bytes of commits that are sent as one transaction: more of them gain nothing."""
 
-SECOND_HEAD = struct.Struct(">QHB")
+SECOND_KEY_HEAD_STRUCT = struct.Struct(">QHB")
 """The head of the value at a second key: the node's version, the puts of the last commit since the last deletion in it,
 and whether that commit deleted the node before them."""
 
-SECOND = b"\0"
+SECOND_KEY_SUFFIX = b"\0"
 _AFTER_SECOND = b"\1"
 
 
@@ -102,14 +102,14 @@ class TreeKeys:
     def path_of_key(self, key: bytes) -> str | None:
         """Returns the path of the node that is stored at this key; None if it is no key of a node, but of another
         program."""
-        path = _decode(key[len(self._root) :].removesuffix(SECOND))
+        path = _decode(key[len(self._root) :].removesuffix(SECOND_KEY_SUFFIX))
         return None if path is None or "//" in path or path.endswith("/") else path
 
 
 def _decode(text: bytes) -> str | None:
     """Returns a path, or a segment of one; None if it cannot be one."""
     try:
-        return None if SECOND in text else text.decode()
+        return None if SECOND_KEY_SUFFIX in text else text.decode()
     except UnicodeDecodeError:
         return None
 
@@ -130,7 +130,7 @@ class EtcdLimits(NamedTuple):
         """Raises InvalidRequest if a transaction has more operations, MessageTooLarge if it has more bytes than etcd
         accepts."""
         self.check_count(_count_operations(request))
-        size = request.ByteSize() + REQUEST_HEAD_BYTES
+        size = request.ByteSize() + REQUEST_OVERHEAD_BYTES
         if size > self.request_bytes:
             raise MessageTooLarge(
                 f"a commit of {size} bytes; etcd takes {self.request_bytes}: start all etcd servers with a larger "
@@ -202,7 +202,7 @@ class CommitQueue(Generic[C]):
             compares += len(following.request.compare) - 1
             writes += len(following.request.success)
             size += following.request.ByteSize()
-            many = max(compares, writes) > self._limits.txn_operations or size > GROUP_BYTES_MAX
+            many = max(compares, writes) > self._limits.txn_operations or size > COMMIT_GROUP_BYTES_MAX
             if many or not paths.isdisjoint(following.paths):
                 break
             paths |= following.paths
@@ -239,7 +239,7 @@ class CommitPlanner:
         self._limits = limits
 
     # ------------------------------------------------------------------ without a read
-    def plan_blind_commit(self, operations: Sequence[Operation]) -> EtcdCommitPlan | None:
+    def plan_blind_commit(self, operations: Sequence[CommitOperation]) -> EtcdCommitPlan | None:
         """Plans a commit without a read. Returns None if that is not possible: a path comes twice, a check is of ANY
         version, or reading the new versions would exceed the limits. Raises InvalidRequest if there are too many
         paths."""
@@ -264,32 +264,32 @@ class CommitPlanner:
         request.failure.add().request_range.CopyFrom(etcd.RangeRequest(key=self._session_key, count_only=True))
         return request
 
-    def _compare(self, request: etcd.TxnRequest, key: bytes, operation: Operation) -> bool:
+    def _compare(self, request: etcd.TxnRequest, key: bytes, operation: CommitOperation) -> bool:
         """Adds what the operation expects. Returns False if it cannot be compared."""
         expected = operation.expected
-        if expected == ANY:
+        if expected == ANY_VERSION:
             if isinstance(operation, PutNode):
-                request.compare.add(target=etcd.Compare.VERSION, key=key + SECOND, version=0)
+                request.compare.add(target=etcd.Compare.VERSION, key=key + SECOND_KEY_SUFFIX, version=0)
             return not isinstance(operation, CheckNodeVersion)
-        if expected == ABSENT:
+        if expected == NODE_ABSENT:
             _compare_absent(request, key)
         else:
             request.compare.add(target=etcd.Compare.VERSION, key=key, version=expected + 1)
         return True
 
-    def _write(self, request: etcd.TxnRequest, key: bytes, operation: Operation) -> int | None:
+    def _write(self, request: etcd.TxnRequest, key: bytes, operation: CommitOperation) -> int | None:
         """Adds what the operation writes. Returns the node's new version; None if the answer has it."""
         match operation:
             case PutNode(expected=expected):
                 self._put(request, key, operation.value, operation.ephemeral)
-                if expected == ANY:
+                if expected == ANY_VERSION:
                     request.success.add().request_range.CopyFrom(etcd.RangeRequest(key=key, keys_only=True))
                     return None
-                return 0 if expected == ABSENT else expected + 1
+                return 0 if expected == NODE_ABSENT else expected + 1
             case DeleteNode(expected=expected):
-                if expected != ABSENT:
+                if expected != NODE_ABSENT:
                     _delete(request, key)
-                return ABSENT
+                return NODE_ABSENT
             case CheckNodeVersion(expected=expected):
                 return expected
 
@@ -303,7 +303,7 @@ class CommitPlanner:
         return _count_operations(request) <= self._limits.txn_operations
 
     def read_blind_answer(
-        self, operations: Sequence[Operation], plan: EtcdCommitPlan, answer: etcd.TxnResponse
+        self, operations: Sequence[CommitOperation], plan: EtcdCommitPlan, answer: etcd.TxnResponse
     ) -> list[int] | None:
         """Returns the new versions of the nodes; None if nothing was done because a node is stored at its second key:
         the commit must be planned from a read. Raises BadVersion or SessionExpired; then nothing was done either."""
@@ -315,7 +315,7 @@ class CommitPlanner:
         if any(node is not None and node.is_second for node in found):
             return None
         for operation, node in zip(operations, found, strict=True):
-            check_version(operation.path, operation.expected, ABSENT if node is None else node.version)
+            check_version(operation.path, operation.expected, NODE_ABSENT if node is None else node.version)
         raise AssertionError("etcd refused a transaction whose compares are all true")
 
     def _check_session(self, answer: etcd.TxnResponse) -> None:
@@ -324,7 +324,7 @@ class CommitPlanner:
 
     # ------------------------------------------------------------------ from a read
     def plan_read_commit(
-        self, operations: Sequence[Operation], found: Mapping[str, StoredVersion | None]
+        self, operations: Sequence[CommitOperation], found: Mapping[str, StoredVersion | None]
     ) -> EtcdCommitPlan:
         """Plans a commit from the nodes as they were read (None: no node), which it compares. Raises BadVersion, and
         the errors of `EtcdLimits.check`."""
@@ -337,14 +337,14 @@ class CommitPlanner:
         return EtcdCommitPlan(request, versions)
 
     def _write_planned(self, request: etcd.TxnRequest, key: bytes, node: _PlannedNode) -> None:
-        found, second = node.found, key + SECOND
+        found, second = node.found, key + SECOND_KEY_SUFFIX
         if found is None:
             _compare_absent(request, key)
         else:
             there = second if found.is_second else key
             request.compare.add(target=etcd.Compare.MOD, key=there, mod_revision=found.mod_revision)
         if node.put is None:
-            if found is not None and node.version == ABSENT:
+            if found is not None and node.version == NODE_ABSENT:
                 _delete(request, key)
         elif node.is_main:
             if found is not None and found.is_second:
@@ -353,7 +353,7 @@ class CommitPlanner:
         else:
             if found is not None and not found.is_second:
                 request.success.add().request_delete_range.key = key
-            head = SECOND_HEAD.pack(node.version, node.puts, node.was_deleted)
+            head = SECOND_KEY_HEAD_STRUCT.pack(node.version, node.puts, node.was_deleted)
             self._put(request, second, head + bytes(node.put.value), node.put.ephemeral)
 
     def read_planned_answer(self, answer: etcd.TxnResponse) -> bool:
@@ -363,7 +363,7 @@ class CommitPlanner:
             self._check_session(answer)
         return bool(answer.succeeded)
 
-    def read_requests(self, operations: Sequence[Operation]) -> list[tuple[list[str], etcd.TxnRequest]]:
+    def read_requests(self, operations: Sequence[CommitOperation]) -> list[tuple[list[str], etcd.TxnRequest]]:
         """Returns what to ask for the versions of the nodes of a commit: (paths, transaction that reads them)."""
         paths = list(dict.fromkeys(operation.path for operation in operations))
         requests: list[tuple[list[str], etcd.TxnRequest]] = []
@@ -380,19 +380,19 @@ class _PlannedNode:
 
     def __init__(self, found: StoredVersion | None) -> None:
         self.found = found
-        self.version = ABSENT if found is None else found.version
+        self.version = NODE_ABSENT if found is None else found.version
         self.put: PutNode | None = None  # the last one; None: none since the last deletion
         self.puts = 0  # since the last deletion
         self.was_deleted = False
 
-    def apply(self, operation: Operation) -> int:
+    def apply(self, operation: CommitOperation) -> int:
         """Applies an operation and returns the node's version afterwards. Raises BadVersion."""
         check_version(operation.path, operation.expected, self.version)
         match operation:
             case PutNode():
                 self.version, self.put, self.puts = self.version + 1, operation, self.puts + 1
-            case DeleteNode() if self.version != ABSENT:
-                self.version, self.put, self.puts, self.was_deleted = ABSENT, None, 0, True
+            case DeleteNode() if self.version != NODE_ABSENT:
+                self.version, self.put, self.puts, self.was_deleted = NODE_ABSENT, None, 0, True
         return self.version
 
     @property
@@ -426,10 +426,10 @@ def parse_node(answer: etcd.RangeResponse) -> tuple[StoredVersion, bytes] | None
     if not answer.kvs:
         return None
     (pair,) = answer.kvs
-    if not pair.key.endswith(SECOND):
+    if not pair.key.endswith(SECOND_KEY_SUFFIX):
         return StoredVersion(pair.version - 1, pair.mod_revision, is_second=False), pair.value
-    version, _, _ = SECOND_HEAD.unpack_from(pair.value)
-    return StoredVersion(version, pair.mod_revision, is_second=True), pair.value[SECOND_HEAD.size :]
+    version, _, _ = SECOND_KEY_HEAD_STRUCT.unpack_from(pair.value)
+    return StoredVersion(version, pair.mod_revision, is_second=True), pair.value[SECOND_KEY_HEAD_STRUCT.size :]
 
 
 def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
@@ -438,8 +438,8 @@ def parse_stored_version(answer: etcd.RangeResponse) -> StoredVersion | None:
     if not answer.kvs:
         return None
     (pair,) = answer.kvs
-    is_second = pair.key.endswith(SECOND)
-    return StoredVersion(ABSENT if is_second else pair.version - 1, pair.mod_revision, is_second)
+    is_second = pair.key.endswith(SECOND_KEY_SUFFIX)
+    return StoredVersion(NODE_ABSENT if is_second else pair.version - 1, pair.mod_revision, is_second)
 
 
 # ------------------------------------------------------------------------------------------ lists
@@ -447,7 +447,7 @@ class ChildrenListing:
     """The names of the children of a node, read in pages at one revision. Keys below a child that was seen are passed
     over. `request` is what to ask next; None: all names are in `names`. Keys of other programs are left out."""
 
-    def __init__(self, keys: TreeKeys, prefix: str, page_keys: int = PAGE_KEYS) -> None:
+    def __init__(self, keys: TreeKeys, prefix: str, page_keys: int = KEYS_PER_PAGE) -> None:
         first, self._end = keys.folder_range(prefix)
         self._head = len(first)
         self.names: set[str] = set()
@@ -460,13 +460,13 @@ class ChildrenListing:
         asked, self.request = self.request, None
         assert asked is not None, "an answer to a question"
         for pair in answer.kvs:
-            if name := _decode(pair.key[self._head :].removesuffix(SECOND).partition(b"/")[0]):
+            if name := _decode(pair.key[self._head :].removesuffix(SECOND_KEY_SUFFIX).partition(b"/")[0]):
                 self.names.add(name)
         if not answer.more:
             return
         last = answer.kvs[-1].key
         segment, slash, _ = last[self._head :].partition(b"/")
-        following = last[: self._head] + segment + b"0" if slash else last + SECOND
+        following = last[: self._head] + segment + b"0" if slash else last + SECOND_KEY_SUFFIX
         if following < self._end:
             self.request = etcd.RangeRequest(
                 key=following, range_end=self._end, limit=asked.limit, keys_only=True,
@@ -538,20 +538,20 @@ def _versions_of(events: Sequence[etcd.Event]) -> list[int]:
     for event in events:
         if event.type == etcd.Event.DELETE:
             continue
-        if not event.kv.key.endswith(SECOND):
-            return [ABSENT, event.kv.version - 1] if deleted else [event.kv.version - 1]
-        version, puts, was_deleted = SECOND_HEAD.unpack_from(event.kv.value)
-        return [*([ABSENT] if was_deleted else []), *range(version - puts + 1, version + 1)]
-    return [ABSENT]
+        if not event.kv.key.endswith(SECOND_KEY_SUFFIX):
+            return [NODE_ABSENT, event.kv.version - 1] if deleted else [event.kv.version - 1]
+        version, puts, was_deleted = SECOND_KEY_HEAD_STRUCT.unpack_from(event.kv.value)
+        return [*([NODE_ABSENT] if was_deleted else []), *range(version - puts + 1, version + 1)]
+    return [NODE_ABSENT]
 
 
 # ------------------------------------------------------------------------------------------ errors
-FULL = "database space exceeded"
+DATABASE_FULL_TEXT = "database space exceeded"
 """What etcd says with the alarm NOSPACE."""
 
 _REFUSALS: tuple[tuple[str, type[MagnetarError], str], ...] = (
     (
-        FULL, OutcomeUnknown,
+        DATABASE_FULL_TEXT, OutcomeUnknown,
         "etcd is full (alarm NOSPACE): compact and defragment it, or start it with a larger --quota-backend-bytes; "
         "then: etcdctl alarm disarm",
     ),
@@ -583,7 +583,7 @@ def translate_refusal(error: MagnetarError) -> MagnetarError:
 
 def is_full(error: MagnetarError) -> bool:
     """Returns whether etcd has refused a request with the alarm NOSPACE."""
-    return FULL in error.message
+    return DATABASE_FULL_TEXT in error.message
 
 
 def decide_full(error: MagnetarError, before: int, now: int) -> MagnetarError:

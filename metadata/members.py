@@ -1,8 +1,8 @@
 """The members of a secured cluster: the keys of `/members`, kept by a watch.
 
     members = await Members.start(world, open_session, "bookie", "host-1")    writes our key, and reads those of others
-    world = members.with_member_keys(world)                                  its network has our keys, and asks theirs
-    await members.close()
+    world = members.make_world_with_member_keys(world)                                  its network has our keys, and
+    asks theirs await members.close()
 
 Each process makes a pair of keys at its start, and writes the public one to `/members/<role>/<key>`, an ephemeral of a
 session of its own: a restart renews the key, and a dead process' key is refused once its session ends. Who may write
@@ -10,7 +10,8 @@ there is decided by the metadata service (its certificates; tree_core.py), or by
 metadata is the root of trust, and no key is in a file.
 
 - *A new member* is known before its first message: a key that is not in the table is looked up once more, by one
-  listing for all that ask meanwhile, and at most one every LOOK_EVERY_S. So strangers cost the metadata nothing more.
+  listing for all that ask meanwhile, and at most one every MEMBER_LIST_INTERVAL_S. So strangers cost the metadata
+  nothing more.
 - *Without metadata* the last known table decides; a key that is not in it is not admitted, and may come again.
 - *A lost session* is followed by another one, and our key is written again with it. Meanwhile the others serve the
   connections that this process has, for LEAVE_S: a broker without a session serves its topics on for so long
@@ -26,29 +27,29 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from ..proto.errors import MagnetarError, SessionExpired, Unavailable
-from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
+from ..runtime.access import NO_CREDENTIALS, OPEN_ACCESS, Principal, PrincipalKind
 from ..runtime.network import PeerServerKeys, World
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
-from .store import ABSENT, ANY, DeleteNode, MetadataStore, PutNode, WatchReset, get_record
+from .store import ANY_VERSION, NODE_ABSENT, DeleteNode, MetadataStore, PutNode, WatchReset, get_record
 
-LOOK_EVERY_S = 0.25
-RETRY_S = 0.5
-LEAVE_S = 30.0
+MEMBER_LIST_INTERVAL_S = 0.25
+MEMBER_LIST_RETRY_S = 0.5
+DEPARTED_MEMBER_VALID_S = 30.0
 """When the key of a process is deleted, its open connections are served for this many seconds more."""
 
 _LOG = logging.getLogger("magnetar.members")
 
-OpenSession = Callable[[], Awaitable[MetadataStore]]
+OpenMetadataSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Members:
     """The members of a secured cluster: writes the public key of this process to the metadata, and knows the keys of
-    the other members. It is the PeerGate of this process's peer server, which asks `admit` whether a caller may
+    the other members. It is the PeerAdmission of this process's peer server, which asks `admit` whether a caller may
     connect. Made by `start`."""
 
-    def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
+    def __init__(self, world: World, open_session: OpenMetadataSession, role: str, name: str) -> None:
         self.keys = world.network.generate_keys()
         self._clock = world.clock
         self._open_session = open_session
@@ -64,7 +65,7 @@ class Members:
         self._background = Supervisor()
 
     @classmethod
-    async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
+    async def start(cls, world: World, open_session: OpenMetadataSession, role: str, name: str) -> Members:
         """Writes this process's key to the metadata, reads the keys of the other members, and returns the object, which
         then follows changes in the background until `close`. `role` and `name` are those of this process. Raises the
         errors of `open_session` and of the first requests to the metadata."""
@@ -77,12 +78,12 @@ class Members:
         members._background.start_supervised("members", members._follow)
         return members
 
-    def with_member_keys(self, world: World) -> World:
+    def make_world_with_member_keys(self, world: World) -> World:
         """Returns a copy of `world` whose network proves this process's key to peers, and asks for theirs. If the
         network has certificates, the copy uses them too."""
         network = world.network
         if not isinstance(network, MemberNetwork):
-            network = MemberNetwork(network, OPEN, NOTHING)
+            network = MemberNetwork(network, OPEN_ACCESS, NO_CREDENTIALS)
         return replace(world, network=network.with_peer_keys(PeerServerKeys(self.keys, self)))
 
     async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
@@ -98,7 +99,8 @@ class Members:
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
         """Returns whether the public key belongs to a member. If the key is not known, first lists the members again,
-        at most once in LOOK_EVERY_S seconds. Raises Unavailable if the metadata does not answer this listing."""
+        at most once in MEMBER_LIST_INTERVAL_S seconds. Raises Unavailable if the metadata does not answer this
+        listing."""
         if key not in self._known:
             try:
                 await self._list_again()
@@ -120,15 +122,16 @@ class Members:
         now = self._clock.monotonic()
         self._gone = {key: left for key, left in self._gone.items() if now < left[1]}
         for key in keys:
-            self._gone[key] = self._known[key], now + LEAVE_S
+            self._gone[key] = self._known[key], now + DEPARTED_MEMBER_VALID_S
 
     async def _list_again(self) -> None:
-        """Lists the members again: once for all callers that wait, and at most once in LOOK_EVERY_S seconds."""
+        """Lists the members again: once for all callers that wait, and at most once in MEMBER_LIST_INTERVAL_S
+        seconds."""
         looks = self._looks
         async with self._looking:
             if self._looks != looks:
                 return  # another one began after we asked
-            wait_s = self._looked + LOOK_EVERY_S - self._clock.monotonic()
+            wait_s = self._looked + MEMBER_LIST_INTERVAL_S - self._clock.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             self._looks += 1
@@ -149,8 +152,8 @@ class Members:
             await session.close()
         self._session = await self._open_session()
         path = paths.member(self._record.role, self.keys.public)
-        put = PutNode(path, records.encode_record(self._record, path), ABSENT, ephemeral=True)
-        await self._session.commit([DeleteNode(path, ANY), put])
+        put = PutNode(path, records.encode_record(self._record, path), NODE_ABSENT, ephemeral=True)
+        await self._session.commit([DeleteNode(path, ANY_VERSION), put])
         await self._list(self._session)
 
     async def _follow(self) -> None:
@@ -172,7 +175,7 @@ class Members:
                     break
                 except MagnetarError as error:
                     _LOG.warning("no session for this process' key: %s", error)
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(MEMBER_LIST_RETRY_S)
 
     async def _watch(self, session: MetadataStore) -> None:
         while True:
@@ -187,7 +190,7 @@ class Members:
                 return
             except MagnetarError as error:
                 _LOG.warning("the watch on members broke, listing again: %s", error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(MEMBER_LIST_RETRY_S)
                 if not error.retryable:  # perhaps in another session
                     return
 

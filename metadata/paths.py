@@ -51,24 +51,24 @@ CLUSTER = "/cluster"
 LEDGER_IDS = "/ids/ledger"
 INCARNATIONS = "/incarnations"
 LEDGERS = "/ledgers"
-DELETED = "/deleted"
+DELETED_LEDGERS = "/deleted"
 COOKIES = "/bookies/cookies"
-BOOKIES = "/bookies/available"
+AVAILABLE_BOOKIES = "/bookies/available"
 BOOKIES_ROOT = "/bookies"
 RACKS = "/bookies/racks"
-DAMAGED = "/damaged"
-UNDER_REPLICATED = "/underreplicated"
+DAMAGED_LEDGERS = "/damaged"
+UNDER_REPLICATED_LEDGERS = "/underreplicated"
 REPAIR_SETTINGS = "/repair/settings"
 REPAIR_AUDITOR = "/repair/auditor"
 REPAIR_LOCKS = "/repair/locks"
 REPAIR_WORKERS = "/repair/workers"
-DEPARTING = "/repair/departing"
+DEPARTING_BOOKIES = "/repair/departing"
 BROKERS = "/brokers"
 BALANCER = "/balancer"
-DRAINING = "/draining"
-STARTED = "/started"
+DRAINING_BROKERS = "/draining"
+STARTED_BROKERS = "/started"
 MEMBERS = "/members"
-OWNERS = "/owners"
+BUNDLE_OWNERS = "/owners"
 TENANTS = "/tenants"
 NAMESPACES = "/namespaces"
 PARTITIONED = "/partitioned"
@@ -81,12 +81,12 @@ BROKER_POLICIES = "/policies/@brokers"
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
 SCHEDULES = "/schedules"
-SCHEDULED = "/scheduled"
-TRANSACTIONS = "/transactions/settings"
+SCHEDULED_TOPICS = "/scheduled"
+TRANSACTION_SETTINGS = "/transactions/settings"
 COORDINATORS = "/transactions/coordinators"
 
 
-EPHEMERAL = (BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, MEMBERS, OWNERS)
+EPHEMERAL_FOLDERS = (AVAILABLE_BOOKIES, REPAIR_AUDITOR, REPAIR_LOCKS, REPAIR_WORKERS, BROKERS, MEMBERS, BUNDLE_OWNERS)
 """The nodes whose records end with the session of a process, and the folders of such nodes."""
 
 
@@ -119,7 +119,7 @@ def ledger_id(segment_: str) -> int:
 def deleted_ledgers(page: int) -> str:
     """Returns the path of the record that lists the deleted ledgers among the ids of one page. A page is a fixed number
     of consecutive ids (ledger/client.py)."""
-    return f"{DELETED}/{page:020d}"
+    return f"{DELETED_LEDGERS}/{page:020d}"
 
 
 def cookie(bookie: str) -> str:
@@ -129,12 +129,12 @@ def cookie(bookie: str) -> str:
 
 def bookie(bookie_: str) -> str:
     """Returns the path at which a running bookie is registered. `bookie_`: its uuid."""
-    return f"{BOOKIES}/{bookie_}"
+    return f"{AVAILABLE_BOOKIES}/{bookie_}"
 
 
 def damaged_copies(ledger_id_: int) -> str:
     """Returns the folder of the reports about damaged copies of a ledger."""
-    return f"{DAMAGED}/{ledger_id_:020d}"
+    return f"{DAMAGED_LEDGERS}/{ledger_id_:020d}"
 
 
 def damaged_copies_of_bookie(ledger_id_: int, bookie_: str) -> str:
@@ -144,7 +144,7 @@ def damaged_copies_of_bookie(ledger_id_: int, bookie_: str) -> str:
 
 def under_replicated(ledger_id_: int) -> str:
     """Returns the path of the repair mark of a ledger that lacks copies."""
-    return f"{UNDER_REPLICATED}/{ledger_id_:020d}"
+    return f"{UNDER_REPLICATED_LEDGERS}/{ledger_id_:020d}"
 
 
 def repair_lock(ledger_id_: int) -> str:
@@ -159,7 +159,7 @@ def repair_worker(worker: str) -> str:
 
 def departing_bookie(bookie_: str) -> str:
     """Returns the path of the record that marks a bookie as being emptied, before it is removed."""
-    return f"{DEPARTING}/{bookie_}"
+    return f"{DEPARTING_BOOKIES}/{bookie_}"
 
 
 def broker(broker_: str) -> str:
@@ -169,13 +169,13 @@ def broker(broker_: str) -> str:
 
 def draining_broker(broker_: str) -> str:
     """Returns the path of the order to drain a broker."""
-    return f"{DRAINING}/{encode_segment(broker_)}"
+    return f"{DRAINING_BROKERS}/{encode_segment(broker_)}"
 
 
 def started_broker(broker_: str) -> str:
     """Returns the path of the record which says that a broker has started and has not closed. It outlives the broker's
     session, so it shows whether a broker that is not registered died or closed."""
-    return f"{STARTED}/{encode_segment(broker_)}"
+    return f"{STARTED_BROKERS}/{encode_segment(broker_)}"
 
 
 def member(role: str, key: str) -> str:
@@ -187,13 +187,13 @@ def member(role: str, key: str) -> str:
 def bundle_owner(tenant_: str, namespace_: str, bundle: str) -> str:
     """Returns the path of the owner record of a bundle of a namespace. `bundle`: its name, such as
     0x00000000_0x40000000."""
-    return f"{OWNERS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{bundle}"
+    return f"{BUNDLE_OWNERS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{bundle}"
 
 
 def parse_bundle_owner(path: str) -> tuple[str, str] | None:
     """Returns (tenant/namespace, bundle) from the path of the owner record of a bundle; None if `path` is not such a
     path."""
-    root, _, tail = path.partition(f"{OWNERS}/")
+    root, _, tail = path.partition(f"{BUNDLE_OWNERS}/")
     parts = tail.split("/")
     if root or len(parts) != 3 or "_" not in parts[2]:
         return None
@@ -261,7 +261,7 @@ def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
     return f"{namespace_policies(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
-def schemas_of(tenant_: str, namespace_: str) -> str:
+def schemas_of_namespace(tenant_: str, namespace_: str) -> str:
     """Returns the folder below which the schemas of a namespace's topics are stored."""
     return f"{SCHEMAS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
@@ -269,7 +269,7 @@ def schemas_of(tenant_: str, namespace_: str) -> str:
 def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
     """Returns the path of the list of a topic's schema versions. Below it is a record for each version. `topic_` must
     be without the suffix of a partition."""
-    return f"{schemas_of(tenant_, namespace_)}/{encode_segment(topic_)}"
+    return f"{schemas_of_namespace(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
@@ -278,20 +278,20 @@ def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
     return f"{schemas(tenant_, namespace_, topic_)}/{version}"
 
 
-def schedules_of(tenant_: str, namespace_: str) -> str:
+def schedules_of_namespace(tenant_: str, namespace_: str) -> str:
     """Returns the folder of the schedule records of a namespace's topics."""
     return f"{SCHEDULES}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def schedules(tenant_: str, namespace_: str, topic_: str) -> str:
     """Returns the path of the record of a topic's schedules; `topic_` must be without the suffix of a partition."""
-    return f"{schedules_of(tenant_, namespace_)}/{encode_segment(topic_)}"
+    return f"{schedules_of_namespace(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schedule_progress_of_topic(tenant_: str, namespace_: str, topic_: str) -> str:
     """Returns the folder of the progress records of a topic's schedules; `topic_` must be without the suffix of a
     partition."""
-    return f"{SCHEDULED}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
+    return f"{SCHEDULED_TOPICS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
 def schedule_progress(tenant_: str, namespace_: str, topic_: str, name: str) -> str:

@@ -4,8 +4,8 @@
     body   = the record as JSON (msgspec), so that an operator can read the tree with any tool
 
 The path is in the checksum: a record that a damaged file shows at another path is damaged there. Version 1, which an
-older Magnetar wrote, has the checksum of the body alone. A record that names its owner (`PLACES`) is read at that
-owner's path only, in both versions. Which of the two `encode_record` writes is the format of the cluster
+older Magnetar wrote, has the checksum of the body alone. A record that names its owner (`PATH_OF_RECORD`) is read at
+that owner's path only, in both versions. Which of the two `encode_record` writes is the format of the cluster
 (`may_write_feature`).
 
 A reader refuses another magic, an unknown version, another kind, another owner, or a checksum that does not match
@@ -26,13 +26,13 @@ import msgspec
 from ..proto.checksum import crc32c
 from ..proto.errors import DataLost, NewerFormat
 from ..proto.policies import Policies
-from ..proto.versions import METADATA_RECORD, PRODUCT, newer_format_text
+from ..proto.versions import METADATA_RECORD, PRODUCT, describe_newer_format
 from . import paths
 
 _HEAD = struct.Struct(">2sBBI")
-MAGIC = b"MR"
-VERSION = METADATA_RECORD.version
-BODY_ALONE = 1
+RECORD_MAGIC = b"MR"
+RECORD_VERSION = METADATA_RECORD.version
+VERSION_WITHOUT_PATH_CHECKSUM = 1
 """The version of a record whose checksum does not cover the record's path."""
 
 CLUSTER_FORMAT = 2
@@ -65,7 +65,7 @@ def may_write_feature(feature: Feature) -> bool:
     return _Written.format >= feature.value[0]
 
 
-def choose_written_format() -> int:
+def get_written_format() -> int:
     """Returns the cluster format in which this process writes its data: CLUSTER_FORMAT before `set_written_format` is
     called."""
     return _Written.format
@@ -644,7 +644,7 @@ _KINDS: dict[int, type[MetadataRecord]] = {
 }  # fmt: skip
 
 
-PLACES: dict[type[MetadataRecord], Callable[[Any], str]] = {
+PATH_OF_RECORD: dict[type[MetadataRecord], Callable[[Any], str]] = {
     LedgerRecord: lambda record: paths.ledger(record.ledger_id),
     DeletedLedgersRecord: lambda record: paths.deleted_ledgers(record.page),
     CookieRecord: lambda record: paths.cookie(record.bookie),
@@ -664,8 +664,8 @@ def encode_record(record: MetadataRecord, path: str, *, cluster_format: int | No
     body = msgspec.json.encode(record)
     written = _Written.format if cluster_format is None else cluster_format
     if written < Feature.RECORD_OF_PATH.value[0]:
-        return _HEAD.pack(MAGIC, BODY_ALONE, record.kind, crc32c(body)) + body
-    return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body, crc32c(path.encode()))) + body
+        return _HEAD.pack(RECORD_MAGIC, VERSION_WITHOUT_PATH_CHECKSUM, record.kind, crc32c(body)) + body
+    return _HEAD.pack(RECORD_MAGIC, RECORD_VERSION, record.kind, crc32c(body, crc32c(path.encode()))) + body
 
 
 def decode_record(data: bytes, cls: type[R], path: str) -> R:
@@ -676,22 +676,22 @@ def decode_record(data: bytes, cls: type[R], path: str) -> R:
         raise DamagedRecord(f"{path}: {len(data)} bytes are too few for a record")
     magic, version, kind, crc = _HEAD.unpack_from(data)
     body = memoryview(data)[_HEAD.size :]
-    if magic != MAGIC:
+    if magic != RECORD_MAGIC:
         raise DamagedRecord(f"{path}: not a Magnetar record")
-    if not 1 <= version <= VERSION:
+    if not 1 <= version <= RECORD_VERSION:
         raise DamagedRecord(
-            newer_format_text(METADATA_RECORD, version, path) if version else f"{path}: format version 0"
+            describe_newer_format(METADATA_RECORD, version, path) if version else f"{path}: format version 0"
         )
     if kind != cls.kind:
         found = _KINDS.get(kind)
         raise DamagedRecord(f"{path}: a {found.__name__ if found else kind}, not a {cls.__name__}")
-    if (crc32c(body) if version == BODY_ALONE else crc32c(body, crc32c(path.encode()))) != crc:
+    if (crc32c(body) if version == VERSION_WITHOUT_PATH_CHECKSUM else crc32c(body, crc32c(path.encode()))) != crc:
         raise DamagedRecord(f"{path}: checksum does not match")
     try:
         record = msgspec.json.decode(body, type=cls)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedRecord(f"{path}: {error}") from error
-    place = PLACES.get(cls)
+    place = PATH_OF_RECORD.get(cls)
     if place is not None and place(record) != path:
         raise DamagedRecord(f"{path}: the record of {place(record)}")
     return record

@@ -39,23 +39,23 @@ from ..proto.errors import (
 from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream, World, find_rpc
 from .session import (
     CLOSE_TIMEOUT_S,
-    PAUSE_S_LAST,
-    PAUSE_S_MAX,
-    PAUSE_S_MIN,
-    WATCH_QUEUE_MAX,
-    Address,
+    QUEUED_WATCH_EVENTS_MAX,
+    RECONNECT_PAUSE_S_MAX,
+    RECONNECT_PAUSE_S_MIN,
+    SHORTEST_PAUSE_S,
     EtcdAddress,
+    MetadataAddress,
     SessionState,
     SessionStore,
 )
 from .store import (
-    ABSENT,
+    NODE_ABSENT,
     CheckNodeVersion,
+    CommitOperation,
     DeleteNode,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
-    Operation,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -66,19 +66,19 @@ from .tree_core import check_operations, check_path, check_prefix
 # The tree's values as messages of proto/wire.proto, for both ends of the metadata service.
 
 
-GET = find_rpc("Metadata", "Get")
-CHILDREN = find_rpc("Metadata", "Children")
-COMMIT = find_rpc("Metadata", "Commit")
-SESSION = find_rpc("Metadata", "Session")
-BACKUP = find_rpc("Metadata", "Backup")
-DISK = find_rpc("Metadata", "Disk")
+GET_RPC = find_rpc("Metadata", "Get")
+CHILDREN_RPC = find_rpc("Metadata", "Children")
+COMMIT_RPC = find_rpc("Metadata", "Commit")
+SESSION_RPC = find_rpc("Metadata", "Session")
+BACKUP_RPC = find_rpc("Metadata", "Backup")
+DISK_RPC = find_rpc("Metadata", "Disk")
 
 
-def make_commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:
+def make_commit_request(operations: Sequence[CommitOperation], session: str) -> wire.CommitRequest:
     return wire.CommitRequest(operations=[_to_wire(operation) for operation in operations], session=session)
 
 
-def _to_wire(operation: Operation) -> wire.Operation:
+def _to_wire(operation: CommitOperation) -> wire.Operation:
     match operation:
         case PutNode(path, value, expected, ephemeral):
             return wire.Operation(
@@ -90,13 +90,13 @@ def _to_wire(operation: Operation) -> wire.Operation:
             return wire.Operation(kind=wire.Operation.CHECK, path=path, expected=expected)
 
 
-def parse_operations(request: wire.CommitRequest) -> list[Operation]:
+def parse_operations(request: wire.CommitRequest) -> list[CommitOperation]:
     """Returns the operations of a commit request. Raises InvalidRequest if this version does not know the kind of an
     operation."""
     return [_from_wire(operation) for operation in request.operations]
 
 
-def _from_wire(operation: wire.Operation) -> Operation:
+def _from_wire(operation: wire.Operation) -> CommitOperation:
     if operation.kind == wire.Operation.PUT:
         return PutNode(operation.path, operation.value, operation.expected, operation.ephemeral)
     if operation.kind == wire.Operation.DELETE:
@@ -117,11 +117,11 @@ def encode_watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset,
 
 
 def _event(change: NodeChanged) -> wire.TreeEvent:
-    kind = wire.TreeEvent.DELETE if change.version == ABSENT else wire.TreeEvent.PUT
+    kind = wire.TreeEvent.DELETE if change.version == NODE_ABSENT else wire.TreeEvent.PUT
     return wire.TreeEvent(kind=kind, path=change.path, version=change.version, revision=change.revision)
 
 
-def parse_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
+def parse_watch_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
     """Returns the changes in a message of a watch; a single WatchReset if the watch has missed changes."""
     if message.reset:
         return [WatchReset(message.revision)]
@@ -148,8 +148,8 @@ class _Watch:
 
     def on_events(self, events: wire.WatchEvents) -> None:
         self.revision = events.revision
-        self.queue.extend(parse_events(events))
-        if len(self.queue) > WATCH_QUEUE_MAX:
+        self.queue.extend(parse_watch_events(events))
+        if len(self.queue) > QUEUED_WATCH_EVENTS_MAX:
             self.queue.clear()
             self.queue.append(WatchReset(self.revision))
         if self.queue:
@@ -186,13 +186,13 @@ class RemoteStore(SessionStore):
 
     async def _keep(self) -> None:
         """Keeps a stream to the service open, one after the other, until the session is lost or closed."""
-        pause_s = PAUSE_S_MIN
+        pause_s = RECONNECT_PAUSE_S_MIN
         while True:
             failure = await self._attend()
             if self._state is SessionState.CONNECTED:
                 self._state = SessionState.CONNECTING
                 self._settled.clear()
-                pause_s = PAUSE_S_MIN
+                pause_s = RECONNECT_PAUSE_S_MIN
             left_s = self._left_s(self._deadline if self._session else self._give_up)
             if self._is_final(failure) or left_s <= 0:
                 self._end_session(failure)
@@ -201,8 +201,8 @@ class RemoteStore(SessionStore):
             if isinstance(failure, TimedOut | CredentialsExpired):
                 await self._channel.close()
                 self._channel = self._world.network.connect(self._endpoint)
-            await asyncio.sleep(max(PAUSE_S_LAST, min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0))))
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            await asyncio.sleep(max(SHORTEST_PAUSE_S, min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0))))
+            pause_s = min(RECONNECT_PAUSE_S_MAX, 2 * pause_s)
 
     def _is_final(self, failure: MagnetarError) -> bool:
         return self._closing or isinstance(failure, SessionExpired) or (not self._session and not failure.retryable)
@@ -212,7 +212,7 @@ class RemoteStore(SessionStore):
         stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
         pinging: asyncio.Task[None] | None = None
         try:
-            stream = self._channel.stream(SESSION)
+            stream = self._channel.stream(SESSION_RPC)
             await self._open(stream)
             pinging = asyncio.get_running_loop().create_task(self._ping(stream), name="metadata-ping")
             return await self._read(stream)
@@ -323,23 +323,23 @@ class RemoteStore(SessionStore):
     # -------------------------------------------------------------------------------------------- calls
     async def get(self, path: str) -> VersionedValue | None:
         check_path(path)
-        reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path=path))
+        reply: wire.GetReply = await self._ask(GET_RPC, wire.GetRequest(path=path))
         return VersionedValue(reply.value, reply.version) if reply.exists else None
 
     async def children(self, path: str) -> list[str]:
         check_prefix(path)
-        reply: wire.Names = await self._ask(CHILDREN, wire.GetRequest(path=path))
+        reply: wire.Names = await self._ask(CHILDREN_RPC, wire.GetRequest(path=path))
         return list(reply.names)
 
     async def revision(self) -> int:
-        reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path="/cluster"))
+        reply: wire.GetReply = await self._ask(GET_RPC, wire.GetRequest(path="/cluster"))
         return int(reply.revision)
 
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns what the service measures; None if its tree is in memory alone, or if the service is of an older
         release."""
         try:
-            found = await self._ask(DISK, wire.Empty())
+            found = await self._ask(DISK_RPC, wire.Empty())
         except MagnetarError as error:
             if is_unknown_operation(error):
                 return None
@@ -347,21 +347,23 @@ class RemoteStore(SessionStore):
         known = found.total_bytes, found.free_bytes, found.certificate_ends_ms
         return MetadataDisk(*known) if found.total_bytes else None
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         check_operations(operations)
         end = self._deadline_of_call()
-        pause_s = PAUSE_S_MIN
+        pause_s = RECONNECT_PAUSE_S_MIN
         while True:
             await self._wait_connected(end)
             try:
-                reply: wire.CommitReply = await self._call(COMMIT, make_commit_request(operations, self._session), end)
+                reply: wire.CommitReply = await self._call(
+                    COMMIT_RPC, make_commit_request(operations, self._session), end
+                )
             except Unavailable:
                 if self._left_s(end) <= pause_s:
                     raise
             else:
                 return list(reply.versions)
             await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            pause_s = min(RECONNECT_PAUSE_S_MAX, 2 * pause_s)
 
     async def _ask(self, rpc: Rpc[Any, Any], request: Any) -> Any:
         return await self._repeat_read(lambda end: self._call(rpc, request, end))
@@ -401,7 +403,7 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 # session of a ZooKeeper, etcd's messages with the first session of an etcd.
 
 
-async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
+async def connect_metadata_at(world: World, address: MetadataAddress, timeout_s: float = 10.0) -> MetadataStore:
     """Opens a session with the metadata at `address` (a metadata service, ZooKeeper or etcd) and returns the store.
     Tries for `timeout_s` seconds, then raises Unavailable. Raises at once if retrying cannot help: InvalidConfiguration
     if kazoo is missing, and the other errors of `connect_metadata`, `connect_zookeeper` and `connect_etcd`."""

@@ -36,15 +36,15 @@ from ..runtime.budget import CallerMemory
 from ..runtime.config import MIB, MemoryShare
 from ..runtime.network import CallContext, EndOfStream, Endpoint, RunningServer, Stream, World
 from ..runtime.peer.server import is_local
-from ..runtime.tcp.listening import CERTIFICATES
+from ..runtime.tcp.listening import PROCESS_CERTIFICATES
 from . import paths
 from .remote import encode_watch_events, parse_operations
 from .sqlite import SqliteStore
-from .store import CheckNodeVersion, MetadataDisk, Operation, PutNode
+from .store import CheckNodeVersion, CommitOperation, MetadataDisk, PutNode
 from .tree_core import check_prefix, is_at_or_below, may_role_write
 
-TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
-WATCHES_MAX = 1024
+SESSION_TIMEOUT_S_MIN, SESSION_TIMEOUT_S_MAX = 0.1, 600.0
+WATCHES_PER_SESSION_MAX = 1024
 """The largest number of watches of one session."""
 SESSIONS_OF_ADDRESS_MAX = 1024
 """The largest number of sessions from one address; more get BackPressure. A process has one or two. Sessions are rows
@@ -52,7 +52,7 @@ of the metadata file, and last for minutes."""
 WATCHES_OF_ADDRESS_MAX = 4096
 """The largest number of watches from one address. Each is checked after every commit, which takes about a
 microsecond."""
-OPEN_TIMEOUT_S = 10.0
+SESSION_OPEN_TIMEOUT_S = 10.0
 """A stream on which the client has not sent `open` within this many seconds is ended."""
 
 SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
@@ -157,7 +157,7 @@ class MetadataService:
         """Returns the size and the free space of the metadata's disk (0: the tree is in memory alone), and when the
         service's first certificate expires."""
         total, free, _ = await self._store.measure_disk() or MetadataDisk(0, 0)
-        ends_ms = CERTIFICATES.find_first_end_ms()
+        ends_ms = PROCESS_CERTIFICATES.find_first_end_ms()
         return wire.MetadataDisk(total_bytes=total, free_bytes=free, certificate_ends_ms=ends_ms)
 
     async def session(self, stream: SessionStream, context: CallContext) -> None:
@@ -167,12 +167,12 @@ class MetadataService:
         seconds, BackPressure if the address has as many sessions as it may have."""
         address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
+            async with asyncio.timeout(SESSION_OPEN_TIMEOUT_S):
                 first, *others = await stream.receive()
         except (EndOfStream, ConnectionLost):
             return
         except TimeoutError:
-            raise InvalidRequest(f"a session stream begins with `open`, within {OPEN_TIMEOUT_S:g} s") from None
+            raise InvalidRequest(f"a session stream begins with `open`, within {SESSION_OPEN_TIMEOUT_S:g} s") from None
         try:
             session, timeout_s = await self._open(first, address)
         except SessionExpired as error:
@@ -196,8 +196,10 @@ class MetadataService:
         session, timeout_s = first.open.session, first.open.timeout_s
         if session:
             return session, self._store.renew_session(session)
-        if not TIMEOUT_S_MIN <= timeout_s <= TIMEOUT_S_MAX:
-            raise InvalidRequest(f"session timeout {timeout_s} s; {TIMEOUT_S_MIN} to {TIMEOUT_S_MAX} are allowed")
+        if not SESSION_TIMEOUT_S_MIN <= timeout_s <= SESSION_TIMEOUT_S_MAX:
+            raise InvalidRequest(
+                f"session timeout {timeout_s} s; {SESSION_TIMEOUT_S_MIN} to {SESSION_TIMEOUT_S_MAX} are allowed"
+            )
         self._check_room(address)
         self._opening[address] += 1
         try:
@@ -221,7 +223,7 @@ class MetadataService:
         return opened + self._opening[address]
 
 
-def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None:
+def _check_rights(principal: Principal, operations: Sequence[CommitOperation]) -> None:
     """Raises Unauthorized if the caller is a member whose role may not write one of the nodes. If the service uses no
     certificates, checks nothing."""
     if principal.kind is PrincipalKind.LOCAL:
@@ -303,8 +305,10 @@ class _Attachment:
 
     def _watch(self, request: wire.WatchRequest) -> None:
         check_prefix(request.prefix)
-        if request.watch_id in self._watches or len(self._watches) >= WATCHES_MAX:
-            raise InvalidRequest(f"watch id {request.watch_id} is taken, or more than {WATCHES_MAX} watches")
+        if request.watch_id in self._watches or len(self._watches) >= WATCHES_PER_SESSION_MAX:
+            raise InvalidRequest(
+                f"watch id {request.watch_id} is taken, or more than {WATCHES_PER_SESSION_MAX} watches"
+            )
         if self._watching[self._address] >= WATCHES_OF_ADDRESS_MAX:
             raise BackPressure(f"{self._address} has {WATCHES_OF_ADDRESS_MAX} watches; end some")
         self._watching[self._address] += 1
@@ -403,7 +407,7 @@ def _away(what: str) -> Unavailable:
 # (runtime/config.py).
 
 
-SHARES = (
+METADATA_MEMORY_SHARES = (
     MemoryShare("metadata-clients", "metadata.client_memory_bytes", 1, 16, 8 * MIB, 256 * MIB,
           "what arrives, requests of brokers and bookies that are not handled, and answers that have not left"),
 )  # fmt: skip

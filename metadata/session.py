@@ -35,23 +35,23 @@ from ..proto.errors import ConnectionLost, InternalError, MagnetarError, Session
 from ..proto.names import parse_number
 from ..runtime.alarm import AlarmTimer
 from ..runtime.clock import Clock
-from ..runtime.metrics import SECONDS, Histogram
+from ..runtime.metrics import DURATION_BOUNDS, Histogram
 from ..runtime.network import Endpoint
 from ..runtime.tasks import Tasks
-from .store import MetadataDisk, MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
+from .store import CommitOperation, MetadataDisk, MetadataStore, NodeChanged, VersionedValue, WatchReset
 from .tree_core import check_path
 
 CALL_TIMEOUT_S = 10.0
-MARGIN_SHARE = 0.05
+TIMEOUT_MARGIN_SHARE = 0.05
 """The client gives its session up earlier than the service, by this share of the timeout. So clocks that differ by 2 %,
 or a late timer, do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
-PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
+RECONNECT_PAUSE_S_MIN, RECONNECT_PAUSE_S_MAX = 0.02, 0.5
 """The first and the longest pause, in seconds, between two attempts. Each pause is longer than the one before."""
-PAUSE_S_LAST = 0.001
+SHORTEST_PAUSE_S = 0.001
 """The shortest pause, in seconds, before a deadline: clocks are rounded, so a pause of exactly the time that is left
 may end before the deadline."""
-WATCH_QUEUE_MAX = 10_000
+QUEUED_WATCH_EVENTS_MAX = 10_000
 """The largest number of changes that a watch keeps for its reader. More are replaced by one WatchReset."""
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class SessionStore(MetadataStore):
     def _extend_deadline(self, sent: float) -> None:
         """Moves the session's deadline, because the service has answered a request. `sent`: when the request was
         sent."""
-        self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
+        self._deadline = sent + self._timeout_s * (1 - TIMEOUT_MARGIN_SHARE)
         self._alarm.set_if_earlier(self._deadline)
 
     def _ring(self) -> None:
@@ -186,7 +186,7 @@ class SessionStore(MetadataStore):
         """Calls `ask`, which reads, with the deadline of the read. Repeats that until it is answered or the deadline
         has passed. Returns the answer."""
         end = self._deadline_of_call()
-        pause_s = PAUSE_S_MIN
+        pause_s = RECONNECT_PAUSE_S_MIN
         while True:
             await self._wait_connected(end)
             try:
@@ -195,7 +195,7 @@ class SessionStore(MetadataStore):
                 if not error.retryable or self._left_s(end) <= pause_s:
                     raise
             await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            pause_s = min(RECONNECT_PAUSE_S_MAX, 2 * pause_s)
 
 
 # -------------------------------------------------------------------------------------------------- reconnecting
@@ -221,7 +221,7 @@ class MetadataResponsiveness:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._answered_s = clock.monotonic()
-        self.commit_seconds = Histogram(SECONDS)  # of each commit that was done
+        self.commit_seconds = Histogram(DURATION_BOUNDS)  # of each commit that was done
         self.failures = 0  # calls that were not answered: no session, no connection, no answer in time
         self.sessions_ended = 0  # lost, not closed
 
@@ -343,7 +343,7 @@ class ReconnectingStore(MetadataStore):
     async def measure_disk(self) -> MetadataDisk | None:
         return await self._read(lambda session: session.measure_disk())
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """Commits, as `MetadataStore.commit` does. Raises ConnectionLost if the session is lost during the call: then
         it is unknown whether the operations were done."""
         session = self._session
@@ -394,17 +394,17 @@ class ReconnectingStore(MetadataStore):
 # `etcd://HOST:PORT,HOST:PORT/ROOT` of an etcd.
 #
 #     address = parse_address("zk://zk1:2181,zk2:2181/magnetar")   ValueError says what is wrong with it
-#     store = await connect_address(world, address, timeout_s)     metadata/remote.py: a store with an open session
+#     store = await connect_metadata_at(world, address, timeout_s)     metadata/remote.py: a store with an open session
 #
 # `?jute_maxbuffer=BYTES` is the limit that the ZooKeeper servers were started with (ZooKeeper's default is 1 MiB - 1),
 # `?max_txn_ops=NUMBER&max_request_bytes=BYTES` are those of the etcd servers.
 
-SCHEME = "zk://"
+ZOOKEEPER_SCHEME = "zk://"
 ETCD_SCHEME = "etcd://"
-PORT = 2181
+ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
-ROOT = "/magnetar"
-JUTE_MAXBUFFER = (1 << 20) - 1
+ZOOKEEPER_ROOT = "/magnetar"
+DEFAULT_JUTE_MAXBUFFER = (1 << 20) - 1
 """The largest request to ZooKeeper, in bytes, by ZooKeeper's default. A server closes the connection of a client that
 sends a larger one."""
 
@@ -435,8 +435,8 @@ class ZookeeperAddress(NamedTuple):
     `jute_maxbuffer`: the largest request, in bytes, that the servers accept."""
 
     servers: tuple[Endpoint, ...]
-    root: str = ROOT
-    jute_maxbuffer: int = JUTE_MAXBUFFER
+    root: str = ZOOKEEPER_ROOT
+    jute_maxbuffer: int = DEFAULT_JUTE_MAXBUFFER
     access: MetadataAccess = MetadataAccess()
 
     @property
@@ -445,7 +445,7 @@ class ZookeeperAddress(NamedTuple):
         return ",".join(map(str, self.servers))
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.hosts}{self.root}"
+        return f"{ZOOKEEPER_SCHEME}{self.hosts}{self.root}"
 
 
 class EtcdAddress(NamedTuple):
@@ -453,7 +453,7 @@ class EtcdAddress(NamedTuple):
     `max_request_bytes`: the limits with which the servers were started."""
 
     servers: tuple[Endpoint, ...]
-    root: str = ROOT
+    root: str = ZOOKEEPER_ROOT
     max_txn_ops: int = MAX_TXN_OPS
     max_request_bytes: int = MAX_REQUEST_BYTES
     access: MetadataAccess = MetadataAccess()
@@ -462,25 +462,25 @@ class EtcdAddress(NamedTuple):
         return f"{ETCD_SCHEME}{','.join(map(str, self.servers))}{self.root}"
 
 
-Address = Endpoint | ZookeeperAddress | EtcdAddress
+MetadataAddress = Endpoint | ZookeeperAddress | EtcdAddress
 
 
-def get_store_name(address: Address) -> str:
+def get_store_name(address: MetadataAddress) -> str:
     """Returns what the servers at a metadata address are called: "ZooKeeper", "etcd" or "magnetar metadata"."""
     if isinstance(address, Endpoint):
         return "magnetar metadata"
     return "ZooKeeper" if isinstance(address, ZookeeperAddress) else "etcd"
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> MetadataAddress:
     """Parses a metadata address, as operators write it. Returns a ZookeeperAddress for a text that begins with zk://,
     an EtcdAddress for etcd://, and an Endpoint for HOST:PORT. Raises ValueError, whose text describes the mistake."""
-    if text.startswith(SCHEME):
-        servers, root, query = _parts(text[len(SCHEME) :], PORT, "ZooKeeper")
+    if text.startswith(ZOOKEEPER_SCHEME):
+        servers, root, query = _parts(text[len(ZOOKEEPER_SCHEME) :], ZOOKEEPER_PORT, "ZooKeeper")
         if root == "/zookeeper" or root.startswith("/zookeeper/"):
             raise ValueError("/zookeeper is ZooKeeper's own: take another path")
         limits = _limits(query, {"jute_maxbuffer": ("BYTES", 1 << 16)})
-        return ZookeeperAddress(servers, root, limits.get("jute_maxbuffer", JUTE_MAXBUFFER))
+        return ZookeeperAddress(servers, root, limits.get("jute_maxbuffer", DEFAULT_JUTE_MAXBUFFER))
     if text.startswith(ETCD_SCHEME):
         servers, root, query = _parts(text[len(ETCD_SCHEME) :], ETCD_PORT, "etcd")
         limits = _limits(query, {"max_txn_ops": ("NUMBER", 16), "max_request_bytes": ("BYTES", 1 << 16)})
@@ -495,7 +495,7 @@ def _parts(text: str, port: int, kind: str) -> tuple[tuple[Endpoint, ...], str, 
     where, _, query = text.partition("?")
     hosts, slash, root = where.partition("/")
     servers = tuple(_server(each, port, kind) for each in hosts.split(","))
-    return servers, _root(f"/{root}" if slash and root else ROOT, kind), query
+    return servers, _root(f"/{root}" if slash and root else ZOOKEEPER_ROOT, kind), query
 
 
 def _server(text: str, default: int, kind: str) -> Endpoint:

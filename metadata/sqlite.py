@@ -51,10 +51,10 @@ from .paths import INCARNATIONS
 from .records import BookieRecord, CounterRecord, DamagedRecord, LedgerRecord, decode_record
 from .store import (
     CheckNodeVersion,
+    CommitOperation,
     MetadataDisk,
     MetadataStore,
     NodeChanged,
-    Operation,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -62,13 +62,13 @@ from .store import (
     parse_ledger_ids,
 )
 from .tree import (
-    ENDING,
+    ANSWERED_FILE_SUFFIX,
     EndSession,
-    Job,
     MetadataDiskFailed,
     MetadataTree,
     OpenSession,
     StoredNode,
+    TreeJob,
     create_private_file,
     sync_file,
 )
@@ -83,15 +83,15 @@ from .tree_core import (
     check_prefix,
 )
 
-MEMORY = ":memory:"
+IN_MEMORY_PATH = ":memory:"
 _CLOSED = "the metadata store is closed"
-WAITING_MAX = 10_000
-BATCH_MAX = 1_000
+WAITING_JOBS_MAX = 10_000
+JOBS_PER_BATCH_MAX = 1_000
 """The largest number of jobs in one transaction of SQLite. This takes about 10 ms, for which reads wait."""
-KNOWN_AT_ONCE = 100
+CACHED_READS_PER_TURN = 100
 """The number of reads from the cache after which the event loop gets a turn. With what their callers do, they take half
 a millisecond."""
-END_RETRY_S = 1.0
+SESSION_END_RETRY_S = 1.0
 """Seconds to wait before the ephemeral nodes of an ended session are deleted again, if the disk had no room for the
 deletion."""
 
@@ -125,7 +125,7 @@ class SqliteStore:
         self._sessions = MetadataSessions()
         self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
-        self._waiting: list[tuple[Job, asyncio.Future[TreeJobResult]]] = []
+        self._waiting: list[tuple[TreeJob, asyncio.Future[TreeJobResult]]] = []
         self._writing = False
         self._asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait; str: of a node
         self._reading = False
@@ -147,7 +147,7 @@ class SqliteStore:
         """Opens the metadata file at `path` (MEMORY: none, the tree is in memory alone) and returns the store. Deletes
         the ephemeral nodes of local sessions that ended with the former process. Raises Busy, DataLost,
         InvalidConfiguration or Unavailable."""
-        if path != MEMORY:
+        if path != IN_MEMORY_PATH:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
         try:
@@ -187,7 +187,7 @@ class SqliteStore:
     async def measure_disk(self) -> MetadataDisk | None:
         """Returns the size and the free space of the disk with the metadata file; None if the tree is in memory alone,
         or the store is closed."""
-        if self._tree.path == MEMORY or self.closed:
+        if self._tree.path == IN_MEMORY_PATH or self.closed:
             return None
         folder = str(PurePath(self._tree.path).parent)
         return MetadataDisk(*await self._worker.run(self._world.files.disk_usage, folder))
@@ -198,7 +198,7 @@ class SqliteStore:
         the call. Raises InvalidName, or Unavailable if the store is closed."""
         if path in self._known.nodes:
             self._known_reads += 1
-            if not self._known_reads % KNOWN_AT_ONCE:
+            if not self._known_reads % CACHED_READS_PER_TURN:
                 await asyncio.sleep(0)  # a caller that reads many nodes lets others have their turn
         if path in self._known.nodes and not self.closed:
             return self._known.get(path)
@@ -214,7 +214,7 @@ class SqliteStore:
 
         Raises InvalidRequest if `name` is not a valid name or the tree is in memory alone, AlreadyExists if the file
         exists, or Unavailable if the disk is full."""
-        if self._tree.path == MEMORY:
+        if self._tree.path == IN_MEMORY_PATH:
             raise InvalidRequest("this metadata is in memory alone")
         name = name or f"metadata-{self.history.revision}.backup"
         if _NAME.fullmatch(name) is None:
@@ -245,7 +245,7 @@ class SqliteStore:
 
     def _read(self) -> None:
         """Gives the waiting reads to the worker, as one batch."""
-        asked, self._asked = self._asked[:BATCH_MAX], self._asked[BATCH_MAX:]
+        asked, self._asked = self._asked[:JOBS_PER_BATCH_MAX], self._asked[JOBS_PER_BATCH_MAX:]
         self._reading = bool(asked)
         if asked:
             self._answers = self._worker.run(_read_all, self._tree, [read for read, _ in asked])
@@ -279,7 +279,7 @@ class SqliteStore:
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
-    async def commit(self, operations: Sequence[Operation], session: str) -> TreeJobResult:
+    async def commit(self, operations: Sequence[CommitOperation], session: str) -> TreeJobResult:
         """Commits all operations or none; they are durable when this returns. `session` owns the ephemeral nodes that
         they write; "": none may be ephemeral. Returns the new versions and the new revision.
 
@@ -293,10 +293,10 @@ class SqliteStore:
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(CommitJob(tuple(operations), session))
 
-    def _queue(self, job: Job) -> asyncio.Future[TreeJobResult]:
+    def _queue(self, job: TreeJob) -> asyncio.Future[TreeJobResult]:
         if self.closed:
             raise Unavailable(_CLOSED)
-        if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
+        if len(self._waiting) >= WAITING_JOBS_MAX and not isinstance(job, EndSession):
             raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
         future: asyncio.Future[TreeJobResult] = self._loop.create_future()
         self._waiting.append((job, future))
@@ -306,7 +306,7 @@ class SqliteStore:
 
     def _write(self) -> None:
         """Gives the waiting jobs to the worker, as one batch."""
-        batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+        batch, self._waiting = self._waiting[:JOBS_PER_BATCH_MAX], self._waiting[JOBS_PER_BATCH_MAX:]
         self._writing = bool(batch)
         if batch:
             self._batches += 1
@@ -315,7 +315,7 @@ class SqliteStore:
 
     def _written(
         self,
-        batch: list[tuple[Job, asyncio.Future[TreeJobResult]]],
+        batch: list[tuple[TreeJob, asyncio.Future[TreeJobResult]]],
         outcomes: asyncio.Future[list[TreeJobResult | MagnetarError]],
     ) -> None:
         """Called when a batch of jobs is done: notifies watches, answers the callers, and starts the next batch."""
@@ -338,7 +338,7 @@ class SqliteStore:
                 future.set_exception(outcome)
         self._write()
 
-    def _apply_done(self, job: Job, done: TreeJobResult) -> None:
+    def _apply_done(self, job: TreeJob, done: TreeJobResult) -> None:
         if isinstance(job, CommitJob):
             self._refresh_known(job.operations, done.versions)
         else:
@@ -348,7 +348,7 @@ class SqliteStore:
         if isinstance(job, CommitJob):
             self._commits += 1
 
-    def _refresh_known(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
+    def _refresh_known(self, operations: Sequence[CommitOperation], versions: Sequence[int]) -> None:
         """Updates the cache of nodes after a commit, because a caller that changes a node usually reads it before its
         next change. Also caches created nodes: they are usually read soon."""
         for operation, version in zip(operations, versions, strict=True):
@@ -464,7 +464,7 @@ class SqliteStore:
         if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
         if isinstance(ended.exception(), Unavailable) and not self.closed:
-            self._loop.call_later(END_RETRY_S, self._retry_end, session)
+            self._loop.call_later(SESSION_END_RETRY_S, self._retry_end, session)
 
     def _retry_end(self, session: str) -> None:
         if not self.closed:
@@ -528,7 +528,7 @@ class LocalSession(MetadataStore):
     async def measure_disk(self) -> MetadataDisk | None:
         return await self._store.measure_disk()
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         if self._session not in self._store.open_sessions or self._store.closed:
             self._store.check_session(self._session)
         return (await self._store.commit(operations, self._session)).versions
@@ -616,7 +616,7 @@ def read_backup_contents(path: str, known: frozenset[int] | None = None) -> Back
 
 def _contents(tree: MetadataTree, known: frozenset[int] | None) -> BackupContents:
     bookies = []
-    for name in tree.children(paths.BOOKIES):
+    for name in tree.children(paths.AVAILABLE_BOOKIES):
         node = tree.get(paths.bookie(name))
         try:
             if node is not None:
@@ -670,11 +670,12 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     sync_file(folder)
     os.rename(scratch, target)
     sync_file(folder)
-    if os.path.exists(target + ENDING):  # last: by it a start refuses a file that is gone, or has lost its end
+    # last: by it a start refuses a file that is gone, or has lost its end
+    if os.path.exists(target + ANSWERED_FILE_SUFFIX):
         if kept:
-            os.rename(target + ENDING, kept + ENDING)
+            os.rename(target + ANSWERED_FILE_SUFFIX, kept + ANSWERED_FILE_SUFFIX)
         else:
-            os.remove(target + ENDING)
+            os.remove(target + ANSWERED_FILE_SUFFIX)
         sync_file(folder)
     return kept
 
@@ -729,6 +730,6 @@ def _copy(source: str, to: str) -> None:
 def remove_store_files(path: str) -> None:
     """Deletes the metadata file at `path` and the files that belong to it (the write-ahead log and the file with the
     answered revision), if they exist."""
-    for end in ("", "-wal", "-shm", ENDING):
+    for end in ("", "-wal", "-shm", ANSWERED_FILE_SUFFIX):
         if os.path.exists(path + end):
             os.remove(path + end)

@@ -47,9 +47,9 @@ from .records import (
     set_written_format,
 )  # fmt: skip
 
-ABSENT = -1
+NODE_ABSENT = -1
 """As an expected version: the node must not exist."""
-ANY = -2
+ANY_VERSION = -2
 """As an expected version: the node may have any version, or may not exist."""
 
 VALUE_BYTES_MAX = 1 << 20
@@ -69,7 +69,7 @@ class PutNode(msgspec.Struct, frozen=True):
 
     path: str
     value: bytes
-    expected: int = ANY
+    expected: int = ANY_VERSION
     ephemeral: bool = False
 
 
@@ -78,7 +78,7 @@ class DeleteNode(msgspec.Struct, frozen=True):
     if the node does not have it."""
 
     path: str
-    expected: int = ANY  # ANY: fine when absent
+    expected: int = ANY_VERSION  # ANY: fine when absent
 
 
 class CheckNodeVersion(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class CheckNodeVersion(msgspec.Struct, frozen=True):
     expected: int
 
 
-Operation = PutNode | DeleteNode | CheckNodeVersion
+CommitOperation = PutNode | DeleteNode | CheckNodeVersion
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ class MetadataStore(Protocol):
         first."""
         ...
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         """Commits all operations or none, in order. Returns the new version of each operation's node (ABSENT: there is
         no node).
 
@@ -148,13 +148,13 @@ class MetadataStore(Protocol):
     @property
     def part_operations(self) -> int:
         """Returns how many operations to commit at once when there are many. A store that allows fewer says so."""
-        return PART_OPERATIONS
+        return OPERATIONS_PER_COMMIT
 
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+    async def put(self, path: str, value: bytes, expected: int = ANY_VERSION, *, ephemeral: bool = False) -> int:
         """Writes one node, in a commit of its own. Returns the node's new version. Raises the errors of `commit`."""
         return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
-    async def delete(self, path: str, expected: int = ANY) -> None:
+    async def delete(self, path: str, expected: int = ANY_VERSION) -> None:
         """Deletes one node, in a commit of its own. Raises the errors of `commit`."""
         await self.commit([DeleteNode(path, expected)])
 
@@ -189,10 +189,10 @@ class MetadataStore(Protocol):
 
 
 T = TypeVar("T")
-Transform = Callable[[VersionedValue | None], bytes | None]
+TransformValue = Callable[[VersionedValue | None], bytes | None]
 """A function that gets the current node (None: there is none) and returns its new value; None: no change. If it raises
 an error, the update ends. It must recognise a value that an earlier attempt has written."""
-Update = Callable[[MetadataStore, str, Transform], Awaitable[VersionedValue | None]]
+UpdateNode = Callable[[MetadataStore, str, TransformValue], Awaitable[VersionedValue | None]]
 
 
 # ---------------------------------------------------------------------------------------------------- unreadable
@@ -203,7 +203,7 @@ Update = Callable[[MetadataStore, str, Transform], Awaitable[VersionedValue | No
 # (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
 # which raises DamagedRecord.
 #
-# `UNREADABLE` is one for the process: its parts decode records alike. At most PATHS_MAX paths are kept.
+# `UNREADABLE_RECORDS` is one for the process: its parts decode records alike. At most PATHS_MAX paths are kept.
 # Guards: tests/metadata/test_records.py, tests/bookie/maintenance/test_repair.py.
 
 
@@ -211,7 +211,7 @@ _LOG = logging.getLogger("magnetar.metadata")
 
 R = TypeVar("R", bound=MetadataRecord)
 
-PATHS_MAX = 1000
+UNREADABLE_PATHS_MAX = 1000
 """The largest number of paths that are kept, at about 300 bytes each."""
 
 
@@ -226,7 +226,7 @@ class UnreadableRecords:
     def record_unreadable(self, path: str, error: DamagedRecord) -> None:
         """Records that the record at `path` cannot be read, because of `error`. The caller skips it."""
         self.skipped += 1
-        if path not in self.paths and len(self.paths) < PATHS_MAX:
+        if path not in self.paths and len(self.paths) < UNREADABLE_PATHS_MAX:
             _LOG.error("skipped, because it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
@@ -238,38 +238,39 @@ class UnreadableRecords:
         return {"records": len(self.paths), "skipped": self.skipped}
 
 
-UNREADABLE = UnreadableRecords()
+UNREADABLE_RECORDS = UnreadableRecords()
 
 
 async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns (record at `path`, its version). Returns None if there is no record, or if this process cannot decode it.
-    A record that cannot be decoded is logged and counted (`UNREADABLE`). Raises the errors of `MetadataStore.get`."""
+    A record that cannot be decoded is logged and counted (`UNREADABLE_RECORDS`). Raises the errors of
+    `MetadataStore.get`."""
     node = await store.get(path)
     if node is None:
-        UNREADABLE.remove(path)
+        UNREADABLE_RECORDS.remove(path)
         return None
     try:
         record = decode_record(node.value, cls, path)
     except DamagedRecord as error:
-        UNREADABLE.record_unreadable(path, error)
+        UNREADABLE_RECORDS.record_unreadable(path, error)
         return None
-    UNREADABLE.remove(path)
+    UNREADABLE_RECORDS.remove(path)
     return record, node.version
 
 
 def ledger_id_of(path: str) -> int | None:
     """Returns the ledger id that is the last segment of a node's path. If that is no ledger id, logs and counts the
-    path (`UNREADABLE`) and returns None."""
+    path (`UNREADABLE_RECORDS`) and returns None."""
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
-        UNREADABLE.record_unreadable(path, DamagedRecord(f"{path} is no ledger's: {error}"))
+        UNREADABLE_RECORDS.record_unreadable(path, DamagedRecord(f"{path} is no ledger's: {error}"))
         return None
 
 
 def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
     """Returns the ledger ids in `names`, the names of the nodes below `folder`. Leaves out names that are no ledger
-    ids; they are logged and counted (`UNREADABLE`)."""
+    ids; they are logged and counted (`UNREADABLE_RECORDS`)."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
 
 
@@ -294,15 +295,15 @@ def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
 # are bounded; the final error is definite only when no attempt was unknown. Guarded by test_update.py.
 
 
-ATTEMPTS_MAX = 100
-DEADLINE_S = 30.0
-PART_OPERATIONS = 500
+UPDATE_ATTEMPTS_MAX = 100
+UPDATE_DEADLINE_S = 30.0
+OPERATIONS_PER_COMMIT = 500
 """The number of operations in one part: half of what a commit may have. Even with the longest names a part stays below
 the 1 MiB that ZooKeeper accepts. etcd takes fewer (`MetadataStore.part_operations`)."""
 CONFLICT_PAUSE_S_MAX = 0.05
 """The longest pause, in seconds, after a conflict. In a conflict another writer was faster, so the pause begins near
 zero, and grows only to spread the writers."""
-TROUBLE_PAUSE_S_MAX = 1.0
+ERROR_PAUSE_S_MAX = 1.0
 
 
 class NodeUpdate(NamedTuple):
@@ -310,13 +311,13 @@ class NodeUpdate(NamedTuple):
     does not exist, so the first attempt does not read it. If it exists nevertheless, the second attempt reads it."""
 
     path: str
-    transform: Transform
+    transform: TransformValue
     absent: bool = False
 
 
 async def update_node(
-    store: MetadataStore, path: str, transform: Transform, *,
-    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
+    store: MetadataStore, path: str, transform: TransformValue, *,
+    deadline_s: float = UPDATE_DEADLINE_S, attempts_max: int = UPDATE_ATTEMPTS_MAX,
 ) -> VersionedValue | None:  # fmt: skip
     """Changes one node by `transform`, as `update_nodes` changes several. Returns the node as it is afterwards (None:
     there is none). Raises the same errors."""
@@ -326,7 +327,7 @@ async def update_node(
 
 async def update_nodes(
     store: MetadataStore, changes: Sequence[NodeUpdate], *,
-    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
+    deadline_s: float = UPDATE_DEADLINE_S, attempts_max: int = UPDATE_ATTEMPTS_MAX,
 ) -> list[VersionedValue | None]:  # fmt: skip
     """Changes several nodes, all or none: reads them, calls the `transform` of each, and commits the new values.
     Repeats that after conflicts and failures, for at most `attempts_max` attempts and `deadline_s` seconds. Returns the
@@ -399,10 +400,10 @@ def _transformed(changes: Sequence[NodeUpdate], found: Sequence[VersionedValue |
 
 def _operations(
     changes: Sequence[NodeUpdate], found: Sequence[VersionedValue | None], values: Sequence[bytes | None]
-) -> list[Operation]:
-    operations: list[Operation] = []
+) -> list[CommitOperation]:
+    operations: list[CommitOperation] = []
     for change, current, value in zip(changes, found, values, strict=True):
-        version = ABSENT if current is None else current.version
+        version = NODE_ABSENT if current is None else current.version
         operations.append(
             CheckNodeVersion(change.path, version) if value is None else PutNode(change.path, value, version)
         )
@@ -412,14 +413,14 @@ def _operations(
 def _pause_s(attempt: int, error: MagnetarError) -> float:
     if isinstance(error, BadVersion):
         return min(CONFLICT_PAUSE_S_MAX, 0.001 * (2.0**attempt - 1))
-    return min(TROUBLE_PAUSE_S_MAX, 0.05 * 2.0**attempt)
+    return min(ERROR_PAUSE_S_MAX, 0.05 * 2.0**attempt)
 
 
 # ------------------------------------------------------------------------------------------ many nodes
-async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
+async def commit_in_parts(store: MetadataStore, operations: Sequence[CommitOperation]) -> None:
     """Commits the operations in order, in as many commits as necessary, for callers that may have more of them than one
-    commit allows (metadata/tree_core.py `OPERATIONS_MAX`). Raises the errors of `MetadataStore.commit`. After an error
-    or a crash only the first commits are done."""
+    commit allows (metadata/tree_core.py `OPERATIONS_PER_COMMIT_MAX`). Raises the errors of `MetadataStore.commit`.
+    After an error or a crash only the first commits are done."""
     size = store.part_operations
     for at in range(0, len(operations), size):
         await store.commit(operations[at : at + size])
@@ -448,12 +449,12 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
     return None if found is None else (decode_record(found.value, cls, path), found.version)
 
 
-def make_put_operation(path: str, record: MetadataRecord, expected: int = ANY) -> PutNode:
+def make_put_operation(path: str, record: MetadataRecord, expected: int = ANY_VERSION) -> PutNode:
     """Returns the operation of a commit that writes `record` at `path` if the node's version is `expected`."""
     return PutNode(path, encode_record(record, path), expected)
 
 
-async def put_record(store: MetadataStore, path: str, record: MetadataRecord, expected: int = ANY) -> int:
+async def put_record(store: MetadataStore, path: str, record: MetadataRecord, expected: int = ANY_VERSION) -> int:
     """Writes `record` at `path`, in a commit of its own, if the node's version is `expected` (ABSENT: if there is no
     node; ANY: always). Returns the node's new version. Raises BadVersion if the version is another one, and the
     other errors of `MetadataStore.commit`."""
@@ -524,7 +525,7 @@ async def adopt_cluster_format(store: MetadataStore) -> None:
     set_written_format(await read_cluster_format(store))
 
 
-async def check_registered_format(store: MetadataStore) -> None:
+async def check_format_after_registration(store: MetadataStore) -> None:
     """Raises NewerFormat if the format of the cluster was raised above that of this Magnetar, and the errors of the
     metadata (DamagedRecord if the cluster's record cannot be decoded). A broker or bookie calls this after it has
     registered, and `finish_upgrade` looks for older processes after it has raised the format: so one of the two sees
@@ -539,8 +540,8 @@ async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tupl
 
     The cluster's record is written in the new format, so that an older bookie cannot start any more. An older process
     that registered at the same moment is named beside the raised format, and must be stopped: it takes records of the
-    new format for damaged. A process without `check_registered_format` that registers later still, in a session that it
-    opened before, is missed."""
+    new format for damaged. A process without `check_format_after_registration` that registers later still, in a session
+    that it opened before, is missed."""
     older = await _list_older_processes(store)
     before = await read_cluster_format(store)
     if older or dry_run or before >= CLUSTER_FORMAT:
@@ -566,8 +567,8 @@ async def _list_older_processes(store: MetadataStore) -> list[str]:
         broker = await get_record(store, f"{paths.BROKERS}/{name}", BrokerRecord)
         if broker is not None and broker[0].format < CLUSTER_FORMAT:
             older.append(f"broker {name} ({broker[0].version or unsaid})")
-    for name in await store.children(paths.BOOKIES):
-        bookie = await get_record(store, f"{paths.BOOKIES}/{name}", BookieRecord)
+    for name in await store.children(paths.AVAILABLE_BOOKIES):
+        bookie = await get_record(store, f"{paths.AVAILABLE_BOOKIES}/{name}", BookieRecord)
         if bookie is not None and bookie[0].format < CLUSTER_FORMAT:
             older.append(f"bookie {name} ({bookie[0].version or unsaid})")
     return older

@@ -4,10 +4,9 @@
     {"path":"/topics/…","value":"<base64>"}                  a node; N of them, /cluster last
 
 Versions of nodes begin at 0 again: records that must not be confused have tokens of their own, which are in the values.
-Ephemerals (paths.py `EPHEMERAL`) are left out: they end with their sessions. /cluster is written last, so a target in
-which an import ended half-way is no cluster; it is not empty either, so a second import refuses it.
-Guarded by tests/metadata/test_transfer.py.
-"""
+Ephemerals (paths.py `EPHEMERAL_FOLDERS`) are left out: they end with their sessions. /cluster is written last, so a
+target in which an import ended half-way is no cluster; it is not empty either, so a second import refuses it. Guarded
+by tests/metadata/test_transfer.py. """
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from ..proto.errors import AlreadyExists, Busy, InvalidRequest
 from ..proto.versions import METADATA_EXPORT, check_format
 from . import paths
 from .records import ClusterRecord
-from .store import ABSENT, MetadataStore, NodeUpdate, PutNode, VersionedValue, get_record, update_nodes
+from .store import NODE_ABSENT, MetadataStore, NodeUpdate, PutNode, VersionedValue, get_record, update_nodes
 from .tree_core import check_operations, is_at_or_below
 
-PART_BYTES = 256 << 10
+PART_BYTES_MAX = 256 << 10
 """Bytes of values that one commit of an import has, unless a single one is larger: well below any store's limit."""
 
 
@@ -45,7 +44,7 @@ class ExportedNode(msgspec.Struct, frozen=True):
 async def export_tree(store: MetadataStore) -> list[bytes]:
     """Returns the lines of an export of the tree. Raises Busy if a broker or bookie is registered, or if the tree
     changed meanwhile; InvalidRequest if the tree has no cluster; and the errors of the store."""
-    for folder, what in ((paths.BROKERS, "broker"), (paths.BOOKIES, "bookie")):
+    for folder, what in ((paths.BROKERS, "broker"), (paths.AVAILABLE_BOOKIES, "bookie")):
         if names := await store.children(folder):
             raise Busy(f"{what} {names[0]} is registered: stop brokers and bookies, and wait for their sessions' ends")
     cluster = await get_record(store, paths.CLUSTER, ClusterRecord)
@@ -64,7 +63,7 @@ async def _walk(store: MetadataStore, prefix: str) -> AsyncIterator[ExportedNode
     """Yields the nodes below `prefix` that are not ephemeral."""
     for name in await store.children(prefix):
         path = f"{'' if prefix == '/' else prefix}/{name}"
-        if any(is_at_or_below(each, path) for each in paths.EPHEMERAL):
+        if any(is_at_or_below(each, path) for each in paths.EPHEMERAL_FOLDERS):
             continue
         node = await store.get(path)
         if node is not None:
@@ -94,7 +93,7 @@ def parse_export(lines: Iterable[bytes], where: str) -> tuple[ExportHead, list[P
 def _parse_node(line: bytes, where: str) -> PutNode:
     try:
         node = msgspec.json.decode(line, type=ExportedNode)
-        put = PutNode(node.path, base64.b64decode(node.value, validate=True), ABSENT)
+        put = PutNode(node.path, base64.b64decode(node.value, validate=True), NODE_ABSENT)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"{where} is no node: {error}") from error
     check_operations([put])
@@ -124,7 +123,7 @@ def _parts(puts: list[PutNode], operations: int) -> Iterator[list[PutNode]]:
     size = 0
     for put in puts:
         alone = put.path == paths.CLUSTER
-        if part and (alone or len(part) == operations or size + len(put.value) > PART_BYTES):
+        if part and (alone or len(part) == operations or size + len(put.value) > PART_BYTES_MAX):
             yield part
             part, size = [], 0
         part.append(put)

@@ -48,17 +48,17 @@ from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, 
 from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode_record, encode_record
-from .store import ABSENT, NodeChanged
-from .tree_core import CommitGroup, CommitJob, Row, TreeJobResult, list_commit_paths
+from .store import NODE_ABSENT, NodeChanged
+from .tree_core import CommitGroup, CommitJob, NodeRow, TreeJobResult, list_commit_paths
 
-APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
-FORMAT = METADATA_FILE.version
-INCARNATIONS_MAX = 256
+SQLITE_APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
+METADATA_FILE_VERSION = METADATA_FILE.version
+KEPT_INCARNATIONS_MAX = 256
 """The largest number of incarnations that are kept. A process that missed more restarts of the metadata is not told
 about the oldest ones."""
-NOTE_MAGIC = b"MGTA"
-ENDING = "-answered"
-BACKED_UP = "-backed-up"
+REVISION_NOTE_MAGIC = b"MGTA"
+ANSWERED_FILE_SUFFIX = "-answered"
+BACKED_UP_FILE_SUFFIX = "-backed-up"
 """The ending of the name of an empty file; its modification time is that of the last backup."""
 _NOTE = struct.Struct(">4sQ")
 _NOTE_SUM = struct.Struct(">I")
@@ -73,8 +73,8 @@ CREATE INDEX ephemeral ON node(session) WHERE session IS NOT NULL;
 CREATE TABLE session(id TEXT PRIMARY KEY, timeout_s REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE state(only INTEGER PRIMARY KEY CHECK (only = 1), revision INTEGER NOT NULL);
 INSERT INTO state VALUES (1, 0);
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
+PRAGMA application_id = {SQLITE_APPLICATION_ID};
+PRAGMA user_version = {METADATA_FILE_VERSION};
 """
 _COLUMNS = {"node": "path, value, version, revision, session", "session": "id, timeout_s", "state": "only, revision"}
 _INCARNATION = """
@@ -88,16 +88,16 @@ _AMONG = "FROM node WHERE path IN (SELECT value FROM json_each(?))"
 _GET_ALL = f"SELECT json_group_array(json_array(path, hex(value), version, session IS NOT NULL)) {_AMONG}"
 _VERSIONS = f"SELECT json_group_object(path, json_array(version, revision)) {_AMONG}"
 _DELETE = "DELETE FROM node WHERE path IN (SELECT value FROM json_each(?))"
-ROWS_AT_ONCE = (64, 8, 1)
+ROWS_PER_STATEMENT = (64, 8, 1)
 """The numbers of nodes that one statement can write. They are few, so that the statements stay prepared."""
 _PUT = {
     rows: f"""
 INSERT INTO node VALUES {", ".join(["(?, ?, ?, ?, ?)"] * rows)} ON CONFLICT(path) DO UPDATE
 SET value = excluded.value, version = excluded.version, revision = excluded.revision, session = excluded.session
 """
-    for rows in ROWS_AT_ONCE
+    for rows in ROWS_PER_STATEMENT
 }
-READ_AT_ONCE = 64
+NODES_READ_AT_ONCE = 64
 """The number of nodes that one statement reads. As text they may have 128 MiB, and usually have 20 KiB."""
 
 
@@ -127,7 +127,7 @@ class EndSession(msgspec.Struct, frozen=True):
     session: str
 
 
-Job = CommitJob | OpenSession | EndSession
+TreeJob = CommitJob | OpenSession | EndSession
 
 
 class MetadataTree:
@@ -196,7 +196,7 @@ class MetadataTree:
         incarnations stay in the file."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
-        self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
+        self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - KEPT_INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
         """Marks this file as a backup that replaces another metadata file: ends all sessions, and begins an incarnation
@@ -213,7 +213,7 @@ class MetadataTree:
             self._sql.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead log
 
     def _check_file(self) -> None:
-        if self._one("PRAGMA application_id") != APPLICATION_ID:
+        if self._one("PRAGMA application_id") != SQLITE_APPLICATION_ID:
             raise InvalidConfiguration(f"{self.path}: an SQLite file, but not Magnetar's metadata", path=self.path)
         check_format(METADATA_FILE, self._one("PRAGMA user_version"), self.path)
         for table, columns in _COLUMNS.items():  # the text of a table's definition is on the disk, too
@@ -242,7 +242,7 @@ class MetadataTree:
         """Stores the revision and the checksum over all rows, as a part of the open transaction."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
-    def _update_sum(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
+    def _update_sum(self, path: str, before: Sequence[int] | None, after: NodeRow | None) -> None:
         """Updates the checksum for a change of one node. `before`: its old version and revision; `after`: its new row;
         None: there is none."""
         if before is not None:
@@ -290,9 +290,9 @@ class MetadataTree:
     def get_nodes(self, asked: Sequence[str]) -> dict[str, StoredNode]:
         """Returns the nodes at the paths `asked`, by path. Leaves out paths without a node."""
         found: dict[str, StoredNode] = {}
-        for start in range(0, len(asked), READ_AT_ONCE):
+        for start in range(0, len(asked), NODES_READ_AT_ONCE):
             with _disk(self.path):
-                rows = self._one(_GET_ALL, msgspec.json.encode(asked[start : start + READ_AT_ONCE]).decode())
+                rows = self._one(_GET_ALL, msgspec.json.encode(asked[start : start + NODES_READ_AT_ONCE]).decode())
             for path, value, version, ephemeral in msgspec.json.decode(rows):
                 found[path] = StoredNode(bytes.fromhex(value), version, bool(ephemeral))
         return found
@@ -328,7 +328,7 @@ class MetadataTree:
         """Returns when `back_up` made the last copy of this file, in milliseconds since the epoch; 0: never. The time
         is that of an empty file beside the metadata file, because the copies may be moved elsewhere."""
         try:
-            return os.stat(self.path + BACKED_UP).st_mtime_ns // 1_000_000
+            return os.stat(self.path + BACKED_UP_FILE_SUFFIX).st_mtime_ns // 1_000_000
         except OSError:
             return 0
 
@@ -352,12 +352,12 @@ class MetadataTree:
         os.rename(partial, path)
         sync_file(os.path.dirname(path) or ".")
         with contextlib.suppress(OSError):  # the copy is made, and only seems older
-            create_private_file(self.path + BACKED_UP)
-            os.utime(self.path + BACKED_UP)
+            create_private_file(self.path + BACKED_UP_FILE_SUFFIX)
+            os.utime(self.path + BACKED_UP_FILE_SUFFIX)
         return self.revision, os.path.getsize(path)
 
     # -------------------------------------------------------------------------------------------- writing
-    def apply(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
+    def apply(self, jobs: Sequence[TreeJob]) -> list[TreeJobResult | MagnetarError]:
         """Does the jobs in order, in one durable transaction. Returns the outcome of each job: its result, or the
         BadVersion with which a commit was refused. Raises Unavailable (then nothing was done) or MetadataDiskFailed."""
         revision, total = self.revision, self._total
@@ -385,7 +385,7 @@ class MetadataTree:
             with _disk(self.path):
                 self._sql.execute("ROLLBACK")
 
-    def _of_session(self, job: Job) -> TreeJobResult:
+    def _of_session(self, job: TreeJob) -> TreeJobResult:
         match job:
             case OpenSession(session, timeout_s):
                 self._sql.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (session, timeout_s))
@@ -395,7 +395,7 @@ class MetadataTree:
             case CommitJob():
                 raise AssertionError("commits are done together")
 
-    def _commit(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
+    def _commit(self, jobs: Sequence[TreeJob]) -> list[TreeJobResult | MagnetarError]:
         commits = [job for job in jobs if isinstance(job, CommitJob)]
         known = self._versions(list(list_commit_paths(commits)))
         batch = CommitGroup({path: version for path, (version, _) in known.items()}, self.revision)
@@ -416,10 +416,10 @@ class MetadataTree:
         deleted = [path for path, row in batch.nodes.items() if row is None]
         if deleted:
             self._sql.execute(_DELETE, (msgspec.json.encode(deleted).decode(),))
-        rows: list[Row] = [row for row in batch.nodes.values() if row is not None]
+        rows: list[NodeRow] = [row for row in batch.nodes.values() if row is not None]
         start = 0
         while start < len(rows):
-            some = rows[start : start + next(each for each in ROWS_AT_ONCE if each <= len(rows) - start)]
+            some = rows[start : start + next(each for each in ROWS_PER_STATEMENT if each <= len(rows) - start)]
             self._sql.execute(_PUT[len(some)], [value for row in some for value in row])
             start += len(some)
 
@@ -433,7 +433,7 @@ class MetadataTree:
             self._update_sum(path, before, None)
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
-        return TreeJobResult([], self.revision, [NodeChanged(path, ABSENT, self.revision) for path, *_ in gone])
+        return TreeJobResult([], self.revision, [NodeChanged(path, NODE_ABSENT, self.revision) for path, *_ in gone])
 
 
 class AnsweredRevisionFile:
@@ -450,7 +450,7 @@ class AnsweredRevisionFile:
     A damaged file is ignored. A restore renames this file together with its metadata file (sqlite.py)."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.open(path + ANSWERED_FILE_SUFFIX, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
         """Returns the stored revision; -1 if there is none, or if the file is damaged."""
@@ -459,11 +459,11 @@ class AnsweredRevisionFile:
             return -1
         magic, revision = _NOTE.unpack_from(data)
         (total,) = _NOTE_SUM.unpack_from(data, _NOTE.size)
-        return int(revision) if magic == NOTE_MAGIC and total == zlib.crc32(data[: _NOTE.size]) else -1
+        return int(revision) if magic == REVISION_NOTE_MAGIC and total == zlib.crc32(data[: _NOTE.size]) else -1
 
     def write(self, revision: int) -> None:
         """Stores `revision` in place of the former one. Does not sync the file."""
-        head = _NOTE.pack(NOTE_MAGIC, revision)
+        head = _NOTE.pack(REVISION_NOTE_MAGIC, revision)
         os.pwrite(self._file, head + _NOTE_SUM.pack(zlib.crc32(head)), 0)
 
     def close(self) -> None:

@@ -23,20 +23,20 @@ import msgspec
 from ..proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode, SessionExpired
 from . import paths
 from .store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     VALUE_BYTES_MAX,
     CheckNodeVersion,
+    CommitOperation,
     DeleteNode,
     NodeChanged,
-    Operation,
     PutNode,
     WatchReset,
 )
 
 PATH_BYTES_MAX = 4096
 """The longest path, in bytes: several times the length of an encoded topic name with a subscription name."""
-OPERATIONS_MAX = 1024
+OPERATIONS_PER_COMMIT_MAX = 1024
 COMMIT_BYTES_MAX = 8 << 20
 """The largest commit, in bytes: half of the largest gRPC message, so that a commit also fits into a request."""
 
@@ -66,16 +66,16 @@ def is_at_or_below(prefix: str, path: str) -> bool:
     return prefix == "/" or path == prefix or path.startswith(prefix + "/")
 
 
-def check_operations(operations: Sequence[Operation]) -> None:
+def check_operations(operations: Sequence[CommitOperation]) -> None:
     """Checks operations that are to be committed together. Raises InvalidRequest if there are not 1 to OPERATIONS_MAX
     of them or an expected version is invalid, InvalidName for an invalid path, MessageTooLarge if a value has more than
     VALUE_BYTES_MAX bytes or all of them more than COMMIT_BYTES_MAX."""
-    if not 1 <= len(operations) <= OPERATIONS_MAX:
-        raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
+    if not 1 <= len(operations) <= OPERATIONS_PER_COMMIT_MAX:
+        raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_PER_COMMIT_MAX} are allowed")
     size = 0
     for operation in operations:
         check_path(operation.path)
-        if operation.expected < ANY:
+        if operation.expected < ANY_VERSION:
             raise InvalidRequest(f"{operation.path}: {operation.expected} is not a version, ABSENT or ANY")
         size += len(operation.path)
         if isinstance(operation, PutNode):
@@ -100,12 +100,12 @@ def check_version(path: str, expected: int, found: int) -> None:
     """Checks that a node has the version that an operation expects. `expected`: a version, ABSENT, or ANY, which every
     node meets; `found`: the node's version, ABSENT if there is no node. Raises NodeExists, NoNode or BadVersion, with
     the path and both versions."""
-    if expected in (ANY, found):
+    if expected in (ANY_VERSION, found):
         return
     facts = {"path": path, "expected": expected, "found": found}
-    if expected == ABSENT:
+    if expected == NODE_ABSENT:
         raise NodeExists(f"{path}: exists (version {found}), and was expected to be absent", **facts)
-    if found == ABSENT:
+    if found == NODE_ABSENT:
         raise NoNode(f"{path}: does not exist; version {expected} was expected", **facts)
     raise BadVersion(f"{path}: version {found} was found, {expected} was expected", **facts)
 
@@ -120,10 +120,10 @@ def check_version(path: str, expected: int, found: int) -> None:
 
 _ROLES = ("broker", "bookie", "operator")
 _OF_BOOKIES = (
-    paths.BOOKIES_ROOT, paths.LEDGERS, paths.DAMAGED, paths.UNDER_REPLICATED, "/repair", paths.LEDGER_IDS,
-    paths.CLUSTER,
+    paths.BOOKIES_ROOT, paths.LEDGERS, paths.DAMAGED_LEDGERS, paths.UNDER_REPLICATED_LEDGERS, "/repair",
+    paths.LEDGER_IDS, paths.CLUSTER,
 )  # fmt: skip
-_NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
+_NOT_OF_BROKERS = (paths.COOKIES, paths.AVAILABLE_BOOKIES)
 
 
 def may_role_write(role: str, path: str, *, lasting: bool = True) -> bool:
@@ -161,7 +161,7 @@ class CommitJob(msgspec.Struct, frozen=True):
     """Job for the tree: commit these operations, all or none. The ephemeral nodes that they write belong to `session`;
     "": they write none."""
 
-    operations: Sequence[Operation]
+    operations: Sequence[CommitOperation]
     session: str
 
 
@@ -174,7 +174,7 @@ class TreeJobResult(msgspec.Struct, frozen=True):
     changes: list[NodeChanged] = []
 
 
-Row = tuple[str, bytes, int, int, str | None]
+NodeRow = tuple[str, bytes, int, int, str | None]
 """The row of a node in the file: path, value, version, revision, session (None: the node is not ephemeral)."""
 
 
@@ -185,13 +185,13 @@ class CommitGroup:
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
-        self.nodes: dict[str, Row | None] = {}
+        self.nodes: dict[str, NodeRow | None] = {}
         self._versions = versions
 
     def add(self, commit: CommitJob) -> TreeJobResult | BadVersion:
         """Adds a commit to the batch and returns its result. If a node does not have the expected version, adds nothing
         and returns BadVersion."""
-        done, nodes = TreeJobResult([], self.revision + 1), dict[str, Row | None]()
+        done, nodes = TreeJobResult([], self.revision + 1), dict[str, NodeRow | None]()
         try:
             for operation in commit.operations:
                 done.versions.append(self._operate(operation, commit.session, nodes, done))
@@ -201,25 +201,27 @@ class CommitGroup:
         self.revision = done.revision
         return done
 
-    def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: TreeJobResult) -> int:
+    def _operate(
+        self, operation: CommitOperation, session: str, nodes: dict[str, NodeRow | None], done: TreeJobResult
+    ) -> int:
         """Applies one operation to `nodes` and returns the node's new version. Raises BadVersion."""
         path = operation.path
         written = nodes if path in nodes else self.nodes
         if path in written:
             row = written[path]
-            found = ABSENT if row is None else row[2]
+            found = NODE_ABSENT if row is None else row[2]
         else:
-            found = self._versions.get(path, ABSENT)
-        if operation.expected not in (found, ANY):
+            found = self._versions.get(path, NODE_ABSENT)
+        if operation.expected not in (found, ANY_VERSION):
             check_version(path, operation.expected, found)
         match operation:
             case CheckNodeVersion():
                 return found
             case DeleteNode():
-                if found != ABSENT:
+                if found != NODE_ABSENT:
                     nodes[path] = None
-                    done.changes.append(NodeChanged(path, ABSENT, done.revision))
-                return ABSENT
+                    done.changes.append(NodeChanged(path, NODE_ABSENT, done.revision))
+                return NODE_ABSENT
             case PutNode():
                 owner = session if operation.ephemeral else None
                 nodes[path] = (path, bytes(operation.value), found + 1, done.revision, owner)
@@ -242,7 +244,7 @@ def list_commit_paths(commits: Sequence[CommitJob]) -> Iterator[str]:
 # The changes of one revision are returned together or not at all. Guarded by test_history.py.
 
 
-CHANGES_MAX = 10_000
+KEPT_CHANGES_MAX = 10_000
 """The largest number of changes that are kept, about 2 MB. A watch that lags by 10,000 changes is faster with a new
 list of the nodes."""
 
@@ -251,7 +253,7 @@ class ChangeHistory:
     """The latest changes of the metadata tree, from which watches read. Keeps at most `changes_max` changes. It has all
     changes after the revision `floor`, up to `revision`."""
 
-    def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
+    def __init__(self, revision: int, changes_max: int = KEPT_CHANGES_MAX) -> None:
         """Makes a history without changes that begins at `revision`. A watch from an earlier revision gets a
         WatchReset."""
         assert changes_max >= 1
@@ -308,9 +310,9 @@ class ChangeHistory:
 # VALUE_BYTES_MAX is not kept. Guarded by tests/metadata/test_known_nodes.py.
 
 
-KNOWN_BYTES_MAX = 2 << 20
-KNOWN_VALUE_BYTES_MAX = 64 << 10
-NODE_BYTES = 300
+CACHED_NODES_BYTES_MAX = 2 << 20
+CACHED_VALUE_BYTES_MAX = 64 << 10
+NODE_MEMORY_BYTES = 300
 """Approximate memory of a cached node besides its path and value, in bytes."""
 
 
@@ -328,7 +330,7 @@ class NodeCache(Generic[N]):
     """A cache of the metadata nodes that were read last, by path, of at most `bytes_max` bytes. Also caches that a node
     does not exist, as the value None. The node that was not read for the longest time is dropped first."""
 
-    def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = CACHED_NODES_BYTES_MAX) -> None:
         self.bytes = 0
         self.nodes: dict[str, N | None] = {}  # in the order of the last reads; `get` one that is there
         self._bytes_max = bytes_max
@@ -345,10 +347,10 @@ class NodeCache(Generic[N]):
         path instead if the value is larger than KNOWN_VALUE_BYTES_MAX."""
         if path in self.nodes:
             self.discard(path)
-        if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
+        if node is not None and len(node.value) > CACHED_VALUE_BYTES_MAX:
             return
         self.nodes[path] = node
-        self.bytes += NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)  # `_size`
+        self.bytes += NODE_MEMORY_BYTES + len(path) + (len(node.value) if node is not None else 0)  # `_size`
         while self.bytes > self._bytes_max:
             self.discard(next(iter(self.nodes)))
 
@@ -371,7 +373,7 @@ class NodeCache(Generic[N]):
 
 
 def _size(path: str, node: CachedNode | None) -> int:
-    return NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)
+    return NODE_MEMORY_BYTES + len(path) + (len(node.value) if node is not None else 0)
 
 
 # ------------------------------------------------------------------------------------------------- sessions_core
@@ -390,7 +392,7 @@ def _size(path: str, node: CachedNode | None) -> int:
 # and every deadline moves by the lateness and one timeout. Guarded by test_sessions.py.
 
 
-LATE_S = 1.0
+TIMER_LATE_S = 1.0
 """If a timer is late by more than this, in seconds, the process was stopped for a while: a healthy event loop runs it
 within milliseconds."""
 
@@ -458,7 +460,7 @@ class MetadataSessions:
         first = self.next_deadline()
         if first is None or now < first:
             return []
-        if now - first > LATE_S:
+        if now - first > TIMER_LATE_S:
             self._excuse(now - first)
             return []
         ended = [s for s, state in self.open_ones.items() if state.deadline is not None and state.deadline <= now]

@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..proto.errors import InvalidRequest
-from .store import ABSENT, CheckNodeVersion, DeleteNode, Operation, PutNode
+from .store import NODE_ABSENT, CheckNodeVersion, CommitOperation, DeleteNode, PutNode
 from .tree_core import check_version
 
-VALUE = "="
-RETYPED_VERSION_MAX = 500
+VALUE_ZNODE_PREFIX = "="
+REPLACED_ZNODE_VERSION_MAX = 500
 """The highest version of a node that can change between lasting and ephemeral: each version is a step of the
 transaction. Only the nodes of running processes do so, and their versions stay small."""
 
@@ -64,7 +64,7 @@ def folder_znode_path(prefix: str) -> str:
 def value_znode_path(path: str) -> str:
     """Returns the path of the znode that contains the value of the metadata node at `path`."""
     above, _, last = path.rpartition("/")
-    return f"{folder_znode_path(above) if above else ''}/{VALUE}{_escape(last)}"
+    return f"{folder_znode_path(above) if above else ''}/{VALUE_ZNODE_PREFIX}{_escape(last)}"
 
 
 def folder_znode_paths(path: str) -> list[str]:
@@ -78,9 +78,9 @@ def node_path_of_znode(znode: str) -> str | None:
     """Returns the path of the metadata node whose value the znode contains; None if the znode is a folder. The inverse
     of `value_znode_path`."""
     above, _, last = znode.rpartition("/")
-    if not last.startswith(VALUE):
+    if not last.startswith(VALUE_ZNODE_PREFIX):
         return None
-    return f"{_unescape(above)}/{_unescape(last[len(VALUE) :])}"
+    return f"{_unescape(above)}/{_unescape(last[len(VALUE_ZNODE_PREFIX) :])}"
 
 
 class FolderContent(NamedTuple):
@@ -93,8 +93,10 @@ class FolderContent(NamedTuple):
     @classmethod
     def from_names(cls, names: Sequence[str]) -> FolderContent:
         """Returns the content of a folder znode from `names`, the names of its children."""
-        values = sorted(_unescape(name[len(VALUE) :]) for name in names if name.startswith(VALUE))
-        return cls(values, sorted(_unescape(name) for name in names if not name.startswith(VALUE)))
+        values = sorted(
+            _unescape(name[len(VALUE_ZNODE_PREFIX) :]) for name in names if name.startswith(VALUE_ZNODE_PREFIX)
+        )
+        return cls(values, sorted(_unescape(name) for name in names if not name.startswith(VALUE_ZNODE_PREFIX)))
 
 
 # -------------------------------------------------------------------------------------------- commits
@@ -139,18 +141,18 @@ class CheckZnodeVersion:
     version: int
 
 
-Step = CreateZnode | SetZnodeValue | DeleteZnode | CheckZnodeVersion
+ZnodeStep = CreateZnode | SetZnodeValue | DeleteZnode | CheckZnodeVersion
 
 
 class ZookeeperCommitPlan(NamedTuple):
     """How to do a commit: the steps of its ZooKeeper transaction, and the versions to return to its caller."""
 
-    steps: list[Step]  # empty: nothing to do
+    steps: list[ZnodeStep]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
 def plan_zookeeper_commit(
-    operations: Sequence[Operation], found: Mapping[str, NodeVersionAndOwner | None], session: int
+    operations: Sequence[CommitOperation], found: Mapping[str, NodeVersionAndOwner | None], session: int
 ) -> ZookeeperCommitPlan:
     """Plans the ZooKeeper transaction of a commit and returns the plan. `found`: the nodes as they were read at the
     paths of the operations (None: no node). `session`: the session that owns ephemeral nodes.
@@ -158,12 +160,12 @@ def plan_zookeeper_commit(
     Raises BadVersion if a node does not have the expected version, InvalidRequest if a node above RETYPED_VERSION_MAX
     would become ephemeral, lasting or another session's."""
     nodes = dict(found)
-    steps: list[Step] = []
+    steps: list[ZnodeStep] = []
     absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence
     versions: list[int] = []
     for operation in operations:
         path, node = operation.path, nodes[operation.path]
-        check_version(path, operation.expected, ABSENT if node is None else node.version)
+        check_version(path, operation.expected, NODE_ABSENT if node is None else node.version)
         match operation:
             case PutNode():
                 nodes[path] = _put(steps, operation, node, session)
@@ -175,7 +177,7 @@ def plan_zookeeper_commit(
             case DeleteNode() | CheckNodeVersion():
                 absences[path] = None
         after = nodes[path]
-        versions.append(ABSENT if after is None else after.version)
+        versions.append(NODE_ABSENT if after is None else after.version)
     proven = {step.path for step in steps}
     for path in absences if steps else ():
         if path not in proven:
@@ -183,7 +185,7 @@ def plan_zookeeper_commit(
     return ZookeeperCommitPlan(steps, versions)
 
 
-def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, session: int) -> NodeVersionAndOwner:
+def _put(steps: list[ZnodeStep], put: PutNode, node: NodeVersionAndOwner | None, session: int) -> NodeVersionAndOwner:
     owner = session if put.ephemeral else 0
     if node is None:
         steps.append(CreateZnode(put.path, put.value, put.ephemeral))
@@ -192,7 +194,7 @@ def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, sess
     if node.owner == owner:
         steps.append(SetZnodeValue(put.path, put.value, node.version))
         return NodeVersionAndOwner(version, owner)
-    if version > RETYPED_VERSION_MAX:
+    if version > REPLACED_ZNODE_VERSION_MAX:
         raise InvalidRequest(
             f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
             "another session's: delete it first", path=put.path,
@@ -203,19 +205,19 @@ def _put(steps: list[Step], put: PutNode, node: NodeVersionAndOwner | None, sess
 
 
 # -------------------------------------------------------------------------------------------- size
-STEP_BYTES = 24
+STEP_OVERHEAD_BYTES = 24
 """The size of a step in ZooKeeper's encoding, in bytes, besides path, value and access list: lengths, kind, and version
 or flags (at most 21)."""
-MULTI_BYTES = 64
+MULTI_OVERHEAD_BYTES = 64
 
 
-def request_size_bytes(steps: Sequence[Step], root_bytes: int, access_list_bytes: int) -> int:
+def request_size_bytes(steps: Sequence[ZnodeStep], root_bytes: int, access_list_bytes: int) -> int:
     """Returns the estimated size of the transaction on the wire, in bytes. It is not less than the real size.
     `root_bytes`: the length of the path of the tree's root znode. `access_list_bytes`: the size of the access list,
     which each znode that is created gets."""
-    size = MULTI_BYTES
+    size = MULTI_OVERHEAD_BYTES
     for step in steps:
-        size += STEP_BYTES + root_bytes + len(value_znode_path(step.path).encode())
+        size += STEP_OVERHEAD_BYTES + root_bytes + len(value_znode_path(step.path).encode())
         if isinstance(step, CreateZnode | SetZnodeValue):
             size += len(step.value)
         if isinstance(step, CreateZnode):

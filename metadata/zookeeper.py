@@ -52,13 +52,13 @@ from . import znodes_core as znodes
 from .session import (
     CALL_TIMEOUT_S,
     CLOSE_TIMEOUT_S,
-    PAUSE_S_MIN,
-    WATCH_QUEUE_MAX,
+    QUEUED_WATCH_EVENTS_MAX,
+    RECONNECT_PAUSE_S_MIN,
     SessionState,
     SessionStore,
     ZookeeperAddress,
 )
-from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
+from .store import NODE_ABSENT, CommitOperation, NodeChanged, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_at_or_below
 from .zookeeper_connection import (
     NoZnode,
@@ -79,10 +79,10 @@ from .zookeeper_connection import (
 # Guard: tests/metadata/test_secured_zookeeper.py.
 
 
-HANDSHAKE_S = 5.0
+TLS_CHECK_TIMEOUT_S = 5.0
 
 
-async def test_tls_connection(address: ZookeeperAddress) -> None:
+async def check_tls_connection(address: ZookeeperAddress) -> None:
     """Tries a TLS connection to the first ZooKeeper server that can be reached within HANDSHAKE_S seconds, and closes
     it; does nothing if there is none. Raises UntrustedServer if the server's certificate is not trusted, WrongProtocol
     if the server does not speak TLS at this port, InvalidConfiguration if the TLS files cannot be used."""
@@ -95,7 +95,7 @@ async def test_tls_connection(address: ZookeeperAddress) -> None:
         raise InvalidConfiguration(f"the TLS files for ZooKeeper cannot be used: {error}") from error
     for server in address.servers:
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with asyncio.timeout(TLS_CHECK_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(server.host, server.port, ssl=context)
         except ssl.SSLCertVerificationError as error:
             raise UntrustedServer(
@@ -122,7 +122,7 @@ async def test_tls_connection(address: ZookeeperAddress) -> None:
 # WATCH_QUEUE_MAX changes that its reader has not taken; more become one WatchReset.
 
 
-LOOKED_AT_ONCE = 200
+ZNODES_LISTED_AT_ONCE = 200
 """The number of znodes that are read at the same time. A prefix has a few hundred at most (bookies, damaged or missing
 ledgers)."""
 
@@ -156,7 +156,7 @@ class TreeWatch:
         elif path in self.versions:  # otherwise the read sets it
             self.versions[path] += 1
         if self.attached:
-            version = ABSENT if kind == ZookeeperEventKind.DELETED else self.versions.get(path, 0)
+            version = NODE_ABSENT if kind == ZookeeperEventKind.DELETED else self.versions.get(path, 0)
             self._queue_change(NodeChanged(path, version, revision))
 
     def on_watch_attached(self, youngest: int, now: int) -> None:
@@ -176,7 +176,7 @@ class TreeWatch:
 
     def _queue_change(self, change: NodeChanged | WatchReset) -> None:
         self.queue.append(change)
-        if len(self.queue) > WATCH_QUEUE_MAX:
+        if len(self.queue) > QUEUED_WATCH_EVENTS_MAX:
             self.queue.clear()
             self.queue.append(WatchReset(change.revision))
         self.news.set()
@@ -209,9 +209,9 @@ class SessionWatches:
         """Called when the connection or the session has ended: each watch is attached again, or finds that the session
         is lost."""
         self._connection += 1
-        self.wake(self._line().zxid)
+        self.notify_connection_ended(self._line().zxid)
 
-    def wake(self, heard: int) -> None:
+    def notify_connection_ended(self, heard: int) -> None:
         """Tells all watches that the connection has ended. `heard` is the revision up to which all changes were
         received."""
         for watch in self._watches.values():
@@ -269,7 +269,7 @@ class _VersionReader:
         self._root = root
         self._watch = watch
         self._youngest = 0
-        self._several = asyncio.Semaphore(LOOKED_AT_ONCE)
+        self._several = asyncio.Semaphore(ZNODES_LISTED_AT_ONCE)
 
     async def find_latest_revision(self) -> int:
         prefix = self._watch.prefix
@@ -320,7 +320,7 @@ class _VersionReader:
 
 _LOG = logging.getLogger("magnetar.metadata.zookeeper")
 
-ASKED_AT_ONCE = 200
+ZNODES_READ_AT_ONCE = 200
 """The number of znodes of a listing that are requested at the same time."""
 
 T = TypeVar("T")
@@ -328,9 +328,9 @@ T = TypeVar("T")
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
     """Opens a session with ZooKeeper and returns the store. Tries for `timeout_s` seconds, then raises Unavailable.
-    Raises at once Unauthorized, and the errors of `test_tls_connection` if the address has TLS files."""
+    Raises at once Unauthorized, and the errors of `check_tls_connection` if the address has TLS files."""
     if address.access.ca:
-        await test_tls_connection(address)
+        await check_tls_connection(address)
     return await ZookeeperStore(world, address, timeout_s).start_or_close()
 
 
@@ -391,7 +391,7 @@ class ZookeeperStore(SessionStore):
             except TimeoutError:
                 unanswered += self._state is SessionState.CONNECTED
             except MagnetarError:  # the connection broke: kazoo makes the next
-                await asyncio.sleep(min(PAUSE_S_MIN, self._timeout_s / 10))
+                await asyncio.sleep(min(RECONNECT_PAUSE_S_MIN, self._timeout_s / 10))
                 continue
             else:
                 unanswered = 0
@@ -421,7 +421,7 @@ class ZookeeperStore(SessionStore):
 
     def _on_lost(self, failure: MagnetarError) -> None:
         self._line.disconnect(farewell=False)
-        self._line.release()
+        self._line.release_resources()
 
     def _end_watches(self) -> None:
         self._watches.on_connection_ended()
@@ -445,7 +445,7 @@ class ZookeeperStore(SessionStore):
         if not self._line_ended.is_set():
             self._line.disconnect(farewell=False)
         self._end_session(self._why)
-        self._line.release()
+        self._line.release_resources()
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> VersionedValue | None:
@@ -528,7 +528,7 @@ class ZookeeperStore(SessionStore):
             raise TimedOut(f"{self._address}: no answer from ZooKeeper within {CALL_TIMEOUT_S:g} s") from error
 
     # -------------------------------------------------------------------------------------------- writing
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         check_operations(operations)
         end = self._deadline_of_call()
         fresh = False
@@ -548,7 +548,7 @@ class ZookeeperStore(SessionStore):
                 return plan.versions
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
-    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.ZookeeperCommitPlan:
+    async def _plan(self, operations: Sequence[CommitOperation], *, fresh: bool) -> znodes.ZookeeperCommitPlan:
         """Plans a commit by the versions of its nodes. If the plan has no steps, or a version refuses the commit, makes
         it again from the latest state."""
         try:
@@ -564,7 +564,7 @@ class ZookeeperStore(SessionStore):
         return await self._plan(operations, fresh=True)
 
     async def _found(
-        self, operations: Sequence[Operation], *, fresh: bool
+        self, operations: Sequence[CommitOperation], *, fresh: bool
     ) -> dict[str, znodes.NodeVersionAndOwner | None]:
         paths = list(dict.fromkeys(operation.path for operation in operations))
         ask = lambda: asyncio.gather(*[self._line.exists(self._znode(path)) for path in paths])
@@ -574,13 +574,13 @@ class ZookeeperStore(SessionStore):
             for path, stat in zip(paths, stats, strict=True)
         }
 
-    async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
+    async def _make_folders(self, steps: Sequence[znodes.ZnodeStep]) -> None:
         wanted = [step.path for step in steps if isinstance(step, znodes.CreateZnode)]
         for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folder_znode_paths(path)):
             with contextlib.suppress(ZnodeExists):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 
-    def _check_size(self, steps: Sequence[znodes.Step]) -> None:
+    def _check_size(self, steps: Sequence[znodes.ZnodeStep]) -> None:
         root_bytes, limit = len(self._address.root.encode()), self._address.jute_maxbuffer
         size = znodes.request_size_bytes(steps, root_bytes, self._line.access_list_bytes)
         if size > limit:
@@ -608,6 +608,6 @@ def _below(prefix: str, segment: str) -> str:
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
     """Calls `ask` for each item, for at most ASKED_AT_ONCE items at a time. Returns the answers in order."""
     answers: list[bool] = []
-    for start in range(0, len(items), ASKED_AT_ONCE):
-        answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])
+    for start in range(0, len(items), ZNODES_READ_AT_ONCE):
+        answers += await asyncio.gather(*[ask(item) for item in items[start : start + ZNODES_READ_AT_ONCE]])
     return answers

@@ -70,9 +70,9 @@ from .session import MetadataAccess
 # Guarded by the conformance suite against a real server, tests/metadata/test_zookeeper.py.
 
 
-EPHEMERAL, CONTAINER = 1, 4
-RECURSIVE = 1  # AddWatchMode.PERSISTENT_RECURSIVE
-ANY_WATCH = 3  # WatcherType.Any
+CREATE_EPHEMERAL, CREATE_CONTAINER = 1, 4
+WATCH_PERSISTENT_RECURSIVE = 1  # AddWatchMode.PERSISTENT_RECURSIVE
+WATCHER_TYPE_ANY = 3  # WatcherType.Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class AddWatch:
     type: ClassVar[int] = 106
 
     def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + int_struct.pack(RECURSIVE))
+        return bytes(write_string(self.path) + int_struct.pack(WATCH_PERSISTENT_RECURSIVE))
 
     @staticmethod
     def deserialize(buffer: bytes, offset: int) -> None:
@@ -98,7 +98,7 @@ class RemoveWatches:
     type: ClassVar[int] = 18
 
     def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + int_struct.pack(ANY_WATCH))
+        return bytes(write_string(self.path) + int_struct.pack(WATCHER_TYPE_ANY))
 
     @staticmethod
     def deserialize(buffer: bytes, offset: int) -> None:
@@ -115,7 +115,7 @@ class CreateFolder:
     type: ClassVar[int] = 19  # createContainer
 
     def serialize(self) -> bytes:
-        return bytes(CreateRequest(self.path, b"", self.acl, CONTAINER).serialize())
+        return bytes(CreateRequest(self.path, b"", self.acl, CREATE_CONTAINER).serialize())
 
     @staticmethod
     def deserialize(buffer: bytes, offset: int) -> None:
@@ -161,7 +161,7 @@ _KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each attempt to connect; metad
 HANDSHAKE_TIMEOUT_S = 5.0
 """The longest time, in seconds, for a handshake. A server that is starting may drop the request that opens a session,
 and kazoo would wait for it for a whole session timeout."""
-WAITING_MAX = 10_000
+WAITING_REQUESTS_MAX = 10_000
 """The largest number of requests without an answer."""
 
 
@@ -376,7 +376,7 @@ class ZooKeeperConnection:
         BackPressure if WAITING_MAX requests wait, ConnectionLost if the connection breaks before the answer. Also calls
         `then` with the answer, in the order in which answers and watch events arrive."""
         future: asyncio.Future[ZookeeperAnswer] = self._loop.create_future()
-        if self._waiting >= WAITING_MAX:
+        if self._waiting >= WAITING_REQUESTS_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
             future.exception()  # the caller may not wait for it
             return future
@@ -448,7 +448,7 @@ class ZooKeeperConnection:
         """Ends this connection's watches on a znode. Does not wait for the answer, and ignores an error."""
         self.request(RemoveWatches(path))
 
-    async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
+    async def commit(self, root: str, steps: Sequence[znodes.ZnodeStep]) -> int:
         """Sends a transaction of these steps and waits for its answer. Returns its zxid (ZooKeeper's number of the
         transaction), or a later one. `root`: the path of the tree's root znode.
 
@@ -482,7 +482,7 @@ class ZooKeeperConnection:
         with suppress(OSError, AttributeError):
             self._connection._write_sock.send(b"\0")
 
-    def release(self) -> None:
+    def release_resources(self) -> None:
         """Frees kazoo's resources. Must be called in the state LOST. Does nothing while kazoo's thread still uses them
         to connect."""
         if self._connection.connection_stopped.is_set():
@@ -493,11 +493,11 @@ _NEVER_TRIED = -2  # RUNTIMEINCONSISTENCY: a step after the one that failed
 _STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
 
 
-def _request(root: str, step: znodes.Step, acl: Any) -> Any:
+def _request(root: str, step: znodes.ZnodeStep, acl: Any) -> Any:
     path = root + znodes.value_znode_path(step.path)
     match step:
         case znodes.CreateZnode():
-            return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)
+            return CreateRequest(path, step.value, acl, CREATE_EPHEMERAL if step.ephemeral else 0)
         case znodes.SetZnodeValue():
             return SetData(path, step.value, step.version)
         case znodes.DeleteZnode():

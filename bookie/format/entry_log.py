@@ -20,19 +20,19 @@ from itertools import pairwise, zip_longest
 from operator import add
 from typing import NamedTuple
 
-from ...ledger.peer_format import ENTRY_HEADER, compute_checksum_with_entry
+from ...ledger.peer_format import ENTRY_HEADER_STRUCT, extend_checksum_by_entry
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
 from .journal import crc32c
 
-MAGIC = versions.ENTRY_LOG.magic
-DATA_OFFSET = 4096
+ENTRY_LOG_MAGIC = versions.ENTRY_LOG.magic
+FIRST_RECORD_OFFSET = 4096
 _HEAD = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _IDS = struct.Struct(">qq")
 _HEAD_AND_IDS = struct.Struct(">IIqq")
 RECORD_HEADER_BYTES = _HEAD.size
-_RECORD_BYTES_MIN = RECORD_HEADER_BYTES + ENTRY_HEADER.size
+_RECORD_BYTES_MIN = RECORD_HEADER_BYTES + ENTRY_HEADER_STRUCT.size
 
 
 class EntryIds(NamedTuple):
@@ -70,7 +70,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
     head = _LENGTH.pack(length)
     if length < JOINED_BYTES_MIN:
         return crc32c(head, *stored)
-    return compute_checksum_with_entry(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
+    return extend_checksum_by_entry(head, stored[0][: ENTRY_HEADER_STRUCT.size], length - ENTRY_HEADER_STRUCT.size)
 
 
 def decode_record_if_intact(data: bytes, start: int, end: int) -> bytes | None:
@@ -128,7 +128,7 @@ def verify_record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
         return None
     length, crc = _HEAD.unpack_from(data, start)
     end = start + RECORD_HEADER_BYTES + length
-    if end > len(data) or length < ENTRY_HEADER.size:
+    if end > len(data) or length < ENTRY_HEADER_STRUCT.size:
         return None
     if crc32c(data[start : start + 4], data[start + RECORD_HEADER_BYTES : end]) != crc:
         return None
@@ -136,9 +136,9 @@ def verify_record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
     return end, ledger, entry
 
 
-def entry_ids(stored: bytes) -> EntryIds | None:
+def decode_entry_ids(stored: bytes) -> EntryIds | None:
     """Returns the ledger id and the entry id from the header of a stored entry; None if the bytes are too short for a
     header."""
-    if len(stored) < ENTRY_HEADER.size:
+    if len(stored) < ENTRY_HEADER_STRUCT.size:
         return None
-    return EntryIds(*ENTRY_HEADER.unpack_from(stored)[:2])
+    return EntryIds(*ENTRY_HEADER_STRUCT.unpack_from(stored)[:2])

@@ -10,7 +10,7 @@ Big-endian; a table is as long as `entries` says, tables are in the order of the
 one ledger in ascending entry order at log[start : start+length]; record i of it is log[start + offset[i] : start +
 offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th). A group's heads ascend by
 ledger, so that the extents of a ledger are adjacent: a reader finds them by the first ledger of each page of
-`PAGE_HEADS` heads, which is all that stays in memory (bookie/store/index.py). Heads can be read without the
+`HEADS_PER_PAGE` heads, which is all that stays in memory (bookie/store/index.py). Heads can be read without the
 tables, which are loaded when needed; the table of an extent with one entry follows from its head.
 
 Damage: the mark says where the file must end (format/mark.py). Anything invalid before that end is damage in durable
@@ -34,17 +34,17 @@ from typing import NamedTuple
 from ...proto import versions
 from .journal import Buffer, crc32c
 
-MAGIC = versions.INDEX.magic
+INDEX_MAGIC = versions.INDEX.magic
 GROUP_MAGIC = b"MIGR"
 _GROUP = struct.Struct(">4sIQ")
 _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqqIIQI")
 GROUP_HEADER_BYTES = _GROUP.size + _CRC.size
-HEAD_BYTES = _HEAD.size
-DELTA_MAX = (1 << 32) - 1
-PAGE_HEADS = 64
-PAGE_BYTES = PAGE_HEADS * HEAD_BYTES
-_HEAD_WORDS = HEAD_BYTES // 4
+EXTENT_HEAD_BYTES = _HEAD.size
+ENTRY_DELTA_MAX = (1 << 32) - 1
+HEADS_PER_PAGE = 64
+INDEX_PAGE_BYTES = HEADS_PER_PAGE * EXTENT_HEAD_BYTES
+_HEAD_WORDS = EXTENT_HEAD_BYTES // 4
 
 
 class Extent(NamedTuple):
@@ -87,7 +87,7 @@ class IndexGroupHeader(NamedTuple):
     @property
     def extent_heads_bytes(self) -> int:
         """The size of all extent heads of the group, in bytes."""
-        return self.extents * HEAD_BYTES
+        return self.extents * EXTENT_HEAD_BYTES
 
 
 def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
@@ -123,7 +123,7 @@ def decode_group_header_if_intact(data: bytes) -> IndexGroupHeader | None:
     return IndexGroupHeader(extents, tables_bytes, _CRC.unpack_from(data, _GROUP.size)[0])
 
 
-def checksum_group_header(data: bytes) -> int:
+def compute_group_header_checksum(data: bytes) -> int:
     """Returns the CRC32C of the group header at the start of `data`, without its checksum field. The caller must
     continue this CRC with the bytes of the extent heads."""
     return crc32c(data[: _GROUP.size])
@@ -161,10 +161,10 @@ def decode_head_columns(heads: bytes) -> ExtentHeadColumns:
     words = array("I", heads)
     if sys.byteorder == "little":
         words.byteswap()
-    ledgers = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
+    ledgers = array("I", bytes(8 * (len(heads) // EXTENT_HEAD_BYTES)))
     low = 0 if sys.byteorder == "little" else 1
     ledgers[low::2], ledgers[1 - low :: 2] = words[1::_HEAD_WORDS], words[0::_HEAD_WORDS]
-    starts = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
+    starts = array("I", bytes(8 * (len(heads) // EXTENT_HEAD_BYTES)))
     starts[low::2], starts[1 - low :: 2] = words[9::_HEAD_WORDS], words[8::_HEAD_WORDS]
     reach = max(map(add, array("Q", starts.tobytes()), words[7::_HEAD_WORDS]), default=0)
     return ExtentHeadColumns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)

@@ -41,7 +41,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...ledger.peer_format import ENTRY_HEADER, compute_checksum_with_entry
+from ...ledger.peer_format import ENTRY_HEADER_STRUCT, extend_checksum_by_entry
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
 
@@ -140,9 +140,9 @@ def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path
 # ------------------------------------------------------------------------------------------------------- journal
 
 
-MAGIC = versions.JOURNAL.magic
+JOURNAL_MAGIC = versions.JOURNAL.magic
 BLOCK_MAGIC = 0x4D4A424B
-ALIGNMENT = 4096
+BLOCK_ALIGNMENT_BYTES = 4096
 _BLOCK = struct.Struct(">IQQQIII")
 _SEED = struct.Struct(">QQ")
 _BODY = struct.Struct(">BqqI")
@@ -216,7 +216,7 @@ _sum = checksum.crc32c
 
 def round_up_to_alignment(size: int) -> int:
     """Returns `size`, in bytes, rounded up to a multiple of ALIGNMENT, at which journal blocks begin."""
-    return (size + ALIGNMENT - 1) & -ALIGNMENT
+    return (size + BLOCK_ALIGNMENT_BYTES - 1) & -BLOCK_ALIGNMENT_BYTES
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
@@ -243,12 +243,12 @@ def encode_adds(
     for entry, stored, size in entries:
         assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
         body = _BODY.pack(_ADD, ledger, entry, size) + stored[0]
-        if size < JOINED_BYTES_MIN or len(stored[0]) != ENTRY_HEADER.size:
+        if size < JOINED_BYTES_MIN or len(stored[0]) != ENTRY_HEADER_STRUCT.size:
             crc = _sum(body, 0)
             for part in stored[1:]:
                 crc = _sum(part, crc)
         else:
-            crc = compute_checksum_with_entry(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
+            crc = extend_checksum_by_entry(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER_STRUCT.size)
         header = _CRC.pack(crc) + body
         headers.append(header)
         buffers.append(header)

@@ -35,16 +35,16 @@ import enum
 import struct
 from typing import NamedTuple, assert_never
 
-from ...ledger.peer_format import KEY_BYTES
+from ...ledger.peer_format import LEDGER_KEY_BYTES
 from ...proto import versions
 from .journal import Buffer, crc32c
 
-MAGIC = versions.LEDGER_INDEX.magic
+LEDGER_INDEX_MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")
 _CRC = struct.Struct(">I")
-RECORD_BYTES = _CRC.size + _BODY.size
+LEDGER_RECORD_BYTES = _CRC.size + _BODY.size
 _SET = 1
-_NO_KEY = bytes(KEY_BYTES)
+_NO_KEY = bytes(LEDGER_KEY_BYTES)
 
 
 class LedgerIndexRecordKind(enum.IntEnum):
@@ -115,7 +115,7 @@ class DrainedEntryLog(NamedTuple):
     log: int
 
 
-State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
+LedgerIndexRecord = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
 
 
 def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
@@ -125,7 +125,7 @@ def encode_ledger_record(ledger: int, fenced: bool, key: bytes, lac: int, last: 
     return _CRC.pack(crc32c(body)) + body
 
 
-def encode_state(record: State) -> bytes:
+def encode_ledger_index_record(record: LedgerIndexRecord) -> bytes:
     """Encodes any record of the ledger index and returns its 50 bytes."""
     match record:
         case LedgerState(ledger, fenced, key, lac, last):
@@ -145,10 +145,10 @@ def encode_state(record: State) -> bytes:
     return _CRC.pack(crc32c(body)) + body
 
 
-def decode_record_if_intact(data: Buffer, offset: int = 0) -> State | None:
+def decode_record_if_intact(data: Buffer, offset: int = 0) -> LedgerIndexRecord | None:
     """Decodes the record of the ledger index that begins at `offset` of `data` and returns it. Returns None if the
     record is damaged, cut off, or of an unknown type."""
-    body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
+    body = bytes(data[offset + _CRC.size : offset + LEDGER_RECORD_BYTES])
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
         return None
     kind, ledger, flags, key, lac, last = _BODY.unpack(body)

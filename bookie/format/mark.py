@@ -34,11 +34,11 @@ from ...proto import versions
 from ...proto.versions import NOTE, check_format
 from .journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, crc32c, decode_file_header, encode_file_header
 
-MAGIC = versions.MARK.magic
+MARK_MAGIC = versions.MARK.magic
 _BODY = struct.Struct(">11Q")
 _BODY_WITHOUT_COLD = struct.Struct(">7Q")
 _CRC = struct.Struct(">I")
-MARK_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
+MARK_FILE_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
 
 
 class OpenLogEnds(NamedTuple):
@@ -104,18 +104,18 @@ def encode_checkpoint_mark(mark: CheckpointMark, uuid: bytes, count: int) -> byt
     """Encodes the content of a mark file and returns it. `uuid` is the bookie's, 16 bytes; `count` is how many marks
     the store has written, this one included."""
     body = _BODY.pack(*mark)
-    return encode_file_header(FileHeader(MAGIC, uuid, count)) + body + _CRC.pack(crc32c(body))
+    return encode_file_header(FileHeader(MARK_MAGIC, uuid, count)) + body + _CRC.pack(crc32c(body))
 
 
 def decode_checkpoint_mark(data: bytes, uuid: bytes, path: str) -> tuple[CheckpointMark, int]:
     """Decodes a checkpoint mark. Returns the mark, and how many marks the store has written so far. Raises DamagedFile
     or NewerFormat; `path` is named in the error text."""
     count = int.from_bytes(data[28:36], "big")
-    decode_file_header(data, MAGIC, uuid, count, path)
+    decode_file_header(data, MARK_MAGIC, uuid, count, path)
     known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}
     body = known.get(len(data))
     if body is None:
-        raise DamagedFile(path, len(data), f"{len(data)} bytes long, not {MARK_BYTES}")
+        raise DamagedFile(path, len(data), f"{len(data)} bytes long, not {MARK_FILE_BYTES}")
     end = FILE_HEADER_BYTES + body.size
     if crc32c(data[FILE_HEADER_BYTES:end]) != _CRC.unpack_from(data, end)[0]:
         raise DamagedFile(path, FILE_HEADER_BYTES, "checksum of the mark does not match")
@@ -138,15 +138,15 @@ _HEAD = struct.Struct(">8sHI")
 N = TypeVar("N")
 
 
-def encode_checked_json(magic: bytes, note: object) -> bytes:
+def encode_checksummed_json(magic: bytes, note: object) -> bytes:
     """Encodes the content of a small file: the object `note` as JSON, with a magic of 8 bytes and a checksum. Returns
-    the bytes, which `decode_checked_json` decodes."""
+    the bytes, which `decode_checksummed_json` decodes."""
     body = msgspec.json.encode(note)
     data = _HEAD.pack(magic, NOTE.version, len(body)) + body
     return data + _CRC.pack(crc32c(data))
 
 
-def decode_checked_json(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
+def decode_checksummed_json(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
     """Decodes the content of a small file of JSON that has a magic and a checksum, and returns an object of class
     `kind`. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
     if len(data) < _HEAD.size:
@@ -188,9 +188,9 @@ class Cookie(msgspec.Struct, frozen=True):
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
-    return encode_checked_json(COOKIE_MAGIC, cookie)
+    return encode_checksummed_json(COOKIE_MAGIC, cookie)
 
 
 def decode_cookie(data: bytes, path: str) -> Cookie:
     """Decodes the content of a cookie file. Raises DamagedFile or NewerFormat; `path` is named in the error text."""
-    return decode_checked_json(data, COOKIE_MAGIC, Cookie, path)
+    return decode_checksummed_json(data, COOKIE_MAGIC, Cookie, path)

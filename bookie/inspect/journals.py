@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..format.journal import (
-    ALIGNMENT,
+    BLOCK_ALIGNMENT_BYTES,
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
     HEADER_COPY_OFFSET,
-    MAGIC,
+    JOURNAL_MAGIC,
     RECORD_HEADER_BYTES,
     BlockHeader,
     FileHeader,
@@ -28,8 +28,8 @@ from ..format.journal import (
     decode_block_header_if_intact,
     decode_records_if_intact,
 )
-from ..store.boot import JOURNAL
-from ..store.replay import FILLING, SPARE, SUFFIX, journal_file_name
+from ..store.boot import JOURNAL_FOLDER
+from ..store.replay import FILLING_PREFIX, JOURNAL_SUFFIX, SPARE_PREFIX, journal_file_name
 from .snapshot import (
     FileDamage,
     ReadableFile,
@@ -82,22 +82,22 @@ class OpenedJournalFile(NamedTuple):
     header: FileHeader
 
 
-Found = OpenedJournalFile | JournalBlock | TornTail | FileDamage | RemovedFile
+JournalFinding = OpenedJournalFile | JournalBlock | TornTail | FileDamage | RemovedFile
 
 
 def list_journal_numbers(snapshot: StoreSnapshot) -> list[int]:
     """Returns the numbers of all journal files in the directory, in ascending order. Raises OSError if the directory
     cannot be listed."""
-    return list_file_numbers(snapshot, JOURNAL, (SUFFIX,))
+    return list_file_numbers(snapshot, JOURNAL_FOLDER, (JOURNAL_SUFFIX,))
 
 
 def list_spare_journal_names(snapshot: StoreSnapshot) -> list[str]:
     """Returns the names of the spare journal files: the files that wait to become the next journal, and a file that is
     still being filled with zeros. Raises OSError if the directory cannot be listed."""
-    path = snapshot.path(JOURNAL)
+    path = snapshot.path(JOURNAL_FOLDER)
     if not snapshot.files.exists(path):
         return []
-    return [name for name in snapshot.files.list_directory(path) if name.startswith((SPARE, FILLING))]
+    return [name for name in snapshot.files.list_directory(path) if name.startswith((SPARE_PREFIX, FILLING_PREFIX))]
 
 
 def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
@@ -111,16 +111,16 @@ def find_missing_journals(snapshot: StoreSnapshot) -> Iterator[FileDamage]:
         if number not in there:
             mark = snapshot_directory(snapshot.files, snapshot.directory).mark
             if mark is None or mark.journal <= number:
-                path = snapshot.path(JOURNAL, journal_file_name(number))
+                path = snapshot.path(JOURNAL_FOLDER, journal_file_name(number))
                 yield FileDamage(path, 0, "this journal is missing, and the mark or its neighbours need it")
 
 
-def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterator[Found]:
+def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterator[JournalFinding]:
     """Yields the content of journal `number`: first an OpenedJournalFile, then the blocks, from the first block at or
     after the offset `start`. Yields a FileDamage for each damaged part, a TornTail if the last write was not
     finished, and a RemovedFile if the bookie has removed the file. Raises InvalidRequest if the file has a newer
     format than this Magnetar knows."""
-    path = snapshot.path(JOURNAL, journal_file_name(number))
+    path = snapshot.path(JOURNAL_FOLDER, journal_file_name(number))
     file = open_file(snapshot, path)
     if file is None:
         yield RemovedFile(path)
@@ -135,7 +135,12 @@ def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterat
         mark = snapshot.mark
         if mark is not None and number == mark.journal and file.size() < mark.offset:
             yield FileDamage(path, file.size(), f"the file ends here, and it was synced up to {mark.offset}")
-        yield from _walk(snapshot, file, header, max(-(-start // ALIGNMENT) * ALIGNMENT, ALIGNMENT))
+        yield from _walk(
+            snapshot,
+            file,
+            header,
+            max(-(-start // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES, BLOCK_ALIGNMENT_BYTES),
+        )
     finally:
         file.close()
 
@@ -143,13 +148,15 @@ def walk_journal(snapshot: StoreSnapshot, number: int, start: int = 0) -> Iterat
 def _header(snapshot: StoreSnapshot, file: ReadableFile, number: int) -> tuple[FileHeader | None, FileDamage | None]:
     """Reads both copies of the journal's header. Returns the header from an undamaged copy (None if both are damaged),
     and the damage of the first damaged copy (None if both are undamaged)."""
-    first, second = (read_header_or_damage(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
+    first, second = (
+        read_header_or_damage(snapshot, file, JOURNAL_MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET)
+    )
     if isinstance(first, FileDamage):
         return None if isinstance(second, FileDamage) else second, first
     return first, second if isinstance(second, FileDamage) else None
 
 
-def _walk(snapshot: StoreSnapshot, file: ReadableFile, header: FileHeader, offset: int) -> Iterator[Found]:
+def _walk(snapshot: StoreSnapshot, file: ReadableFile, header: FileHeader, offset: int) -> Iterator[JournalFinding]:
     while offset < file.size():
         block = _block(file, header, offset)
         if block is None:
@@ -185,7 +192,7 @@ def _judge(
     begun = _block_header(file, header, bad)
     durable = _durable_end(snapshot, header.number)
     synced = durable is not None and durable > bad
-    behind = bad + (begun.padded_bytes if begun is not None else ALIGNMENT)
+    behind = bad + (begun.padded_bytes if begun is not None else BLOCK_ALIGNMENT_BYTES)
     following = _next_block(file, header, behind, -1 if synced else bad)
     if following is None and not synced:
         return TornTail(file.path, bad) if begun is not None else None, None
@@ -202,7 +209,7 @@ def _judge(
 def _durable_end(snapshot: StoreSnapshot, number: int) -> int | None:
     """Returns the offset up to which the journal was synced, as the header of the next journal says; None if that is
     unknown."""
-    file = open_file(snapshot, snapshot.path(JOURNAL, journal_file_name(number + 1)))
+    file = open_file(snapshot, snapshot.path(JOURNAL_FOLDER, journal_file_name(number + 1)))
     if file is None:
         return None
     try:
@@ -219,7 +226,7 @@ def _next_block(file: ReadableFile, header: FileHeader, start: int, bad: int) ->
     for base, data in read_file_in_parts(file, start, file.size()):
         at = data.find(_MAGIC)
         while at >= 0:
-            found = _block_header(file, header, base + at) if (base + at) % ALIGNMENT == 0 else None
+            found = _block_header(file, header, base + at) if (base + at) % BLOCK_ALIGNMENT_BYTES == 0 else None
             if found is not None:
                 first = base + at if first is None else first
                 if found.synced_upto > bad:

@@ -25,23 +25,36 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ...ledger.peer_format import ENTRY_HEADER
+from ...ledger.peer_format import ENTRY_HEADER_STRUCT
 from ..format import index, ledger_index
-from ..format.entry_log import DATA_OFFSET, RECORD_HEADER_BYTES, EntryIds, decode_record_if_intact, entry_ids
-from ..format.entry_log import MAGIC as LOG_MAGIC
-from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, ExtentTable, IndexGroupHeader
+from ..format.entry_log import ENTRY_LOG_MAGIC as LOG_MAGIC
+from ..format.entry_log import (
+    FIRST_RECORD_OFFSET,
+    RECORD_HEADER_BYTES,
+    EntryIds,
+    decode_entry_ids,
+    decode_record_if_intact,
+)
+from ..format.index import (
+    EXTENT_HEAD_BYTES,
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    INDEX_MAGIC,
+    Extent,
+    ExtentTable,
+    IndexGroupHeader,
+)
 from ..format.journal import FILE_HEADER_BYTES, RECORD_BYTES_MAX, RecordType, crc32c
-from ..format.ledger_index import MAGIC as LEDGER_INDEX_MAGIC
-from ..format.ledger_index import RECORD_BYTES, LedgerState, State, Tombstone
-from ..store.boot import ENTRIES, JOURNAL, LEDGERS
+from ..format.ledger_index import LEDGER_INDEX_MAGIC, LEDGER_RECORD_BYTES, LedgerIndexRecord, LedgerState, Tombstone
+from ..store.boot import ENTRIES_FOLDER, JOURNAL_FOLDER, LEDGERS_FOLDER
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, entry_log_file_name, entry_log_index_file_name
 from ..store.index import ExtentLocation
-from ..store.index_files import SUFFIX, ledger_index_file_name
+from ..store.index_files import LEDGER_INDEX_SUFFIX, ledger_index_file_name
 from ..store.replay import journal_file_name
 from ..store.state_log import StateLog
 from . import journals
 from .snapshot import (
-    WINDOW_BYTES,
+    READ_WINDOW_BYTES,
     FileDamage,
     ReadableFile,
     RemovedFile,
@@ -78,11 +91,11 @@ class OpenedLogFile(NamedTuple):
     end: int  # what counts of it
 
 
-Found = OpenedLogFile | LoggedEntry | FileDamage | RemovedFile
+EntryLogFinding = OpenedLogFile | LoggedEntry | FileDamage | RemovedFile
 
 
 def log_path(snapshot: StoreSnapshot, log: int) -> str:
-    return snapshot.path(ENTRIES, entry_log_file_name(log))
+    return snapshot.path(ENTRIES_FOLDER, entry_log_file_name(log))
 
 
 def classify_missing_log(snapshot: StoreSnapshot, log: int) -> FileDamage | RemovedFile:
@@ -107,7 +120,7 @@ def classify_missing_log(snapshot: StoreSnapshot, log: int) -> FileDamage | Remo
     return FileDamage(path, 0, "the log is missing, and its index is there")
 
 
-def walk_entry_log(snapshot: StoreSnapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
+def walk_entry_log(snapshot: StoreSnapshot, log: int, start: int = FIRST_RECORD_OFFSET) -> Iterator[EntryLogFinding]:
     """Yields the content of an entry log: first an OpenedLogFile, then the records from the offset `start` on. Yields a
     FileDamage for each damaged part. `start` must be the offset of a record; otherwise the next item is a FileDamage.
     Raises the errors of `classify_missing_log`."""
@@ -122,7 +135,7 @@ def walk_entry_log(snapshot: StoreSnapshot, log: int, start: int = DATA_OFFSET) 
             yield header
         end = _end_offset(snapshot, log)
         yield OpenedLogFile(path, file.size(), file.size() if end is None else end)
-        yield from _Walk(file, log, end).records(max(start, DATA_OFFSET))
+        yield from _Walk(file, log, end).records(max(start, FIRST_RECORD_OFFSET))
     finally:
         file.close()
 
@@ -133,7 +146,7 @@ def _end_offset(snapshot: StoreSnapshot, log: int) -> int | None:
     if ends is not None:
         return ends[0]
     if not snapshot.is_committed(log):
-        return DATA_OFFSET
+        return FIRST_RECORD_OFFSET
     last = None
     for found in walk_log_extents(snapshot, log):
         if isinstance(found, FileDamage | RemovedFile):
@@ -177,32 +190,32 @@ class _Walk:
     def _bytes(self, offset: int, size: int) -> bytes:
         if offset < self._base or offset + size > self._base + len(self._window):
             self._base = offset
-            self._window = self._file.pread(max(size, WINDOW_BYTES), offset)
+            self._window = self._file.pread(max(size, READ_WINDOW_BYTES), offset)
         at = offset - self._base
         return self._window[at : at + size]
 
     def _record(self, offset: int) -> LoggedEntry | None:
         head = self._bytes(offset, RECORD_HEADER_BYTES)
         length = int.from_bytes(head[:4], "big")
-        if len(head) < RECORD_HEADER_BYTES or not ENTRY_HEADER.size <= length <= RECORD_BYTES_MAX:
+        if len(head) < RECORD_HEADER_BYTES or not ENTRY_HEADER_STRUCT.size <= length <= RECORD_BYTES_MAX:
             return None
         size = RECORD_HEADER_BYTES + length
         stored = decode_record_if_intact(self._bytes(offset, size), 0, size)
-        ids = entry_ids(stored) if stored is not None else None
+        ids = decode_entry_ids(stored) if stored is not None else None
         if stored is None or ids is None or ids.ledger < 0 or ids.entry < 0:
             return None
-        return LoggedEntry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER.unpack_from(stored)[2])
+        return LoggedEntry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER_STRUCT.unpack_from(stored)[2])
 
     def _only_zeros(self, start: int) -> bool:
         return not any(data.strip(b"\0") for _, data in read_file_in_parts(self._file, start, self._end))
 
     def _next_record(self, start: int) -> int | None:
         overlap = 32
-        for base in range(start, min(self._end, self._file.size()), WINDOW_BYTES):
-            data = self._file.pread(WINDOW_BYTES + overlap, base)
+        for base in range(start, min(self._end, self._file.size()), READ_WINDOW_BYTES):
+            data = self._file.pread(READ_WINDOW_BYTES + overlap, base)
             for match in _RECORD.finditer(data):
                 at = base + match.start()
-                if match.start() < WINDOW_BYTES and self._record(at) is not None:
+                if match.start() < READ_WINDOW_BYTES and self._record(at) is not None:
                     return at
         return None
 
@@ -273,9 +286,12 @@ def _copy(file: ReadableFile, place: ExtentLocation, entry: int, offset: int, si
     damage = None
     if stored is None:
         damage = "the record does not match its checksum"
-    elif entry_ids(stored) != EntryIds(place.extent.ledger, entry):
-        damage = f"the record is of {entry_ids(stored)}"
-    elif crc32c(stored[: ENTRY_HEADER.size - 4], stored[ENTRY_HEADER.size :]) != ENTRY_HEADER.unpack_from(stored)[4]:
+    elif decode_entry_ids(stored) != EntryIds(place.extent.ledger, entry):
+        damage = f"the record is of {decode_entry_ids(stored)}"
+    elif (
+        crc32c(stored[: ENTRY_HEADER_STRUCT.size - 4], stored[ENTRY_HEADER_STRUCT.size :])
+        != ENTRY_HEADER_STRUCT.unpack_from(stored)[4]
+    ):
         damage = "the entry does not match the checksum of who wrote it"
     return EntryCopy(entry, "log", place.log, offset, size, damage, file.path)
 
@@ -291,7 +307,7 @@ def find_journal_copies(
         if isinstance(found, FileDamage | RemovedFile):
             yield found
             continue
-        path = snapshot.path(JOURNAL, journal_file_name(found.journal))
+        path = snapshot.path(JOURNAL_FOLDER, journal_file_name(found.journal))
         for offset, record in found.records_with_offsets():
             if record.type is RecordType.ADD and record.ledger == ledger and entry in (None, record.entry):
                 yield EntryCopy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
@@ -327,14 +343,14 @@ def _blocks_after_mark(snapshot: StoreSnapshot) -> Iterator[journals.JournalBloc
 # The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 #
 # `read_ledger_index_overview` is one pass over the file: the facts, and which ledgers have a descriptor.
-# `walk_ledger_records` makes one pass for every `WINDOW` ledgers, so that a million of them are shown in order and are
-# not in memory. No reader of this folder returns a key.
+# `walk_ledger_records` makes one pass for every `LEDGERS_PER_PASS` ledgers, so that a million of them are shown in
+# order and are not in memory. No reader of this folder returns a key.
 #
 # A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
 
-WINDOW = 100_000
+LEDGERS_PER_PASS = 100_000
 _TRIES = 3
-_RECORDS_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
+_RECORDS_BYTES = READ_WINDOW_BYTES // LEDGER_RECORD_BYTES * LEDGER_RECORD_BYTES
 
 
 class IndexedLedger(NamedTuple):
@@ -399,7 +415,7 @@ def walk_ledger_records(
     file, end = opened
     wanted = (ledger for ledger in seen.ledgers if ledger >= start and (stop is None or ledger < stop))
     try:
-        while ids := list(islice(wanted, WINDOW)):
+        while ids := list(islice(wanted, LEDGERS_PER_PASS)):
             found: dict[int, IndexedLedger] = dict.fromkeys(ids, IndexedLedger(-1, False, -1, -1))
             for record in _records(snapshot, file, end):
                 if isinstance(record, LedgerState) and record.ledger in found:
@@ -414,7 +430,7 @@ def _open(snapshot: StoreSnapshot) -> tuple[ReadableFile, int] | FileDamage:
     mark returns the newest file of the index and its size."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
-        path = snapshot.path(LEDGERS, ledger_index_file_name(generation))
+        path = snapshot.path(LEDGERS_FOLDER, ledger_index_file_name(generation))
         file = open_file(snapshot, path)
         if file is not None:
             return file, file.size() if end is None else end
@@ -425,19 +441,19 @@ def _open(snapshot: StoreSnapshot) -> tuple[ReadableFile, int] | FileDamage:
 def _named(snapshot: StoreSnapshot) -> tuple[int, int | None]:
     if snapshot.mark is not None:
         return snapshot.mark.ledgers_generation, snapshot.mark.ledgers_end
-    return max(list_file_numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
+    return max(list_file_numbers(snapshot, LEDGERS_FOLDER, (LEDGER_INDEX_SUFFIX,)), default=1), None
 
 
-def _records(snapshot: StoreSnapshot, file: ReadableFile, end: int) -> Iterator[State | FileDamage]:
+def _records(snapshot: StoreSnapshot, file: ReadableFile, end: int) -> Iterator[LedgerIndexRecord | FileDamage]:
     """Yields the records of the ledger index in the order of the file, and a FileDamage in the place of each damaged
     record."""
-    generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
+    generation = int(file.path.rpartition("/")[2].removesuffix(LEDGER_INDEX_SUFFIX))
     header = read_header_or_damage(snapshot, file, LEDGER_INDEX_MAGIC, generation)
     if isinstance(header, FileDamage):
         yield header
     offset = FILE_HEADER_BYTES
     for base, data in read_file_in_parts(file, FILE_HEADER_BYTES, end, _RECORDS_BYTES):
-        for at in range(0, len(data), RECORD_BYTES):
+        for at in range(0, len(data), LEDGER_RECORD_BYTES):
             record = ledger_index.decode_record_if_intact(data, at)
             yield record or FileDamage(
                 file.path, base + at, "record of the ledger index does not match its checksum"
@@ -447,10 +463,10 @@ def _records(snapshot: StoreSnapshot, file: ReadableFile, end: int) -> Iterator[
         yield FileDamage(file.path, offset, f"the file ends here and should be {end} bytes long")
 
 
-_PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
+_PIECE_BYTES = READ_WINDOW_BYTES // EXTENT_HEAD_BYTES * EXTENT_HEAD_BYTES
 _HEADS_MIN = 64
 _HEAD = struct.Struct(">qqqIIQI")
-assert _HEAD.size == HEAD_BYTES
+assert _HEAD.size == EXTENT_HEAD_BYTES
 
 
 class IndexGroup(NamedTuple):
@@ -469,11 +485,11 @@ class IndexGroup(NamedTuple):
 def list_entry_log_numbers(snapshot: StoreSnapshot) -> list[int]:
     """Returns the numbers of all entry logs in the snapshot's directory. A log is included even if only its log file or
     only its index file exists. Raises OSError if the directory cannot be listed."""
-    return list_file_numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
+    return list_file_numbers(snapshot, ENTRIES_FOLDER, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
 def index_file_path(snapshot: StoreSnapshot, log: int) -> str:
-    return snapshot.path(ENTRIES, entry_log_index_file_name(log))
+    return snapshot.path(ENTRIES_FOLDER, entry_log_index_file_name(log))
 
 
 class IndexFile:
@@ -494,7 +510,7 @@ class IndexFile:
         """Yields the groups up to the committed end, in the order of the file; only those that end after the offset
         `start`. Yields a FileDamage for each damaged part, and goes on at the next undamaged group. Raises
         InvalidRequest if the file has a newer format than this Magnetar knows."""
-        header = read_header_or_damage(self.snapshot, self.file, MAGIC, self.log) if self.end else None
+        header = read_header_or_damage(self.snapshot, self.file, INDEX_MAGIC, self.log) if self.end else None
         if isinstance(header, FileDamage):
             yield header
         offset = FILE_HEADER_BYTES
@@ -543,10 +559,10 @@ class IndexFile:
     def walk_extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentLocation]:
         """Yields the extents of a group, each with its location, in the order of the index. `pieces` is the number of
         groups that the caller reads at the same time; these groups share one memory bound."""
-        piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
+        piece_bytes = max(_PIECE_BYTES // EXTENT_HEAD_BYTES // pieces, _HEADS_MIN) * EXTENT_HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.extent_heads_bytes
         for piece in self._heads(group, piece_bytes):
-            for fields in _HEAD.iter_unpack(piece[: len(piece) // HEAD_BYTES * HEAD_BYTES]):
+            for fields in _HEAD.iter_unpack(piece[: len(piece) // EXTENT_HEAD_BYTES * EXTENT_HEAD_BYTES]):
                 extent = Extent(*fields)
                 yield ExtentLocation(self.log, extent, offset)
                 offset += extent.table_bytes

@@ -37,8 +37,8 @@ from ..format.journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, decode_
 from ..format.mark import CheckpointMark, Cookie
 from ..store import boot, disk
 from ..store import state_log as losses
-from ..store.checkpoint import MARK
-from ..store.identity import COOKIE
+from ..store.checkpoint import MARK_FILE
+from ..store.identity import COOKIE_FILE
 from ..store.replay import FileDamage
 
 __all__ = [
@@ -54,8 +54,8 @@ __all__ = [
     "snapshot_directory",
 ]  # fmt: skip
 
-WINDOW_BYTES = 1 << 20
-PAGE_BYTES = 4096
+READ_WINDOW_BYTES = 1 << 20
+READ_PAGE_BYTES = 4096
 
 
 class ReadableFile(Protocol):
@@ -118,15 +118,15 @@ def snapshot_directory(files: Files, directory: str) -> StoreSnapshot:
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)
-    if not {COOKIE, MARK, boot.JOURNAL, boot.ENTRIES, boot.LEDGERS} & set(names):
-        inner = [name for name in names if files.exists(join_path(directory, name, COOKIE))]
+    if not {COOKIE_FILE, MARK_FILE, boot.JOURNAL_FOLDER, boot.ENTRIES_FOLDER, boot.LEDGERS_FOLDER} & set(names):
+        inner = [name for name in names if files.exists(join_path(directory, name, COOKIE_FILE))]
         hint = f"; did you mean {join_path(directory, inner[0])}?" if inner else ": it has neither cookie nor mark"
         raise NotFound(f"{directory} is not the data directory of a bookie{hint}")
     damages: list[FileDamage] = []
-    cookie = _cookie(files, join_path(directory, COOKIE), damages)
+    cookie = _cookie(files, join_path(directory, COOKIE_FILE), damages)
     uuid = uuids.UUID(cookie.bookie).bytes if cookie is not None else b""
-    mark, count, uuid = _mark(files, join_path(directory, MARK), uuid, damages)
-    reasons = _reasons(files, join_path(directory, losses.LIMBO), damages)
+    mark, count, uuid = _mark(files, join_path(directory, MARK_FILE), uuid, damages)
+    reasons = _reasons(files, join_path(directory, losses.LIMBO_FILE), damages)
     return StoreSnapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages, reasons)
 
 
@@ -172,7 +172,9 @@ def _reasons(files: Files, path: str, damages: list[FileDamage]) -> tuple[str, .
     if not files.exists(path):
         return ()
     try:
-        return note.decode_checked_json(_whole(files, path), losses.MAGIC, losses.DataLossRecord, path).reasons
+        return note.decode_checksummed_json(
+            _whole(files, path), losses.LIMBO_MAGIC, losses.DataLossRecord, path
+        ).reasons
     except DamagedFile as error:
         damages.append(FileDamage(error.path, error.offset, error.reason))
     except FileNotFoundError:  # limbo was left meanwhile
@@ -202,7 +204,7 @@ class _Tolerant:
             if error.errno != errno.EIO:
                 raise
         end = min(offset + size, self._file.size())
-        cuts = [offset, *range(offset - offset % PAGE_BYTES + PAGE_BYTES, end, PAGE_BYTES), end]
+        cuts = [offset, *range(offset - offset % READ_PAGE_BYTES + READ_PAGE_BYTES, end, READ_PAGE_BYTES), end]
         return b"".join(self._page(start, stop - start) for start, stop in pairwise(cuts) if start < stop)
 
     def _page(self, offset: int, size: int) -> bytes:
@@ -251,7 +253,7 @@ def list_file_numbers(snapshot: StoreSnapshot, folder: str, suffixes: tuple[str,
 
 
 def read_file_in_parts(
-    file: ReadableFile, start: int, end: int, size: int = WINDOW_BYTES
+    file: ReadableFile, start: int, end: int, size: int = READ_WINDOW_BYTES
 ) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, bytes) of consecutive parts of the file, from `start` to `end` or to the end of the file. Each
     part has `size` bytes, the last one may have fewer."""

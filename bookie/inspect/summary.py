@@ -20,8 +20,8 @@ from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
-from ..format.journal import ALIGNMENT
-from ..store.boot import ENTRIES, JOURNAL, LEDGERS
+from ..format.journal import BLOCK_ALIGNMENT_BYTES
+from ..store.boot import ENTRIES_FOLDER, JOURNAL_FOLDER, LEDGERS_FOLDER
 from ..store.index import ExtentLocation
 from ..store.state_log import StateLog
 from . import journals, logs
@@ -29,7 +29,7 @@ from . import logs as ledgers
 from .logs import IndexFile, IndexGroup
 from .snapshot import FileDamage, RemovedFile, StoreSnapshot, open_file
 
-HOLDERS_MAX = 20
+SHOWN_HOLDERS_MAX = 20
 
 
 class LedgerLogUsage(NamedTuple):
@@ -161,11 +161,11 @@ class _Sums:
 
     def _hold(self, holder: LedgerLogUsage) -> None:
         self.holders.append(holder)
-        if len(self.holders) >= 4 * HOLDERS_MAX:
-            self.holders = heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
+        if len(self.holders) >= 4 * SHOWN_HOLDERS_MAX:
+            self.holders = heapq.nlargest(SHOWN_HOLDERS_MAX, self.holders, key=_weight)
 
     def largest_ledgers(self) -> list[LedgerLogUsage]:
-        return heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
+        return heapq.nlargest(SHOWN_HOLDERS_MAX, self.holders, key=_weight)
 
 
 def _weight(holder: LedgerLogUsage) -> tuple[bool, int]:
@@ -189,7 +189,7 @@ def _merged(opened: IndexFile, damages: list[FileDamage], sums: _Sums) -> Iterat
 def summarize_journal(snapshot: StoreSnapshot, number: int) -> JournalSummary | RemovedFile:
     """Reads a whole journal file and returns its summary; returns RemovedFile if the bookie has removed the file.
     Raises InvalidRequest if the file has a newer format than this Magnetar knows."""
-    end, size, damages = ALIGNMENT, 0, list[FileDamage]()
+    end, size, damages = BLOCK_ALIGNMENT_BYTES, 0, list[FileDamage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
             case journals.OpenedJournalFile():
@@ -223,7 +223,8 @@ def summarize_store(snapshot: StoreSnapshot, advance: Callable[[int], None] = la
     damages += [damage for log in known_logs for damage in log.damages]
     damages += [damage for journal in known_journals for damage in journal.damages]
     spares = [
-        _size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.list_spare_journal_names(snapshot)
+        _size(snapshot, snapshot.path(JOURNAL_FOLDER, name)) or 0
+        for name in journals.list_spare_journal_names(snapshot)
     ]
     return StoreSummary(
         snapshot.directory, known_logs, known_journals, sum(spares), len(seen.ledgers), len(seen.facts.tombstones),
@@ -246,7 +247,7 @@ def _other_bytes(snapshot: StoreSnapshot) -> int:
     """Returns the total size in bytes of all files that are neither an entry log nor a journal nor the ledger index."""
     total = 0
     for name in snapshot.files.list_directory(snapshot.directory):
-        if name not in (ENTRIES, JOURNAL, LEDGERS):
+        if name not in (ENTRIES_FOLDER, JOURNAL_FOLDER, LEDGERS_FOLDER):
             total += _size_of_plain(snapshot, snapshot.path(name))
     for log in logs.list_entry_log_numbers(snapshot):
         total += _size(snapshot, logs.index_file_path(snapshot, log)) or 0
@@ -261,10 +262,10 @@ def _size_of_plain(snapshot: StoreSnapshot, path: str) -> int:
 
 
 LEDGERS_SHOWN = 30
-WIDTH = 1000.0
+BAR_WIDTH = 1000.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
-STYLE = """
+PAGE_STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #1d1f23; --faint: #5d636d; --line: #c9ccd1; --live-a: #2f6fb3;
   --live-b: #5a93cf; --rest: #9dbfe3; --dead: #b9bcc2; --room: #eceef0; --mark: #b4540a; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --page: #17191c; --ink: #e8e9eb; --faint: #a3a9b3; --line: #454a52;
@@ -283,7 +284,7 @@ svg { display: block; height: 1.4rem; width: 100%; } rect { shape-rendering: cri
 ul.key { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; list-style: none; padding: 0; }
 ul.key svg { display: inline-block; height: .9rem; width: 1.6rem; vertical-align: -.1rem; margin-right: .4rem; }
 """
-HATCH = (
+HATCH_PATTERN_SVG = (
     '<svg style="position:absolute;width:0;height:0" aria-hidden="true"><defs><pattern id="hatch" width="6" height="6"'
     ' patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" x2="0" y2="6"/>'
     "</pattern></defs></svg>"
@@ -306,8 +307,8 @@ def render_html(snapshot: StoreSnapshot, summary: StoreSummary) -> str:
     return "\n".join([
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"/><meta name="viewport" content="width=device-width"/>',
-        f"<title>Store of {escape(name)}</title><style>{escape(STYLE, quote=False)}</style></head><body>",
-        HATCH,
+        f"<title>Store of {escape(name)}</title><style>{escape(PAGE_STYLE, quote=False)}</style></head><body>",
+        HATCH_PATTERN_SVG,
         f'<h1>Store of {escape(name)}</h1><p class="faint">{escape(summary.directory)}</p>',
         *_numbers(summary),
         *_limbo(snapshot),
@@ -442,10 +443,10 @@ def _ledgers(logs: list[EntryLogSummary]) -> Iterator[str]:
 def _bar(label: str, pieces: list[BarPiece], largest: int, mark: int | None = None) -> str:
     """Returns the HTML of a bar that shows the pieces one after the other; a size of `largest` bytes fills the whole
     width."""
-    scale = WIDTH / largest if largest else 0.0
+    scale = BAR_WIDTH / largest if largest else 0.0
     said = "; ".join(piece.title for piece in pieces if piece.bytes)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH:.0f} 20" preserveAspectRatio="none" role="img" '
+        f'<svg viewBox="0 0 {BAR_WIDTH:.0f} 20" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(label)}: {escape(said)}">'
     ]
     at = 0

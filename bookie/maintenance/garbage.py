@@ -79,8 +79,8 @@ from .seen import (
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
-NOTE = "gc"
-MAGIC = b"MGN-GCOL"
+COMPACTION_TIMES_FILE = "gc"
+GARBAGE_MAGIC = b"MGN-GCOL"
 
 
 class LastCompactionTimes(msgspec.Struct, frozen=True):
@@ -146,19 +146,21 @@ class CompactionSchedule:
         await self._worker.close()
 
     def _read(self) -> LastCompactionTimes | None:
-        path = join_path(self._directory, NOTE)
+        path = join_path(self._directory, COMPACTION_TIMES_FILE)
         if not self._world.files.exists(path):
             return None
         try:
-            return note.decode_checked_json(disk.read_file(self._world.files, path), MAGIC, LastCompactionTimes, path)
+            return note.decode_checksummed_json(
+                disk.read_file(self._world.files, path), GARBAGE_MAGIC, LastCompactionTimes, path
+            )
         except (DamagedFile, NewerFormat, OSError) as error:
             _LOG.warning("the times of the last compactions cannot be read: %s", error)
             return None
 
     async def _save(self) -> None:
-        data = note.encode_checked_json(MAGIC, self._times)
+        data = note.encode_checksummed_json(GARBAGE_MAGIC, self._times)
         try:
-            await self._worker.run(disk.replace_file, self._world.files, self._directory, NOTE, data)
+            await self._worker.run(disk.replace_file, self._world.files, self._directory, COMPACTION_TIMES_FILE, data)
         except (disk.NoSpace, OSError) as error:
             _LOG.warning("the times of the last compactions are not stored: %s", error)
 
@@ -166,12 +168,12 @@ class CompactionSchedule:
 # ------------------------------------------------------------------------------------------------------- garbage
 
 
-DELETED_SHARE_MAX = 0.5
+DOUBTFUL_DELETIONS_SHARE = 0.5
 """If more than this share of the bookie's ledgers was deleted, their data is kept for `doubt_s` instead of
 `grace_s`."""
-DELETED_MIN = 10
+DOUBTFUL_DELETIONS_MIN = 10
 """DELETED_SHARE_MAX applies from this number of deleted ledgers on: of few ledgers any number is a large share."""
-NAMED_MAX = 5
+LOGGED_LEDGERS_MAX = 5
 """The largest number of unexplained ledgers that a log message names."""
 _PART = 4096
 _READS_MAX = 64
@@ -399,7 +401,7 @@ class GarbageCollector:
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
         self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
         doubtful = wanted - given_up
-        if len(doubtful) < DELETED_MIN or len(doubtful) <= DELETED_SHARE_MAX * len(local):
+        if len(doubtful) < DOUBTFUL_DELETIONS_MIN or len(doubtful) <= DOUBTFUL_DELETIONS_SHARE * len(local):
             doubtful = BitMap64()
         self._doubtful = doubtful
         dead = [
@@ -452,8 +454,8 @@ class GarbageCollector:
         if refused is not None and (refused is not self._refused or unexplained - self._unexplained):
             _LOG.error(
                 "garbage collection keeps %d ledgers (%s%s): %s",
-                len(kept), ", ".join(map(str, kept[:NAMED_MAX])), ", …" if len(kept) > NAMED_MAX else "",
-                refused.describe(),
+                len(kept), ", ".join(map(str, kept[:LOGGED_LEDGERS_MAX])),
+                ", …" if len(kept) > LOGGED_LEDGERS_MAX else "", refused.describe(),
             )  # fmt: skip
         self._unexplained = unexplained
         return refused
@@ -463,7 +465,7 @@ class GarbageCollector:
         in logs are left."""
         store = self._store
         local = store.descriptors.ledger_ids()
-        for number in store.index.logs():
+        for number in store.index.log_numbers():
             local |= store.index.ledgers_of_log(number)
         for first, last in store.descriptors.tombstones:
             local.remove_range(first, last + 1)

@@ -28,8 +28,8 @@ from ...metadata.records import (
     encode_record,
 )
 from ...metadata.store import (
-    ABSENT,
-    UNREADABLE,
+    NODE_ABSENT,
+    UNREADABLE_RECORDS,
     MetadataStore,
     get_readable_record,
     get_record,
@@ -42,12 +42,12 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 
 R = TypeVar("R", bound=MetadataRecord)
 
-DROP_S = 2.0
+DELETE_NODE_TIMEOUT_S = 2.0
 """The longest time, in seconds, that the deletion of an own node may take."""
 
 
 # ------------------------------------------------------------------------------------------ reading
-async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
+async def read_ledger_record(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
     """Returns the ledger's record in the metadata; None if the ledger has none. Raises the errors of the metadata."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     return None if found is None else found[0]
@@ -59,7 +59,7 @@ async def read_repair_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderR
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
-async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
+async def list_ledger_ids(store: MetadataStore, folder: str) -> list[int]:
     """Returns, in ascending order, the ids of the ledgers that have a node in `folder` of the metadata. Ignores nodes
     whose names are not ledger ids. Raises the errors of the metadata."""
     return sorted(parse_ledger_ids(folder, await store.children(folder)))
@@ -69,14 +69,14 @@ async def list_registered_bookies(store: MetadataStore) -> dict[str, BookieRecor
     """Returns the records of all registered bookies, by bookie. A bookie whose record cannot be read counts as
     registered and read-only. Raises the errors of the metadata."""
     found: dict[str, BookieRecord] = {}
-    for name in await store.children(paths.BOOKIES):
+    for name in await store.children(paths.AVAILABLE_BOOKIES):
         node = await store.get(paths.bookie(name))
         if node is None:
             continue
         try:
             found[name] = decode_record(node.value, BookieRecord, paths.bookie(name))
         except DamagedRecord as error:
-            UNREADABLE.record_unreadable(paths.bookie(name), error)
+            UNREADABLE_RECORDS.record_unreadable(paths.bookie(name), error)
             found[name] = BookieRecord(bookie=name, endpoint="", read_only=True)
     return found
 
@@ -86,12 +86,12 @@ async def list_departing_bookies(store: MetadataStore) -> dict[str, DepartingRec
     them. A bookie whose record cannot be read counts as departing, because its node exists; its cookie is then never
     deleted. Raises the errors of the metadata."""
     found: dict[str, DepartingRecord] = {}
-    for name in await store.children(paths.DEPARTING):
+    for name in await store.children(paths.DEPARTING_BOOKIES):
         path = paths.departing_bookie(name)
         record = await get_readable_record(store, path, DepartingRecord)
         if record is not None:
             found[name] = record[0]
-        elif path in UNREADABLE.paths:
+        elif path in UNREADABLE_RECORDS.paths:
             found[name] = DepartingRecord(bookie=name)
     return found
 
@@ -130,19 +130,21 @@ async def set_repair_enabled(store: MetadataStore, on: bool) -> None:
     await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
 
 
-Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
+ChangeRepairMark = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
 """A function that gets the present repair mark of a ledger and returns the mark that should replace it. None means: no
 mark."""
 
 
-async def change_repair_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
+async def change_repair_mark(
+    store: MetadataStore, ledger_id: int, change: ChangeRepairMark
+) -> UnderReplicatedRecord | None:
     """Replaces the repair mark of the ledger by the mark that `change` returns for the present mark; returns the new
     mark (None: no mark). Calls `change` again if another process has changed the mark meanwhile. Raises the errors of
     the metadata."""
     path = paths.under_replicated(ledger_id)
     while True:
         found = await read_repair_mark(store, ledger_id)
-        before, version = (None, ABSENT) if found is None else found
+        before, version = (None, NODE_ABSENT) if found is None else found
         wanted = change(before)
         if wanted == before:
             return before
@@ -177,7 +179,7 @@ async def claim_ephemeral_node(store: MetadataStore, path: str, record: AuditorR
     if await store.get(path) is not None:
         return await is_own_node(store, path, record)
     try:
-        await store.put(path, encode_record(record, path), ABSENT, ephemeral=True)
+        await store.put(path, encode_record(record, path), NODE_ABSENT, ephemeral=True)
     except BadVersion:
         return await is_own_node(store, path, record)
     except MagnetarError as error:
@@ -198,7 +200,7 @@ async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord
     """Deletes the node at `path` if this process owns it, that is, if it has the token of `record`. If the metadata
     does not answer within DROP_S seconds, or with an error, the node stays until the session ends."""
     try:
-        async with asyncio.timeout(DROP_S):
+        async with asyncio.timeout(DELETE_NODE_TIMEOUT_S):
             found = await get_readable_record(store, path, type(record))
             if found is not None and found[0].token == record.token:
                 await store.delete(path, found[1])

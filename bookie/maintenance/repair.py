@@ -29,7 +29,7 @@ from ...metadata.records import (
     LedgerRecord,
     UnderReplicatedRecord,
 )
-from ...metadata.store import ANY, UNREADABLE, DeleteNode, MetadataStore, WatchReset, ledger_id_of
+from ...metadata.store import ANY_VERSION, UNREADABLE_RECORDS, DeleteNode, MetadataStore, WatchReset, ledger_id_of
 from ...proto.errors import MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
@@ -73,12 +73,12 @@ from .repair_worker import EntryCopier, RepairConfig, RepairWorker
 
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
-READS_AT_ONCE = 32
+RECORD_READS_AT_ONCE = 32
 """The number of metadata reads at a time during a scan."""
-RECOVERING_S = 30.0
+RECOVERING_MARKED_AFTER_S = 30.0
 """A ledger that is in recovery for longer than this, in seconds, counts as stuck. A recovery that goes well takes a
 small part of this time."""
-FORGET_PAUSE_S = 30.0
+FORGET_BOOKIE_PAUSE_S = 30.0
 """The shortest time, in seconds, between two scans that only find out whether a departed bookie may be removed."""
 
 
@@ -92,7 +92,7 @@ class Auditor:
         self._clock = world.clock
         self._metadata = metadata
         self._config = config
-        self._recovering_s = min(RECOVERING_S, config.open_ledger_grace_s)
+        self._recovering_s = min(RECOVERING_MARKED_AFTER_S, config.open_ledger_grace_s)
         self._node = AuditorRecord(name=name, token=token, since_ms=world.clock.wall_ms())
         self._copier = EntryCopier(client.bookies, world.clock, config)
         self.elected = False
@@ -207,7 +207,7 @@ class Auditor:
         now = self._clock.monotonic()
         reported = [bookie for _, bookie in self._reports]
         known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
-        lost = self._absences.record_absent(now, known, available)
+        lost = self._absences.update_absent_and_gone(now, known, available)
         gone = dict.fromkeys(sorted(lost), RepairReason.LOST) | dict.fromkeys(departing, RepairReason.DEPARTING)
         if gone != self._gone or now >= self._scan_due:
             for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
@@ -220,7 +220,7 @@ class Auditor:
         self._lost = len(lost)
         came = [name for name, record in available.items() if not record.read_only and self._is_new(name)]
         self._available = available
-        marked = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
+        marked = await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
         self._marks = len(marked)
         if came:
             await self._each(marked, self._hurry)
@@ -234,8 +234,8 @@ class Auditor:
 
     async def _scan(self) -> None:
         """Sets the repair mark of every ledger, and removes the marks of ledgers that do not exist any more."""
-        listed = await marks.list_ledgers(self._metadata, paths.LEDGERS)
-        marked = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
+        listed = await marks.list_ledger_ids(self._metadata, paths.LEDGERS)
+        marked = await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
         self._named = {}
         await self._each(sorted({*listed, *marked}), partial(self._judge, marked=frozenset(marked)))
         self.counters["repair_scans"] += 1
@@ -248,12 +248,12 @@ class Auditor:
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
         ledgers = {**changed, **dict.fromkeys(left)}
         if ledgers:
-            marked = frozenset(await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED))
+            marked = frozenset(await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS))
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
-        """Calls `work` with each ledger, for `READS_AT_ONCE` ledgers at a time. If the record of a ledger cannot be
-        read, only the work on that ledger ends."""
+        """Calls `work` with each ledger, for `RECORD_READS_AT_ONCE` ledgers at a time. If the record of a ledger cannot
+        be read, only the work on that ledger ends."""
         assert callable(work)
         waiting = iter(ledgers)
 
@@ -262,9 +262,9 @@ class Auditor:
                 try:
                     await work(ledger)
                 except DamagedRecord as error:
-                    UNREADABLE.record_unreadable(paths.ledger(ledger), error)
+                    UNREADABLE_RECORDS.record_unreadable(paths.ledger(ledger), error)
 
-        await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
+        await asyncio.gather(*[keep() for _ in range(RECORD_READS_AT_ONCE)])
 
     async def _judge(
         self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None, *,
@@ -272,7 +272,7 @@ class Auditor:
     ) -> None:  # fmt: skip
         """Sets the ledger's repair mark, or removes it. `marked`, the ledgers that had a mark a moment ago, saves a
         read. `changed`: if the ledger is closed now, its copies are checked soon."""
-        record = await marks.read_ledger(self._metadata, ledger)
+        record = await marks.read_ledger_record(self._metadata, ledger)
         for bookie in list_bookies_of_ledger(record) if record is not None else ():
             self._named[bookie] = None
         if record is not None and record.state == CLOSED and changed:
@@ -330,13 +330,13 @@ class Auditor:
             if lost:
                 await self._drop_reports(ledger, lost)
 
-        await self._each(await marks.list_ledgers(self._metadata, paths.DAMAGED), look_at_ledger)
+        await self._each(await marks.list_ledger_ids(self._metadata, paths.DAMAGED_LEDGERS), look_at_ledger)
         self._reports = reports
 
     async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
         """Deletes the damage reports that the bookies `lost` made of this ledger, if the ledger does not need these
         bookies any more."""
-        record = await marks.read_ledger(self._metadata, ledger)
+        record = await marks.read_ledger_record(self._metadata, ledger)
         for bookie in lost:
             if record is None or (record.state == CLOSED and bookie not in list_bookies_of_ledger(record)):
                 await marks.delete_damage_report(self._metadata, ledger, bookie)
@@ -350,10 +350,10 @@ class Auditor:
                 continue
             now = self._clock.monotonic()
             if bookie in self._named and now >= self._forget_due:
-                self._forget_due = now + FORGET_PAUSE_S
+                self._forget_due = now + FORGET_BOOKIE_PAUSE_S
                 await self._scan()
             if bookie not in self._named:
-                departed = DeleteNode(paths.departing_bookie(bookie), ANY)
+                departed = DeleteNode(paths.departing_bookie(bookie), ANY_VERSION)
                 if await delete_cookie(self._metadata, bookie, departed):
                     _LOG.warning("bookie %s is forgotten: no ledger names it any more", bookie)
 
@@ -366,7 +366,7 @@ class Auditor:
         while True:
             now = self._clock.monotonic()
             if not waiting and now >= pass_ends and self._config.check_pass_s:
-                waiting = await marks.list_ledgers(self._metadata, paths.LEDGERS)
+                waiting = await marks.list_ledger_ids(self._metadata, paths.LEDGERS)
                 pass_ends = now + self._config.check_pass_s
             if self._closed:
                 ledger = next(iter(self._closed))
@@ -392,7 +392,7 @@ class Auditor:
         entries. Does nothing if the ledger is not closed."""
         if self._gone is None or not await marks.is_repair_enabled(self._metadata):
             return
-        record = await marks.read_ledger(self._metadata, ledger)
+        record = await marks.read_ledger_record(self._metadata, ledger)
         if record is None or record.state != CLOSED:
             return
         self.counters["repair_checks"] += 1
@@ -417,8 +417,8 @@ class Auditor:
 # -------------------------------------------------------------------------------------------------------- repair
 
 
-GAUGES = ("repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on")
-COUNTERS = (
+REPAIR_GAUGES = ("repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on")
+REPAIR_COUNTERS = (
     "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
     "repair_recovered", "repair_entries", "repair_bytes",
 )  # fmt: skip
@@ -476,7 +476,7 @@ class RepairSupervisor:
         self._session: MetadataStore | None = None
         self._token = ""  # of the session
         self._repair: AutoRepair | None = None
-        self._past = dict.fromkeys(COUNTERS, 0)
+        self._past = dict.fromkeys(REPAIR_COUNTERS, 0)
 
     async def run(self) -> None:
         """Runs auto-recovery until the task is cancelled. Returns at once if auto-recovery is disabled in this process.
@@ -506,4 +506,4 @@ class RepairSupervisor:
         """Returns the numbers of `AutoRepair.statistics`. Those in COUNTERS are totals over all `AutoRepair` objects of
         this process; those in GAUGES are 0 while none runs."""
         now = {} if self._repair is None else self._repair.statistics()
-        return {**self._counted(), **{name: now.get(name, 0) for name in GAUGES}}
+        return {**self._counted(), **{name: now.get(name, 0) for name in REPAIR_GAUGES}}

@@ -20,9 +20,9 @@ then is it repaired (M21). The copy at slot i of a final fragment consists of th
 | `RemoveRepairMark` | every copy that was marked is whole; the auditor's check finds what unmarked bookies lack |
 
 Recovering fences the writer and gives the ledger its end; then all fragments are final.
-A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
-between leaves copies that nothing names; they go with the ledger.
-Guards: tests/bookie/maintenance/test_copies.py, tests/bookie/maintenance/test_repair.py.
+A gap is closed in the order `FILL_STEPS`: the record names a new bookie only when that one has everything, synced. A
+crash in between leaves copies that nothing names; they go with the ledger. Guards:
+tests/bookie/maintenance/test_copies.py, tests/bookie/maintenance/test_repair.py.
 
 Also in this file, each below its heading: the decisions of the auditor (marks_core); how fast a worker may copy
 (pace_core).
@@ -75,7 +75,7 @@ class RepairReason(enum.Enum):
     RETURNED = "returned"
 
 
-GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
+REASONS_BOOKIE_GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class StuckReason(enum.Enum):
@@ -98,7 +98,7 @@ class BookieAbsences:
         self._grace_s = grace_s
         self._since: dict[str, float] = {}
 
-    def record_absent(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
+    def update_absent_and_gone(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
         """Records at the time `now` (monotonic, in seconds) which of the bookies `names` are missing from `present`,
         the registered bookies. Returns all bookies that have been absent for at least the grace period."""
         for name in names:
@@ -137,7 +137,7 @@ def decide_repair_mark(
         elif bookie in found:
             bookies[bookie] = found[bookie].value
         elif bookie in before:
-            bookies[bookie] = RepairReason.RETURNED.value if before[bookie] in GONE else before[bookie]
+            bookies[bookie] = RepairReason.RETURNED.value if before[bookie] in REASONS_BOOKIE_GONE else before[bookie]
     in_recovery = record.state == IN_RECOVERY
     if not bookies and not in_recovery:
         return None
@@ -192,7 +192,7 @@ def schedule_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRec
 # --------------------------------------------------------------------------------------------------- repair_core
 
 
-FILL = ("choose", "compare", "copy", "verify", "replace")
+FILL_STEPS = ("choose", "compare", "copy", "verify", "replace")
 """The steps of filling a gap, in order. `compare`: asks the target which entries it has already. `replace`: changes the
 ledger's record; only if the bookie of the gap is gone."""
 
@@ -244,9 +244,9 @@ class WaitForNextAttempt(NamedTuple):
     seconds: float = 0.0  # 0: as after any failed try
 
 
-Step = RemoveRepairMark | CopyMissingEntries | RecoverLedger | WaitForNextAttempt
+RepairStep = RemoveRepairMark | CopyMissingEntries | RecoverLedger | WaitForNextAttempt
 
-Held = Mapping[tuple[int, str], IntegerIntervals | None]
+EntriesHeldByCopy = Mapping[tuple[int, str], IntegerIntervals | None]
 """The answers of bookies, by (first entry of a final fragment, bookie): the entries of the fragment that the bookie
 has; None: the bookie did not answer."""
 
@@ -298,7 +298,7 @@ def list_copies_to_check(record: LedgerRecord, gone: Collection[str]) -> list[tu
     return [(final, bookie) for final in list_final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
-def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
+def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: EntriesHeldByCopy) -> tuple[CopyGap, ...]:
     """Returns all missing or incomplete copies of the ledger's final fragments; those of the fragments with the fewest
     complete copies come first. `held` must have the answer about each copy that `list_copies_to_check` returns. A
     bookie that did not answer makes no gap."""
@@ -324,7 +324,9 @@ def find_lost_or_departing_bookies(
 ) -> frozenset[str]:
     """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and the bookies that
     the mark calls lost or departing and that are not registered."""
-    lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
+    lost = {
+        bookie for bookie, reason in mark.bookies.items() if reason in REASONS_BOOKIE_GONE and bookie not in available
+    }
     return frozenset(lost | set(departing))
 
 
@@ -337,7 +339,7 @@ class RepairFindings(msgspec.Struct, frozen=True):
     marked: frozenset[str]  # whose copies are to be seen to
     gone: frozenset[str]  # their copies do not count
     dead: frozenset[str]  # those of them that are not registered
-    held: Held
+    held: EntriesHeldByCopy
     unsettled_s: float
     damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
 
@@ -380,7 +382,7 @@ def find_bookies_damaged_in_last_fragment(
     )  # fmt: skip
 
 
-def decide_next_repair_step(look: RepairFindings, tried: bool, open_grace_s: float) -> Step:
+def decide_next_repair_step(look: RepairFindings, tried: bool, open_grace_s: float) -> RepairStep:
     """Returns the next step of the repair of a ledger, by the table in the module's docstring. `tried`: whether the
     worker has already tried to fill each gap since it locked the ledger."""
     record = look.record
@@ -407,12 +409,12 @@ def decide_next_repair_step(look: RepairFindings, tried: bool, open_grace_s: flo
 # ----------------------------------------------------------------------------------------------------- pace_core
 # How fast a worker may copy: a bucket of bytes that fills with the time. Pure.
 #
-# `reserve` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of
-# the rate and may go below zero, so a batch is never split and the mean is kept.
-# Guards: tests/bookie/maintenance/test_pace.py.
+# `reserve` charges what was read and says how long to wait before more is read. The bucket holds at most `RATE_BURST_S`
+# of the rate and may go below zero, so a batch is never split and the mean is kept. Guards:
+# tests/bookie/maintenance/test_pace.py.
 
 
-BURST_S = 0.1
+RATE_BURST_S = 0.1
 
 
 class CopyRateLimit:
@@ -421,7 +423,7 @@ class CopyRateLimit:
     def __init__(self, bytes_per_s: int) -> None:
         """Sets the limit in bytes per second; 0: no limit."""
         self.bytes_per_s = bytes_per_s
-        self._bucket = TokenBucket(bytes_per_s, 0.0, burst=bytes_per_s * BURST_S)
+        self._bucket = TokenBucket(bytes_per_s, 0.0, burst=bytes_per_s * RATE_BURST_S)
 
     def reserve(self, now: float, size: int) -> float:
         """Takes `size` bytes from the token bucket at the time `now` (monotonic, in seconds). Returns how many seconds

@@ -28,11 +28,11 @@ import msgspec
 from ...ledger import recovery as records
 from ...ledger.bookies import Bookies
 from ...ledger.client import LedgerClient
-from ...ledger.metadata_core import LedgerTransitionRefused, replace_bookie_in_fragment
+from ...ledger.metadata_core import LedgerTransitionRefused, decide_bookie_replacement
 from ...ledger.peer_format import (
-    ADDS_MAX,
-    ENTRIES_MAX,
-    ENTRY_HEADER,
+    ADDS_PER_REQUEST_MAX,
+    ENTRIES_PER_ANSWER_MAX,
+    ENTRY_HEADER_STRUCT,
     BookieOperation,
     BookieRequestFlags,
     BookieRequestHead,
@@ -54,7 +54,7 @@ from ...metadata.records import (
     UnderReplicatedRecord,
     encode_record,
 )
-from ...metadata.store import UNREADABLE, MetadataStore, WatchReset, ledger_id_of
+from ...metadata.store import UNREADABLE_RECORDS, MetadataStore, WatchReset, ledger_id_of
 from ...proto.errors import DataLost, InvalidConfiguration, MagnetarError
 from ...runtime.clock import Clock
 from ...runtime.network import World
@@ -141,19 +141,19 @@ class RepairConfig(msgspec.Struct, frozen=True):
 # tests/bookie/maintenance/test_repair.py.
 
 
-READS_AT_ONCE = 16
+ENTRY_READS_AT_ONCE = 16
 """The number of reads at a time for one batch. In a striped ledger each run of entries is a read of its own."""
-BATCHES_PER_S = 64
+COPY_BATCHES_PER_S = 64
 """If the rate is limited, a second has at least this number of batches: many small batches disturb producers less than
 a few large ones."""
 ASK_TIMEOUT_S = 10.0
 """The longest time, in seconds, to wait for an answer. A bookie that takes longer is neither copied from nor copied to,
 for a while."""
 BUSY_PAUSE_S = 0.05
-BUSY_MAX = 200
+BUSY_RETRIES_MAX = 200
 _FIRST_GUESS_BYTES = 16 << 10
 
-Run = tuple[int, int]
+EntryIdRange = tuple[int, int]
 
 
 class CopyFailed(Exception):
@@ -175,8 +175,8 @@ class EntryCopier:
         self._clock = clock
         self._config = config
         self._pace = CopyRateLimit(config.bytes_per_s)
-        limit = config.bytes_per_s or config.batch_bytes * BATCHES_PER_S
-        self._batch_bytes = max(1, min(config.batch_bytes, limit // BATCHES_PER_S))
+        limit = config.bytes_per_s or config.batch_bytes * COPY_BATCHES_PER_S
+        self._batch_bytes = max(1, min(config.batch_bytes, limit // COPY_BATCHES_PER_S))
         self.counters = {"repair_entries": 0, "repair_bytes": 0}
 
     # ------------------------------------------------------------------------------ asking
@@ -186,8 +186,8 @@ class EntryCopier:
         """Asks a bookie which of the entries `first … last` of a ledger it has stored. Returns these entries; None if
         the bookie does not answer within ASK_TIMEOUT_S seconds, or its answer is not valid."""
         found = IntegerIntervals()
-        for at in range(first, last + 1, ENTRIES_MAX):
-            end = min(last, at + ENTRIES_MAX - 1)
+        for at in range(first, last + 1, ENTRIES_PER_ANSWER_MAX):
+            end = min(last, at + ENTRIES_PER_ANSWER_MAX - 1)
             head = BookieRequestHead(
                 BookieOperation.HELD, BookieRequestFlags.NONE, record.ledger_id, at, end - at + 1, 0, record.key
             ).encode()
@@ -203,7 +203,7 @@ class EntryCopier:
 
     # ------------------------------------------------------------------------------ copying
     async def copy_runs_of_entries(
-        self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]
+        self, reader: LedgerReader, target: str, runs: Sequence[EntryIdRange], copied: Callable[[int], None]
     ) -> None:
         """Reads the `runs` of entries with `reader` and stores copies of them at the bookie `target`. When this
         returns, all of them are durable there. Calls `copied` after each part that the bookie has stored, with the size
@@ -220,22 +220,22 @@ class EntryCopier:
         await run_together((keep() for _ in range(self._config.batches_at_once)), "repair-copy")
 
     async def _copy_batch(
-        self, reader: LedgerReader, target: str, batch: list[Run], copied: Callable[[int], None]
+        self, reader: LedgerReader, target: str, batch: list[EntryIdRange], copied: Callable[[int], None]
     ) -> int:
         total = 0
         while batch:
-            some, batch = batch[:READS_AT_ONCE], batch[READS_AT_ONCE:]
+            some, batch = batch[:ENTRY_READS_AT_ONCE], batch[ENTRY_READS_AT_ONCE:]
             bytes_max = max(1, self._batch_bytes // len(some))
             read = await asyncio.gather(*[self._read(reader, first, last, bytes_max) for first, last in some])
             rest = [(got[-1].entry + 1, last) for got, (_, last) in zip(read, some, strict=True)]
             batch = [(first, last) for first, last in rest if first <= last] + batch
             entries = [entry for got in read for entry in got]
-            size = sum(len(entry.payload) + ENTRY_HEADER.size for entry in entries)
+            size = sum(len(entry.payload) + ENTRY_HEADER_STRUCT.size for entry in entries)
             wait_s = self._pace.reserve(self._clock.monotonic(), size)
             if wait_s:
                 await asyncio.sleep(wait_s)
-            for at in range(0, len(entries), ADDS_MAX):
-                await self._add(reader.record, target, entries[at : at + ADDS_MAX])
+            for at in range(0, len(entries), ADDS_PER_REQUEST_MAX):
+                await self._add(reader.record, target, entries[at : at + ADDS_PER_REQUEST_MAX])
             self.counters["repair_entries"] += len(entries)
             self.counters["repair_bytes"] += size
             copied(size)
@@ -252,7 +252,7 @@ class EntryCopier:
 
     async def _add(self, record: LedgerRecord, target: str, entries: list[StoredCopy]) -> None:
         ledger = record.ledger_id
-        for tries in range(BUSY_MAX):
+        for tries in range(BUSY_RETRIES_MAX):
             if tries:
                 await asyncio.sleep(BUSY_PAUSE_S)
             sealed = [
@@ -287,9 +287,9 @@ class _Batches:
     """Splits runs of entries into batches of about `batch_bytes` bytes. Estimates the size of an entry by the entries
     read so far."""
 
-    def __init__(self, runs: Sequence[Run], entry_bytes: float, batch_bytes: int) -> None:
+    def __init__(self, runs: Sequence[EntryIdRange], entry_bytes: float, batch_bytes: int) -> None:
         self._runs = iter(runs)
-        self._rest: Run | None = None
+        self._rest: EntryIdRange | None = None
         self._entry_bytes = max(1.0, entry_bytes)
         self._batch_bytes = batch_bytes
 
@@ -297,12 +297,12 @@ class _Batches:
         """Updates the estimated size of an entry: the last batch had `entries` entries of `size` bytes together."""
         self._entry_bytes = max(1.0, size / entries)
 
-    def __iter__(self) -> Iterator[list[Run]]:
+    def __iter__(self) -> Iterator[list[EntryIdRange]]:
         return self
 
-    def __next__(self) -> list[Run]:
-        left = min(ADDS_MAX, max(1, int(self._batch_bytes / self._entry_bytes)))
-        batch: list[Run] = []
+    def __next__(self) -> list[EntryIdRange]:
+        left = min(ADDS_PER_REQUEST_MAX, max(1, int(self._batch_bytes / self._entry_bytes)))
+        batch: list[EntryIdRange] = []
         while left > 0:
             run = self._rest or next(self._runs, None)
             self._rest = None
@@ -323,7 +323,7 @@ def _guess(record: LedgerRecord) -> float:
     """Returns an estimate of the size in bytes of an entry of this ledger, for use before any entry was read."""
     if record.last_entry < 0:
         return _FIRST_GUESS_BYTES
-    return record.length / (record.last_entry + 1) + ENTRY_HEADER.size
+    return record.length / (record.last_entry + 1) + ENTRY_HEADER_STRUCT.size
 
 
 # -------------------------------------------------------------------------------------------------------- worker
@@ -331,7 +331,7 @@ def _guess(record: LedgerRecord) -> float:
 
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
-PUBLISH_S = 3.0
+PROGRESS_PUBLISH_INTERVAL_S = 3.0
 """The time, in seconds, between two writes of a busy worker's progress to the metadata."""
 
 
@@ -390,8 +390,8 @@ class RepairWorker:
         while True:
             try:
                 revision = await self._metadata.revision()
-                self._add(await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED))
-                async for change in self._metadata.watch(paths.UNDER_REPLICATED, revision):
+                self._add(await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS))
+                async for change in self._metadata.watch(paths.UNDER_REPLICATED_LEDGERS, revision):
                     if isinstance(change, WatchReset):
                         break
                     ledger = ledger_id_of(change.path)
@@ -417,7 +417,7 @@ class RepairWorker:
                     for task in list(self._trying.values()):
                         task.cancel()
                 now = self._clock.monotonic()
-                listed = await marks.list_ledgers(self._metadata, paths.UNDER_REPLICATED)
+                listed = await marks.list_ledger_ids(self._metadata, paths.UNDER_REPLICATED_LEDGERS)
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -477,7 +477,7 @@ class RepairWorker:
             _LOG.warning("ledger %d cannot be repaired now: %s", ledger, error)
             self._put_off(ledger, self._config.retry_min_s)
         except DamagedRecord as error:
-            UNREADABLE.record_unreadable(paths.ledger(ledger), error)
+            UNREADABLE_RECORDS.record_unreadable(paths.ledger(ledger), error)
             self._put_off(ledger, self._config.retry_max_s)
 
     def _waits_s(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> float:
@@ -536,7 +536,7 @@ class RepairWorker:
 
     async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> RepairFindings:
         """Reads the ledger's record, asks its bookies which entries they have, and returns the findings."""
-        record = await marks.read_ledger(self._metadata, ledger)
+        record = await marks.read_ledger_record(self._metadata, ledger)
         available = await marks.list_registered_bookies(self._metadata)
         gone = find_lost_or_departing_bookies(mark, available, await marks.list_departing_bookies(self._metadata))
         damaged = frozenset[str]()
@@ -614,8 +614,8 @@ class RepairWorker:
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> LedgerRecord:
-        """Fills a gap by the steps of `FILL` (bookie/maintenance/repair_core.py). Returns the ledger's record as it is
-        afterwards."""
+        """Fills a gap by the steps of `FILL_STEPS` (bookie/maintenance/repair_core.py). Returns the ledger's record as
+        it is afterwards."""
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
@@ -636,7 +636,7 @@ class RepairWorker:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
         slots = [gap.slot, *(slot for slot, each in enumerate(ensemble) if each in gone and slot != gap.slot)]
-        found = self._client.bookies.choose_replacements_for_gone(ensemble, slots, record.write_quorum, gone)
+        found = self._client.bookies.choose_repair_targets(ensemble, slots, record.write_quorum, gone)
         if not found:
             raise CopyFailed(
                 StuckReason.NO_TARGET,
@@ -651,7 +651,7 @@ class RepairWorker:
         return held
 
     async def _replace(self, record: LedgerRecord, gap: CopyGap, target: str) -> LedgerRecord:
-        change = partial(replace_bookie_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
+        change = partial(decide_bookie_replacement, first_entry=gap.first, old=gap.bookie, new=target)
         outcome = await records.store_record_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
         if isinstance(outcome, LedgerTransitionRefused):
             raise CopyFailed(StuckReason.FAILED, outcome.reason.value)
@@ -672,7 +672,7 @@ class RepairWorker:
         path, said = paths.repair_worker(self._name), None
         counted, at = 0, self._clock.monotonic()
         while True:
-            await asyncio.sleep(PUBLISH_S)
+            await asyncio.sleep(PROGRESS_PUBLISH_INTERVAL_S)
             now, numbers = self._clock.monotonic(), self.statistics()
             rate = int((numbers["repair_bytes"] - counted) / max(now - at, 0.001))
             counted, at = numbers["repair_bytes"], now

@@ -22,7 +22,7 @@ ledgers are not concerned: the registration has `limbo` and `fenced_upto`, new l
 here.
 
 `LimboRestorer.run` leaves limbo. It makes passes. A pass restores every ledger up to `limbo_upto`
-(`LedgerCopyRestorer`), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
+(`LedgerCopyRestorer`), `LEDGERS_AT_ONCE` at a time. When all are whole, the bookie leaves limbo, durably with a
 checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
 pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
 operator restores the directory, or gives the entries up: `accept_data_loss` leaves limbo and names each ledger
@@ -51,9 +51,9 @@ from ..store.store import Store
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
-READ_BYTES = 1 << 20
+READ_BATCH_BYTES = 1 << 20
 """The size in bytes of one read, from this bookie or from another one. A restore has two such reads in memory."""
-RUN_MAX = 64
+MISSING_ENTRIES_PER_READ_MAX = 64
 """The largest number of missing entries that one read requests."""
 _BUSY_PAUSE_S = 0.05
 
@@ -133,14 +133,14 @@ class LedgerCopyRestorer:
         why it failed."""
         ledger = record.ledger_id
         while first <= last:
-            here = await self._store.read_entries(ledger, first, last - first + 1, READ_BYTES)
+            here = await self._store.read_entries(ledger, first, last - first + 1, READ_BATCH_BYTES)
             if here.status is Status.OK:
                 whole.append((first, len(here.entries)))
                 first += len(here.entries)
                 continue
             missing = await self._missing_run(ledger, first, last)
             try:
-                entries = await reader.read_stored(first, missing, READ_BYTES)
+                entries = await reader.read_stored(first, missing, READ_BATCH_BYTES)
             except DataLost as error:
                 return f"{error}: lost everywhere"
             reason = await self._add(record, entries)
@@ -151,7 +151,7 @@ class LedgerCopyRestorer:
 
     async def _missing_run(self, ledger: int, first: int, last: int) -> int:
         """Returns the last entry of the run of missing entries that begins with `first`."""
-        end = min(last, first + RUN_MAX - 1)
+        end = min(last, first + MISSING_ENTRIES_PER_READ_MAX - 1)
         for entry in range(first + 1, end + 1):
             if (await self._store.read_entries(ledger, entry)).status is Status.OK:
                 return entry - 1
@@ -164,14 +164,14 @@ class LedgerCopyRestorer:
             size = sum(map(len, stored))
             status = self._store.add_entry(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:
-                await self._store.seal_and_wait()  # what was added before is part of what there is no room for
+                await self._store.seal_group_and_wait()  # what was added before is part of what there is no room for
                 await asyncio.sleep(_BUSY_PAUSE_S)
                 status = self._store.add_entry(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             if status is not Status.OK:
                 return f"ledger {ledger}: entry {entry.entry} is refused here: {status.name}"
             self.counters["restored_entries"] += 1
             self.counters["restored_bytes"] += size
-        return None if await self._store.seal_and_wait() else f"ledger {ledger}: the disk is full"
+        return None if await self._store.seal_group_and_wait() else f"ledger {ledger}: the disk is full"
 
 
 def _placed(record: LedgerRecord, bookie: str) -> bool:
@@ -195,7 +195,7 @@ def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
             entry += max(run, 1)
 
 
-PARALLEL = 8
+LEDGERS_AT_ONCE = 8
 """The number of ledgers that are restored at a time. Each of them has two reads in memory."""
 REASONS_LOGGED_MAX = 10
 
@@ -306,7 +306,7 @@ class LimboRestorer:
                     blocked[ledger] = reason
                 self.counters["limbo_ledgers_done"] += reason is None
 
-        await run_together((work() for _ in range(PARALLEL)), "bookie-limbo")
+        await run_together((work() for _ in range(LEDGERS_AT_ONCE)), "bookie-limbo")
         return dict(sorted(blocked.items()))
 
     def _log_blocked(self) -> None:

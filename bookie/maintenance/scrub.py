@@ -26,13 +26,13 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from ...ledger.bookies import Ranges, store_damage_report, subtract_ranges
+from ...ledger.bookies import EntryIdRanges, store_damage_report, subtract_ranges
 from ...ledger.client import LedgerClient
 from ...ledger.peer_format import Status
 from ...ledger.reader_core import verify_entry
 from ...metadata import paths
 from ...metadata.records import DamagedEntriesRecord, DamagedRecord
-from ...metadata.store import UNREADABLE, MetadataStore, get_readable_record
+from ...metadata.store import UNREADABLE_RECORDS, MetadataStore, get_readable_record
 from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
@@ -51,16 +51,16 @@ from .restore import LedgerCopyRestorer
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
-SCRUB = "scrub"
-MAGIC = b"MGN-SCRB"
-RATE_MIN = 16 << 10
-SAVE_S = 60.0
-LOOK_S = 60.0
+SCRUB_FILE = "scrub"
+SCRUB_MAGIC = b"MGN-SCRB"
+SCRUB_BYTES_PER_S_MIN = 16 << 10
+PROGRESS_SAVE_INTERVAL_S = 60.0
+DAMAGE_REPORT_READ_INTERVAL_S = 60.0
 """Seconds between two reads of the damage reports that readers stored. Each lists the metadata, and a repair can
 wait."""
-YIELD_EVERY = 64
+ENTRIES_PER_YIELD = 64
 """The number of entries that are checked before the event loop gets a turn: about a millisecond of work."""
-BEGIN_S = 10.0
+FIRST_PASS_DELAY_S = 10.0
 """Seconds from the start of the bookie to the first pass: clients that waited for the bookie are served first."""
 
 
@@ -89,7 +89,7 @@ class Scrubber:
         self._world = world
         self._store = store
         self._directory = directory
-        self._entries = join_path(directory, boot.ENTRIES)
+        self._entries = join_path(directory, boot.ENTRIES_FOLDER)
         self._uuid = uuid
         self._pass_s = pass_s
         self._mend = mend
@@ -99,7 +99,7 @@ class Scrubber:
         self._saved_at = 0.0
         self._owed_bytes = 0  # read and not waited for yet
         self._total_bytes = 0
-        self.rate_min = RATE_MIN
+        self.rate_min = SCRUB_BYTES_PER_S_MIN
         self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
 
     async def run(self) -> None:
@@ -108,14 +108,14 @@ class Scrubber:
         is logged, continues SAVE_S seconds later."""
         if self._pass_s <= 0:
             return
-        await asyncio.sleep(BEGIN_S)
+        await asyncio.sleep(FIRST_PASS_DELAY_S)
         await self._load()
         while True:
             try:
                 await self.run_pass()
             except (OSError, disk.NoSpace) as error:
                 _LOG.warning("the scrubber stopped, and continues later: %s", error)
-                await asyncio.sleep(SAVE_S)
+                await asyncio.sleep(PROGRESS_SAVE_INTERVAL_S)
                 continue
             over_s = self._world.clock.monotonic() - self._began_s
             await asyncio.sleep(min(self._pass_s, max(1.0, self._pass_s - over_s)))
@@ -134,7 +134,7 @@ class Scrubber:
         if not place.began_ms:
             place.began_ms, self._began_s = self._world.clock.wall_ms(), self._world.clock.monotonic()
         files, entries = self._world.files, self._entries
-        logs = self._store.index.logs()
+        logs = self._store.index.log_numbers()
         sizes = [
             await self._worker.run(file_size, files, join_path(entries, log_files.entry_log_file_name(each)))
             for each in logs
@@ -152,18 +152,18 @@ class Scrubber:
 
     # ------------------------------------------------------------------------------------ one log
     async def _scrub_log(self, number: int) -> None:
-        end = self._store.index_end(number)
+        end = self._store.committed_index_end(number)
         parts = log_files.read_extents(self._world.files, self._entries, number, self._uuid, end)
         at = 0
         while True:
             try:
                 extents = await self._worker.run(next, parts, None)
             except (DamagedFile, FileNotFoundError) as error:
-                if number in self._store.index.logs():
+                if number in self._store.index.log_numbers():
                     _LOG.error("the index of log %d is damaged; the next start rebuilds it: %s", number, error)
                 return
             for extent in extents or ():
-                if at >= self._place.extent and number in self._store.index.logs():
+                if at >= self._place.extent and number in self._store.index.log_numbers():
                     if extent.ledger not in self._store.descriptors.tombstones:
                         await self._scrub_extent(number, extent)
                     self._place.extent = at + 1
@@ -185,7 +185,7 @@ class Scrubber:
         finally:
             self._worker.run(walk.close)  # after a read that may be under way there
         self._count(walk.records, 0)
-        if walk.is_whole:
+        if walk.has_all_records:
             await self._check_table(number, extent, walk)
             for entry in walk.entries:
                 self._store.end_quarantine(extent.ledger, entry, 1)
@@ -249,13 +249,15 @@ class Scrubber:
             await asyncio.sleep(owed / rate)
 
     async def _load(self) -> None:
-        path = join_path(self._directory, SCRUB)
+        path = join_path(self._directory, SCRUB_FILE)
 
         def read() -> ScrubPosition:
             if not self._world.files.exists(path):
                 return ScrubPosition()
             try:
-                return note.decode_checked_json(disk.read_file(self._world.files, path), MAGIC, ScrubPosition, path)
+                return note.decode_checksummed_json(
+                    disk.read_file(self._world.files, path), SCRUB_MAGIC, ScrubPosition, path
+                )
             except (DamagedFile, NewerFormat) as error:
                 _LOG.warning("the scrubber starts again: %s", error)
                 return ScrubPosition()
@@ -268,10 +270,10 @@ class Scrubber:
 
     async def _save(self, *, now: bool = False) -> None:
         moment = self._world.clock.monotonic()
-        if now or moment - self._saved_at >= SAVE_S:
+        if now or moment - self._saved_at >= PROGRESS_SAVE_INTERVAL_S:
             self._saved_at = moment
-            data = note.encode_checked_json(MAGIC, self._place)
-            await self._worker.run(disk.replace_file, self._world.files, self._directory, SCRUB, data)
+            data = note.encode_checksummed_json(SCRUB_MAGIC, self._place)
+            await self._worker.run(disk.replace_file, self._world.files, self._directory, SCRUB_FILE, data)
 
     def describe(self) -> dict[str, object]:
         """Returns how far the present pass is and what it has found, as the admin verb `scrub-status` shows it."""
@@ -291,24 +293,24 @@ class QuarantineReports:
     when all of the ledger's entries are repaired.
 
     Readers add entries to this record when this bookie sent them damaged bytes (ledger/bookies.py). The first call of
-    `store_reports`, and then one call in LOOK_S seconds, reads these entries here. A damaged entry is quarantined and
-    `adopted` is called, which starts its repair. An entry that is good, or of a ledger that is unknown here, is removed
-    from the record."""
+    `store_quarantine_reports`, and then one call in LOOK_S seconds, reads these entries here. A damaged entry is
+    quarantined and `adopted` is called, which starts its repair. An entry that is good, or of a ledger that is unknown
+    here, is removed from the record."""
 
     def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
         self._store = store
         self._bookie = bookie
         self._clock = clock
         self._adopted = adopted
-        self._reported: dict[int, Ranges] = {}
+        self._reported: dict[int, EntryIdRanges] = {}
         self._look_at = 0.0
 
-    async def store_reports(self, metadata: MetadataStore) -> None:
+    async def store_quarantine_reports(self, metadata: MetadataStore) -> None:
         """Stores in the metadata which entries are quarantined, if that has changed since the last call. Raises the
         errors of the metadata; then the next call stores what is missing."""
         if self._clock.monotonic() >= self._look_at:
             await self._read_stored(metadata)
-            self._look_at = self._clock.monotonic() + LOOK_S
+            self._look_at = self._clock.monotonic() + DAMAGE_REPORT_READ_INTERVAL_S
         descriptors = self._store.descriptors
         for ledger in sorted({*descriptors.quarantined_ledgers(), *self._reported}):
             ranges = tuple(descriptors.quarantined_runs_of_ledger(ledger))
@@ -316,7 +318,7 @@ class QuarantineReports:
                 try:
                     await store_damage_report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
                 except DamagedRecord as error:  # what another process put there cannot be changed
-                    UNREADABLE.record_unreadable(paths.damaged_copies_of_bookie(ledger, self._bookie), error)
+                    UNREADABLE_RECORDS.record_unreadable(paths.damaged_copies_of_bookie(ledger, self._bookie), error)
                     continue
             if ranges:
                 self._reported[ledger] = ranges
@@ -327,7 +329,7 @@ class QuarantineReports:
         """Reads this bookie's damage reports in the metadata. Quarantines those entries in them that are damaged here;
         readers have added them."""
         adopted = False
-        for ledger in await marks.list_ledgers(metadata, paths.DAMAGED):
+        for ledger in await marks.list_ledger_ids(metadata, paths.DAMAGED_LEDGERS):
             found = await get_readable_record(
                 metadata, paths.damaged_copies_of_bookie(ledger, self._bookie), DamagedEntriesRecord
             )
@@ -336,7 +338,7 @@ class QuarantineReports:
             new = subtract_ranges(found[0].ranges, self._reported.get(ledger, ()))
             self._reported[ledger] = found[0].ranges
             for entry in self._stored(ledger, new):
-                if entry % YIELD_EVERY == 0:
+                if entry % ENTRIES_PER_YIELD == 0:
                     await asyncio.sleep(0)  # what is read from memory does not wait
                 if await self._is_damaged(ledger, entry):
                     self._store.descriptors.quarantine(ledger, entry, entry)
@@ -344,7 +346,7 @@ class QuarantineReports:
         if adopted:
             self._adopted()
 
-    def _stored(self, ledger: int, ranges: Ranges) -> Iterator[int]:
+    def _stored(self, ledger: int, ranges: EntryIdRanges) -> Iterator[int]:
         """Yields those entries of `ranges` that this bookie may have, because a damage report may name any entries."""
         descriptor = self._store.descriptors.get(ledger)
         end = -1 if descriptor is None else descriptor.last
@@ -371,8 +373,8 @@ class QuarantineReports:
 # tests/bookie/maintenance/test_entry_repairer.py.
 
 
-PAUSE_S = 60.0
-PAUSE_MAX_S = 3600.0
+REPAIR_PAUSE_S = 60.0
+REPAIR_PAUSE_S_MAX = 3600.0
 
 
 class EntryRepairer:
@@ -399,7 +401,7 @@ class EntryRepairer:
     async def run(self) -> None:
         """Repairs quarantined entries until the task is cancelled. While some are left, tries again after PAUSE_S
         seconds, then after twice as long each time, up to PAUSE_MAX_S. Only logs errors."""
-        pause_s = PAUSE_S
+        pause_s = REPAIR_PAUSE_S
         while True:
             try:
                 left = await self._pass()
@@ -409,9 +411,9 @@ class EntryRepairer:
             try:
                 async with asyncio.timeout(pause_s if left else None):
                     await self._asked.wait()
-                pause_s = PAUSE_S
+                pause_s = REPAIR_PAUSE_S
             except TimeoutError:
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                pause_s = min(2 * pause_s, REPAIR_PAUSE_S_MAX)
             self._asked.clear()
 
     async def _pass(self) -> int:

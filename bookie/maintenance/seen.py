@@ -49,9 +49,9 @@ from ..store import disk
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
-NOTE = "metadata"
-MAGIC = b"MGN-SEEN"
-SAVE_S = 60.0
+METADATA_STATE_FILE = "metadata"
+SEEN_MAGIC = b"MGN-SEEN"
+REVISION_SAVE_INTERVAL_S = 60.0
 """The shortest time, in seconds, between two writes of the recorded state. Each costs two syncs of the disk that the
 journal uses."""
 
@@ -160,10 +160,10 @@ class RollbackGuard:
     async def load(self) -> None:
         """Reads the recorded state from the data directory; without one, `seen` stays as new. Raises DamagedFile or
         NewerFormat if it cannot be read: then the bookie cannot judge the metadata."""
-        path = join_path(self._directory, NOTE)
+        path = join_path(self._directory, METADATA_STATE_FILE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
-            self.seen = self._kept = note.decode_checked_json(data, MAGIC, RecordedMetadataState, path)
+            self.seen = self._kept = note.decode_checksummed_json(data, SEEN_MAGIC, RecordedMetadataState, path)
 
     async def check_metadata_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares the metadata with the recorded state, then records its present state. Raises InvalidConfiguration if
@@ -205,11 +205,11 @@ class RollbackGuard:
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
-        if seen == self._kept or not (important or now - self._saved_at >= SAVE_S):
+        if seen == self._kept or not (important or now - self._saved_at >= REVISION_SAVE_INTERVAL_S):
             return
-        data = note.encode_checked_json(MAGIC, seen)
+        data = note.encode_checksummed_json(SEEN_MAGIC, seen)
         try:
-            await self._worker.run(disk.replace_file, self._world.files, self._directory, NOTE, data)
+            await self._worker.run(disk.replace_file, self._world.files, self._directory, METADATA_STATE_FILE, data)
         except (disk.NoSpace, OSError) as error:
             _LOG.warning("the last seen state of the metadata is not stored: %s", error)
             return

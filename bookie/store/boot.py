@@ -44,30 +44,30 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ...ledger.peer_format import ENTRY_LAC
+from ...ledger.peer_format import ENTRY_LAC_STRUCT
 from ...runtime.files import Files, join_path
 from ...runtime.tasks import Worker
 from ..format import mark as mark_format
-from ..format.journal import ALIGNMENT, BlockRecords, DamagedFile, ForeignFile, RecordType
+from ..format.journal import BLOCK_ALIGNMENT_BYTES, BlockRecords, DamagedFile, ForeignFile, RecordType
 from ..format.ledger_index import DrainedEntryLog, QuarantinedEntries
 from ..format.mark import CheckpointMark
 from . import disk
 from . import index_files as ledger_index
-from .checkpoint import MARK, Checkpoint, CheckpointJournalPort
+from .checkpoint import MARK_FILE, Checkpoint, CheckpointJournalPort
 from .entrylog import files as log_files
 from .entrylog import repair_at_start as logs_at_boot
 from .index import LoadedIndexGroup
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile, LoadedLedgerIndex
-from .memtable import EntryTable, Memtable, Stored
+from .memtable import EntryPieces, EntryTable, Memtable
 from .replay import JournalPosition, JournalReader, list_journal_file_numbers
-from .state_log import DataLossLog, DirectoryFacts, read_or_raise_damaged
+from .state_log import DataLossLog, RecordedDirectoryState, read_or_raise_damaged
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
-JOURNAL = "journal"
-ENTRIES = "entries"
-LEDGERS = "ledgers"
-READ_BYTES = 8 << 20
+JOURNAL_FOLDER = "journal"
+ENTRIES_FOLDER = "entries"
+LEDGERS_FOLDER = "ledgers"
+REPLAY_READ_BYTES = 8 << 20
 _ADD = int(RecordType.ADD)
 
 
@@ -88,16 +88,18 @@ class LoadedStoreFiles(NamedTuple):
 def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> LoadedStoreFiles:
     """Does steps 1 to 4 of the start of a store: reads and repairs its files, except the journal. Returns what they
     contain. Must run in a worker thread. Raises ForeignFile, NewerFormat or NoSpace."""
-    for name in (JOURNAL, ENTRIES, LEDGERS):
+    for name in (JOURNAL_FOLDER, ENTRIES_FOLDER, LEDGERS_FOLDER):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
     mark, count = _read_mark(files, directory, uuid, losses)
-    ledgers = LedgerIndexFile(files, join_path(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
+    ledgers = LedgerIndexFile(
+        files, join_path(directory, LEDGERS_FOLDER), uuid, mark.ledgers_generation, mark.ledgers_end
+    )
     loaded = ledgers.load(losses.add_data_loss)
     drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, DrainedEntryLog))
     losses.write()
     ledgers.remove_old_generations()
-    logs = logs_at_boot.EntryLogRepairAtStart(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
+    logs = logs_at_boot.EntryLogRepairAtStart(files, join_path(directory, ENTRIES_FOLDER), uuid, mark, drained, losses)
     groups = logs.open()
     return LoadedStoreFiles(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
@@ -105,9 +107,9 @@ def load_store_files(files: Files, directory: str, uuid: bytes, losses: DataLoss
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[CheckpointMark, int]:
     """Returns (checkpoint mark, number of marks that this store has written). Creates a new store if there are no
     files. If the mark is damaged or missing, records a data loss and returns a mark that fits the files."""
-    path = join_path(directory, MARK)
-    numbers = log_files.list_entry_log_numbers(files, join_path(directory, ENTRIES))
-    journals = list_journal_file_numbers(files, join_path(directory, JOURNAL))
+    path = join_path(directory, MARK_FILE)
+    numbers = log_files.list_entry_log_numbers(files, join_path(directory, ENTRIES_FOLDER))
+    journals = list_journal_file_numbers(files, join_path(directory, JOURNAL_FOLDER))
     if files.exists(path):
         try:
             return mark_format.decode_checkpoint_mark(
@@ -121,22 +123,26 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
         return _create(files, directory, uuid), 1
     else:
         losses.add_data_loss(f"{path} is gone, and there are journals or entry logs")
-    position = JournalPosition(min(journals, default=0), ALIGNMENT)
-    generation, end = ledger_index.find_newest_ledger_index(files, join_path(directory, LEDGERS))
+    position = JournalPosition(min(journals, default=0), BLOCK_ALIGNMENT_BYTES)
+    generation, end = ledger_index.find_newest_ledger_index(files, join_path(directory, LEDGERS_FOLDER))
     return CheckpointMark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
     """Creates the files of a new store and returns its first mark. A first start that crashed has left at most a ledger
     index."""
-    ledgers = ledger_index.create_ledger_index(files, join_path(directory, LEDGERS), uuid)
-    mark = CheckpointMark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
-    disk.replace_file(files, directory, MARK, mark_format.encode_checkpoint_mark(mark, uuid, 1))
+    ledgers = ledger_index.create_ledger_index(files, join_path(directory, LEDGERS_FOLDER), uuid)
+    mark = CheckpointMark(0, BLOCK_ALIGNMENT_BYTES, 0, 0, 0, ledgers.generation, ledgers.end)
+    disk.replace_file(files, directory, MARK_FILE, mark_format.encode_checkpoint_mark(mark, uuid, 1))
     return mark
 
 
 async def enter_limbo(
-    worker: Worker, losses: DataLossLog, known: DirectoryFacts, end: JournalPosition, descriptors: LedgerDescriptors
+    worker: Worker,
+    losses: DataLossLog,
+    known: RecordedDirectoryState,
+    end: JournalPosition,
+    descriptors: LedgerDescriptors,
 ) -> None:
     """Puts the bookie into limbo (the state of a bookie that may have lost data) if this start found that data was
     lost. The losses are durable when this returns; the limbo is durable with the next checkpoint. Must be called after
@@ -191,18 +197,18 @@ class JournalReplay:
         if start.journal == 0 and not list_journal_file_numbers(files, directory):
             return start
         if start.journal == 0:
-            start = JournalPosition(1, ALIGNMENT)
+            start = JournalPosition(1, BLOCK_ALIGNMENT_BYTES)
         reader = await worker.run(JournalReader, files, directory, uuid, start)
         told = 0
-        blocks = await worker.run(reader.read_blocks, READ_BYTES)
+        blocks = await worker.run(reader.read_blocks, REPLAY_READ_BYTES)
         while blocks or len(reader.damages) > told:
             if len(reader.damages) > told:  # no flush may move the mark past a damage that is not durable as a loss
                 told = await self._record_damages(reader, told, worker)
-            following = worker.run(reader.read_blocks, READ_BYTES)
+            following = worker.run(reader.read_blocks, REPLAY_READ_BYTES)
             for block in blocks:
                 self._apply(block.records)
                 self.records += len(block.records.types)
-                if self._memtable.is_due:
+                if self._memtable.is_flush_due:
                     await self._flush(block.end)
             blocks = await following
         await self._flushed()
@@ -240,8 +246,8 @@ class JournalReplay:
         """Applies the records of one block, in order. Looks up each ledger only once between two records that are not
         ADDs."""
         table = self._memtable.active
-        found: dict[int, tuple[dict[int, Stored], LedgerDescriptor]] = {}
-        lac_of = ENTRY_LAC.unpack_from
+        found: dict[int, tuple[dict[int, EntryPieces], LedgerDescriptor]] = {}
+        lac_of = ENTRY_LAC_STRUCT.unpack_from
         count = size = 0
         for kind, ledger, entry, payload in zip(*records, strict=True):
             place = found.get(ledger) if kind == _ADD else None
@@ -263,14 +269,14 @@ class JournalReplay:
                 descriptor.lac = lac
         table.count_added_entries(count, size)
 
-    def _place(self, table: EntryTable, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
+    def _place(self, table: EntryTable, ledger: int) -> tuple[dict[int, EntryPieces], LedgerDescriptor] | None:
         """Returns (the ledger's entries in `table`, the ledger's descriptor), both of which the caller may change; None
         if the ledger is unknown."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is None:
             return None
         self._descriptors.mark_changed(descriptor)
-        return table.entries_of(ledger), descriptor
+        return table.entries_of_ledger(ledger), descriptor
 
     def _apply_other(self, kind: RecordType, ledger: int, entry: int, payload: bytes) -> None:
         descriptors = self._descriptors

@@ -1,6 +1,6 @@
 """The checkpoint: moves what the memtable holds into the entry log, so that journals can go (ledger protocol §2.4).
 
-`STEPS` is the order. What a crash after each step leaves:
+`CHECKPOINT_STEPS` is the order. What a crash after each step leaves:
 
     capture_position   nothing. The position of the last synced block, taken BEFORE the swap: all entries up to it are
                        in the tables already, because inserts precede enqueueing
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
 from ...runtime.files import Files
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.metrics import DURATION_BOUNDS, Histogram
 from ...runtime.tasks import Worker, run_to_end
 from ..format import mark as mark_format
 from ..format.mark import CheckpointMark
@@ -45,12 +45,12 @@ from . import disk
 from .entrylog.writer import EntryLogWriter, LogNumberSequence, MemtableFlush, WrittenEntries
 from .index import EntryLogIndex
 from .index_files import LedgerDescriptors, LedgerIndexContent, LedgerIndexFile
-from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
+from .memtable import ENTRIES_RELEASED_PER_SLICE, Memtable, clear_in_steps
 from .replay import JournalPosition
-from .state_log import Fact
+from .state_log import StateLogFact
 
-MARK = "mark"
-SLICES_LAGGING = 8
+MARK_FILE = "mark"
+LAGGING_SLICES_PER_TURN = 8
 """How many slices a lagging flush writes before each turn of the event loop. Under load a turn takes milliseconds: with
 one slice for each turn a flush writes 150 to 250 MB/s, even if the disk is faster."""
 
@@ -111,12 +111,12 @@ class Checkpoint:
         self._flush: MemtableFlush | None = None
         self._written: WrittenEntries | None = None
         self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
-        self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
+        self.seconds = Histogram((*DURATION_BOUNDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: CheckpointJournalPort) -> None:
-        """Makes one checkpoint by `STEPS`, when no other checkpoint or commit runs. Goes to its end even if the caller
-        is cancelled. Raises NoSpace if the disk is full; the next call then repeats what is missing. `source` has the
-        functions of the journal."""
+        """Makes one checkpoint by `CHECKPOINT_STEPS`, when no other checkpoint or commit runs. Goes to its end even if
+        the caller is cancelled. Raises NoSpace if the disk is full; the next call then repeats what is missing.
+        `source` has the functions of the journal."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -140,7 +140,7 @@ class Checkpoint:
     async def _steps(self, source: CheckpointJournalPort) -> None:
         began = self._clock.monotonic()
         self._source = source
-        for step in STEPS:
+        for step in CHECKPOINT_STEPS:
             if (work := step(self)) is not None:
                 await work
         self.seconds.observe_value(self._clock.monotonic() - began)
@@ -182,7 +182,7 @@ class Checkpoint:
         The number is 1, so that adds get the disk and the interpreter in between. It is larger while the other table
         fills faster than this one is written, because adds must wait when that table is full."""
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
-        return SLICES_LAGGING if filled > flush.flushed_share else 1
+        return LAGGING_SLICES_PER_TURN if filled > flush.flushed_share else 1
 
     async def write_index(self) -> None:
         """Step: writes and syncs the index group of these entries, and sets the ends of the logs for the next mark."""
@@ -206,7 +206,7 @@ class Checkpoint:
     async def _replace_mark(self, new: CheckpointMark) -> None:
         assert new.position >= self.mark.position, f"the mark would go backwards: {self.mark} to {new}"
         data = mark_format.encode_checkpoint_mark(new, self._uuid, self._count + 1)
-        await self._worker.run(disk.replace_file, self._files, self._directory, MARK, data)
+        await self._worker.run(disk.replace_file, self._files, self._directory, MARK_FILE, data)
         self.mark, self._count = new, self._count + 1
 
     def publish(self) -> None:
@@ -240,10 +240,10 @@ class Checkpoint:
         table = self._memtable.active
         admitted, allowed = table.entries, 0
         for _ in clear_in_steps(values):
-            allowed -= RELEASE_SLICE
+            allowed -= ENTRIES_RELEASED_PER_SLICE
             if allowed <= 0:
                 await asyncio.sleep(0)
-                admitted, allowed = table.entries, max(RELEASE_SLICE, 2 * (table.entries - admitted))
+                admitted, allowed = table.entries, max(ENTRIES_RELEASED_PER_SLICE, 2 * (table.entries - admitted))
 
     def _settle(self, released: JournalPosition | None) -> None:
         """Removes old files of the ledger index, and releases the journals before the position `released` (None: no
@@ -262,12 +262,12 @@ class Checkpoint:
 
         await self._alone(run)
 
-    async def commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
+    async def commit(self, moved: WrittenEntries | None, facts: Sequence[StateLogFact], drop: Collection[int]) -> None:
         """Commits the result of a compaction in one step: the entries `moved` (None: none), the facts `facts`, and the
         removal of the logs `drop` from the index. Raises NoSpace if the disk is full; then nothing was committed."""
         await self._alone(partial(self._commit, moved, facts, drop))
 
-    async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
+    async def _commit(self, moved: WrittenEntries | None, facts: Sequence[StateLogFact], drop: Collection[int]) -> None:
         generation, end = await self._worker.run(self._ledgers.append, facts)
         cold = self._cold.committed_ends_of_open_log if moved is None else moved.open
         new = self.mark.with_open_logs(self._hot.committed_ends_of_open_log, cold, self._numbers.last)
@@ -280,8 +280,8 @@ class Checkpoint:
         await self._worker.run(self._settle, None)
 
 
-Step = Callable[[Checkpoint], Awaitable[None] | None]
-STEPS: tuple[Step, ...] = (
+CheckpointStep = Callable[[Checkpoint], Awaitable[None] | None]
+CHECKPOINT_STEPS: tuple[CheckpointStep, ...] = (
     Checkpoint.capture_position,
     Checkpoint.swap_memtable,
     Checkpoint.write_entries,

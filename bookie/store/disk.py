@@ -17,27 +17,27 @@ import errno
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ...runtime.descriptors import NONE_FREE
+from ...runtime.descriptors import NO_DESCRIPTOR_ERRORS
 from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
-NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
+NO_DIRECT_IO_ERRORS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """Error numbers by which a file system says that it does not support direct writes."""
-GATHER_MAX = 512
+BUFFERS_PER_WRITE_MAX = 512
 """The largest number of buffers in one system call (IOV_MAX is 1024). More buffers are joined first: one copy costs
 less than several system calls."""
 
 
-def raise_if_no_descriptor(error: OSError) -> None:
+def raise_if_out_of_descriptors(error: OSError) -> None:
     """Raises `error` again if it says that no file descriptor was free, which says nothing about the file. Otherwise
     does nothing."""
-    if error.errno in NONE_FREE:
+    if error.errno in NO_DESCRIPTOR_ERRORS:
         raise error
 
 
-def raise_unless_no_descriptor(error: OSError) -> None:
+def raise_unless_out_of_descriptors(error: OSError) -> None:
     """Raises `error` again, unless it says that no file descriptor was free."""
-    if error.errno not in NONE_FREE:
+    if error.errno not in NO_DESCRIPTOR_ERRORS:
         raise error
 
 
@@ -52,7 +52,7 @@ class NoFileDescriptor(NoSpace):
 def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn:
     """Raises the error that follows from an error of the disk: NoFileDescriptor if no file descriptor is free, NoSpace
     if the disk is full. Any other error ends the process. `doing` says what failed, as text."""
-    if error.errno in NONE_FREE:
+    if error.errno in NO_DESCRIPTOR_ERRORS:
         raise NoFileDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
         raise NoSpace(f"{doing}: {error}") from error
@@ -63,7 +63,7 @@ def raise_no_space_or_exit(files: Files, doing: str, error: OSError) -> NoReturn
 def write_buffers(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
     """Writes the buffers one after the other, from `offset` of the file on. Returns their total size in bytes. Raises
     NoSpace if the disk is full; any other error ends the process."""
-    if len(buffers) > GATHER_MAX:
+    if len(buffers) > BUFFERS_PER_WRITE_MAX:
         buffers = [b"".join(buffers)]
     try:
         return file.pwrite(buffers, offset)
@@ -92,7 +92,7 @@ def open_for_direct_writes(files: Files, path: str, block: bytes) -> File | None
             file.close()
             raise
     except OSError as error:
-        if error.errno not in NOT_DIRECT:
+        if error.errno not in NO_DIRECT_IO_ERRORS:
             raise_no_space_or_exit(files, f"write {path}", error)
         return None
     return file
@@ -109,7 +109,7 @@ def open_for_uncached_reads(files: Files, path: str) -> File:
             file.close()
             raise
     except OSError as error:
-        if error.errno not in NOT_DIRECT:
+        if error.errno not in NO_DIRECT_IO_ERRORS:
             raise
         return files.open(path, write=False)
     return file
@@ -147,7 +147,7 @@ def sync_directory(files: Files, path: str) -> None:
     try:
         files.sync_directory(path)
     except OSError as error:
-        if error.errno in NONE_FREE:  # it was not opened
+        if error.errno in NO_DESCRIPTOR_ERRORS:  # it was not opened
             raise_no_space_or_exit(files, f"sync directory {path}", error)
         files.end_process(f"sync directory {path}: {error}")
         raise
@@ -159,7 +159,7 @@ def make_directories(files: Files, path: str) -> None:
     try:
         files.make_directories(path)
     except OSError as error:
-        if error.errno in _NO_ROOM or error.errno in NONE_FREE:
+        if error.errno in _NO_ROOM or error.errno in NO_DESCRIPTOR_ERRORS:
             raise_no_space_or_exit(files, f"make {path}", error)
         raise
 
@@ -170,7 +170,7 @@ def list_removable_files(files: Files, path: str) -> list[str]:
     try:
         return files.list_directory(path)
     except OSError as error:
-        raise_unless_no_descriptor(error)
+        raise_unless_out_of_descriptors(error)
         return []
 
 

@@ -14,7 +14,8 @@ Rules (invariants 14, 15):
 
 1. *Confirmed*: the groups of a block are confirmed when this block and all blocks before it in the file are synced.
    Answers have the order of `append_group`.
-2. *On their way*: at most `DEPTH` blocks are written and not answered. `WriteBlock.synced_upto` says what was synced
+2. *On their way*: at most `BLOCKS_IN_FLIGHT_MAX` blocks are written and not answered. `WriteBlock.synced_upto` says
+what was synced
    when the block was made: a reader takes a bad block before that offset for damage, and after it for a torn tail.
 3. *Next segment*: it begins when no block is on its way, because its header says that all of its predecessor up to
    `BeginSegment.end` is synced. Nothing after that offset is read.
@@ -32,11 +33,10 @@ Rules (invariants 14, 15):
 5. *Failed disk*: after any other failed write, or a failed sync, there is no effect any more: the process ends, and no
    waiter is answered.
 
-A crash leaves at most `DEPTH` unconfirmed blocks at the end of the newest file; a reader replays those that are whole
-up to the first that is not. Bytes of an earlier use of a recycled file never count: they carry another salt.
-Guarded by tests/bookie/store/journal/test_group_commit.py: a walk at random over a model disk, read back by the real
-reader, replay.py.
-"""
+A crash leaves at most `BLOCKS_IN_FLIGHT_MAX` unconfirmed blocks at the end of the newest file; a reader replays those
+that are whole up to the first that is not. Bytes of an earlier use of a recycled file never count: they carry another
+salt. Guarded by tests/bookie/store/journal/test_group_commit.py: a walk at random over a model disk, read back by the
+real reader, replay.py. """
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ..format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, round_up_to_alignment
+from ..format.journal import BLOCK_ALIGNMENT_BYTES, BLOCK_HEADER_BYTES, round_up_to_alignment
 
 G = TypeVar("G")
 
-WORKERS = 2
+JOURNAL_WORKERS = 2
 """The number of direct blocks that are written to the disk at the same time."""
 
-DEPTH = 3
+BLOCKS_IN_FLIGHT_MAX = 3
 """The largest number of blocks that are given to workers and not yet answered. It is one more than WORKERS, so that a
 worker has its next block when it has written one."""
 
@@ -93,13 +93,13 @@ class JournalFailed(NamedTuple):
     unknown."""
 
 
-Fact = SegmentBegun | NoRoomForSegment | BlockSynced | NoRoomForBlock | DiskRoomFound | JournalFailed
+GroupCommitFact = SegmentBegun | NoRoomForSegment | BlockSynced | NoRoomForBlock | DiskRoomFound | JournalFailed
 
 
 # ---------------------------------------------------------------------------------------- effects
 class WriteBlock(NamedTuple, Generic[G]):
-    """Effect: write this block to the journal and sync it. Before that, write and sync `ALIGNMENT` zero bytes at each
-    offset of `zeros`."""
+    """Effect: write this block to the journal and sync it. Before that, write and sync `BLOCK_ALIGNMENT_BYTES` zero
+    bytes at each offset of `zeros`."""
 
     groups: tuple[G, ...]
     sequence: int  # counts from 0 in each file
@@ -233,7 +233,7 @@ class GroupCommit(Generic[G]):
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
-    def receive(self, fact: Fact) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
+    def receive(self, fact: GroupCommitFact) -> list[ConfirmBlock[G] | ReportNoRoomForBlock[G]]:
         """Applies a fact. Returns the effects that answer callers because of it, in order; often none."""
         match fact:
             case BlockSynced():
@@ -243,7 +243,7 @@ class GroupCommit(Generic[G]):
             case SegmentBegun():
                 self._segment = fact
                 self._stage = GroupCommitState.WRITING
-                self._offset, self._sequence, self.synced_upto = ALIGNMENT, 0, ALIGNMENT
+                self._offset, self._sequence, self.synced_upto = BLOCK_ALIGNMENT_BYTES, 0, BLOCK_ALIGNMENT_BYTES
                 self._refused.clear()  # they are after the end that the new header names
             case NoRoomForSegment():
                 self._stage = GroupCommitState.STAYING
@@ -299,7 +299,7 @@ class GroupCommit(Generic[G]):
         none if nothing may be written now. `spare`: whether a spare file is ready to become the next journal file."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
-        if len(self._flights) >= (1 if self._refused else DEPTH):
+        if len(self._flights) >= (1 if self._refused else BLOCKS_IN_FLIGHT_MAX):
             return []
         count, length, records = self._next_block()
         size = round_up_to_alignment(BLOCK_HEADER_BYTES + length) if records else 0
@@ -313,7 +313,7 @@ class GroupCommit(Generic[G]):
         block = WriteBlock(
             tuple([self._waiting.popleft().group for _ in range(count)]), sequence, self._offset, size, length,
             records, self.synced_upto, self._zeros() if self._refused else (),
-            sequence % WORKERS if self._segment.direct else 0,
+            sequence % JOURNAL_WORKERS if self._segment.direct else 0,
         )  # fmt: skip
         if not size:
             self._flights.append(_Flight(block, True))
@@ -339,7 +339,7 @@ class GroupCommit(Generic[G]):
     def _may_roll(self, size: int) -> bool:
         """Returns whether the next journal file may begin: the current one has a block, and the last attempt to begin
         one did not find the disk full."""
-        return size > 0 and self._offset > ALIGNMENT and self._stage is GroupCommitState.WRITING
+        return size > 0 and self._offset > BLOCK_ALIGNMENT_BYTES and self._stage is GroupCommitState.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
         """Returns the offsets of the refused blocks after the place where the next block is written."""
@@ -349,7 +349,7 @@ class GroupCommit(Generic[G]):
     def check(self) -> None:
         blocks = [flight.block for flight in self._flights]
         written = [block for block in blocks if block.size]
-        assert len(blocks) <= DEPTH, "more blocks are on their way than allowed"
+        assert len(blocks) <= BLOCKS_IN_FLIGHT_MAX, "more blocks are on their way than allowed"
         assert not blocks or self._stage not in (GroupCommitState.NEW, GroupCommitState.BEGINNING), (
             "a segment begins beside a block"
         )
@@ -364,7 +364,9 @@ class GroupCommit(Generic[G]):
         elif self._stage in (GroupCommitState.WRITING, GroupCommitState.STAYING):
             expected = written[-1].end_offset if written else self.synced_upto
             assert self._offset == expected, "the next block would leave a gap"
-            assert len(written) <= (1 if self._refused else DEPTH), "a block is on its way beside a repeated one"
+            assert len(written) <= (1 if self._refused else BLOCKS_IN_FLIGHT_MAX), (
+                "a block is on its way beside a repeated one"
+            )
         zeroed = [block for block in written if block.zeros]
         assert all(offset > block.offset for block in zeroed for offset in block.zeros), "zeros over the block itself"
         assert not self._refused or min(self._refused) >= self.synced_upto, "what is synced was refused"

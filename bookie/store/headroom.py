@@ -28,10 +28,10 @@ from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import DamagedFile
 from . import disk
-from .checkpoint import MARK
+from .checkpoint import MARK_FILE
 from .entrylog import files as log_files
 from .journal import Journal
-from .replay import FILLING, SPARE, SUFFIX, journal_file_name
+from .replay import FILLING_PREFIX, JOURNAL_SUFFIX, SPARE_PREFIX, journal_file_name
 
 # ------------------------------------------------------------------------------------------------------- reserve
 # The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
@@ -48,9 +48,9 @@ from .replay import FILLING, SPARE, SUFFIX, journal_file_name
 # the rest is filled. The file is never read. Guarded by tests/bookie/test_full_disk.py.
 
 
-NAME = "reserve"
-SHARE_MAX = 0.05
-STORED_SHARE = 1 / 16
+RESERVE_FILE = "reserve"
+RESERVE_DISK_SHARE_MAX = 0.05
+RESERVE_STORED_SHARE = 1 / 16
 _PAGE = 4096
 
 
@@ -63,7 +63,7 @@ class DiskReserve:
         self._files = files
         self._directory = directory
         self._entries = entries
-        self._path = join_path(directory, NAME)
+        self._path = join_path(directory, RESERVE_FILE)
         self._bytes_min = bytes_min
         self._bytes_max = max(bytes_min, bytes_max)
         self.held = False
@@ -75,9 +75,9 @@ class DiskReserve:
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)
-        stored = log_files.stored_bytes(self._files, self._entries)
-        wanted = min(max(self._bytes_min, int(stored * STORED_SHARE)), self._bytes_max)
-        return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
+        stored = log_files.measure_log_bytes(self._files, self._entries)
+        wanted = min(max(self._bytes_min, int(stored * RESERVE_STORED_SHARE)), self._bytes_max)
+        return min(wanted, int(total * RESERVE_DISK_SHARE_MAX)) // _PAGE * _PAGE
 
     def measure_size(self) -> None:
         """Sets `held` to whether the reserve file has the size that it should have now. Raises OSError if the directory
@@ -131,7 +131,7 @@ class DiskReserve:
 
 _LOG = logging.getLogger("magnetar.bookie.store.space")
 
-JOURNAL = "journal"
+JOURNAL_FOLDER = "journal"
 
 
 class DiskHeadroom:
@@ -232,12 +232,13 @@ def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool
     """Frees disk space when a start of the store found the disk full: deletes the disk reserve; if there is none, spare
     journal files or journal files that are not needed any more. Returns whether anything was deleted. Raises
     NewerFormat if the checkpoint mark has a newer format, OSError if a file cannot be read or deleted."""
-    journals = join_path(directory, JOURNAL)
+    journals = join_path(directory, JOURNAL_FOLDER)
     if DiskReserve(files, directory, directory, 0, 0).release():
         return True
     names = files.list_directory(journals) if files.exists(journals) else []
-    spares = [name for name in names if name.startswith((SPARE, FILLING))]
-    last = [name for name in spares if name.startswith(SPARE)]  # not what this start begins to fill, again and again
+    spares = [name for name in names if name.startswith((SPARE_PREFIX, FILLING_PREFIX))]
+    # not what this start begins to fill, again and again
+    last = [name for name in spares if name.startswith(SPARE_PREFIX)]
     for needless in (spares[1:], _replayed(files, directory, uuid, names), last):
         for name in needless:
             files.remove(join_path(journals, name))
@@ -249,11 +250,11 @@ def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool
 def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
     """Returns the names of the journal files before the mark. An earlier attempt of this start has replayed and flushed
     them."""
-    path = join_path(directory, MARK)
+    path = join_path(directory, MARK_FILE)
     if not files.exists(path):
         return []
     try:
         mark, _ = mark_format.decode_checkpoint_mark(disk.read_file(files, path), uuid, path)
     except DamagedFile:
         return []
-    return [name for name in names if name.endswith(SUFFIX) and name < journal_file_name(mark.journal)]
+    return [name for name in names if name.endswith(JOURNAL_SUFFIX) and name < journal_file_name(mark.journal)]

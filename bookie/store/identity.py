@@ -44,8 +44,8 @@ import msgspec
 from ...metadata import paths, records
 from ...metadata.records import CookieRecord
 from ...metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     CheckNodeVersion,
     DeleteNode,
     MetadataStore,
@@ -64,8 +64,8 @@ from .replay import JournalPosition
 
 _LOG = logging.getLogger("magnetar.bookie.node")
 
-COOKIE = "cookie"
-LOCK = "lock"
+COOKIE_FILE = "cookie"
+LOCK_FILE = "lock"
 
 
 class DirectoryVerdict(enum.Enum):
@@ -85,7 +85,7 @@ class DirectoryVerdict(enum.Enum):
     OLD_METADATA = "the metadata is older than the directory"
 
 
-REFUSALS = {
+REFUSAL_TEXTS = {
     DirectoryVerdict.ORPHAN: (
         "{directory} holds a bookie's files but no cookie: a file was lost, or something else wrote it. "
         "Give an empty directory to start a new bookie"
@@ -143,10 +143,10 @@ class BookieIdentity(msgspec.Struct, frozen=True):
     place: str = ""
     known: CookieRecord | None = None  # the record before this start
     losses: tuple[str, ...] = ()  # why data is known to be missing in the directory
-    version: int = ANY  # of that record
+    version: int = ANY_VERSION  # of that record
 
     @property
-    def text(self) -> str:
+    def uuid_text(self) -> str:
         """The bookie's uuid as text."""
         return str(uuids.UUID(bytes=self.uuid))
 
@@ -156,7 +156,7 @@ class BookieIdentity(msgspec.Struct, frozen=True):
         return self.known is not None and _is_accepted(self.known)
 
     @property
-    def journal(self) -> JournalPosition:
+    def stored_journal_position(self) -> JournalPosition:
         """Returns the position up to which the journal in this directory was synced, as the metadata says. If the
         journal ends before this position, data was lost."""
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
@@ -190,7 +190,7 @@ def lock_directory(files: Files, directory: str) -> File:
     InvalidConfiguration if the directory cannot be used."""
     try:
         files.make_directories(directory)
-        return files.lock(join_path(directory, LOCK))
+        return files.lock(join_path(directory, LOCK_FILE))
     except BlockingIOError as error:
         raise Busy(
             f"the data directory {directory} is used by another process; stop that process or give another directory",
@@ -245,13 +245,13 @@ async def _claim(
         await _at_place(metadata, places, "" if cookie is None else cookie.bookie), instance,
     )  # fmt: skip
     verdict = judge_directory(facts)
-    if verdict in REFUSALS:
+    if verdict in REFUSAL_TEXTS:
         raise InvalidConfiguration(_text(verdict, facts, directory), verdict=verdict.name)
     if cookie is None:
         cookie = _make_cookie(world, directory, places[0], instance)
     if known is None:
         record = CookieRecord(bookie=cookie.bookie, instance=instance, directories=(places[0],))
-        version = await put_record(metadata, paths.cookie(cookie.bookie), record, ABSENT)
+        version = await put_record(metadata, paths.cookie(cookie.bookie), record, NODE_ABSENT)
     else:
         record, version = known
     losses: tuple[str, ...] = ()
@@ -276,7 +276,7 @@ async def record_bookie_start(
     )
     cookie = Cookie(record.bookie, record.instance, record.directories, record.starts)
     try:
-        disk.replace_file(world.files, directory, COOKIE, encode_cookie(cookie))
+        disk.replace_file(world.files, directory, COOKIE_FILE, encode_cookie(cookie))
     except disk.NoSpace as error:
         _LOG.warning("this start is not counted, there is no room: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
@@ -307,17 +307,17 @@ async def store_journal_position(
             return None
         return msgspec.structs.replace(record, journal=end.journal, offset=end.offset)
 
-    await update_record(metadata, paths.cookie(identity.text), CookieRecord, later)
+    await update_record(metadata, paths.cookie(identity.uuid_text), CookieRecord, later)
     return kept
 
 
 def _read_cookie(files: Files, directory: str) -> Cookie | None:
-    path = join_path(directory, COOKIE)
+    path = join_path(directory, COOKIE_FILE)
     return decode_cookie(disk.read_file(files, path), path) if files.exists(path) else None
 
 
 def _holds_store(files: Files, directory: str) -> bool:
-    names = (checkpoint.MARK, boot.JOURNAL, boot.ENTRIES, boot.LEDGERS)
+    names = (checkpoint.MARK_FILE, boot.JOURNAL_FOLDER, boot.ENTRIES_FOLDER, boot.LEDGERS_FOLDER)
     return any(files.exists(join_path(directory, name)) for name in names)
 
 
@@ -336,7 +336,7 @@ def _make_cookie(world: World, directory: str, place: str, instance: str) -> Coo
     """Makes the cookie of a new bookie, with a new id, and writes it into the directory. Its record in the metadata is
     written later."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
-    disk.replace_file(world.files, directory, COOKIE, encode_cookie(cookie))
+    disk.replace_file(world.files, directory, COOKIE_FILE, encode_cookie(cookie))
     _LOG.info("new bookie %s in %s", cookie.bookie, directory)
     return cookie
 
@@ -345,7 +345,7 @@ def _text(verdict: DirectoryVerdict, facts: DirectoryAtStart, directory: str) ->
     """Returns the error text for the operator: why the bookie does not start, and what to do."""
     cookie, record = facts.cookie, facts.record
     bookie = "" if cookie is None else cookie.bookie
-    return REFUSALS[verdict].format(
+    return REFUSAL_TEXTS[verdict].format(
         directory=directory, place=facts.place, bookie=bookie, other=", ".join(facts.others) or bookie,
         places=", ".join(record.directories) if record else "", known=record.starts if record else 0,
         starts=cookie.starts if cookie else 0, theirs=cookie.instance if cookie else "", ours=facts.instance,
@@ -372,7 +372,7 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: DeleteNode)
     succeeded; returns False, and deletes nothing, if the bookie is registered. Raises the errors of the metadata."""
     try:
         await metadata.commit(
-            [CheckNodeVersion(paths.bookie(bookie), ABSENT), DeleteNode(paths.cookie(bookie), ANY), *more]
+            [CheckNodeVersion(paths.bookie(bookie), NODE_ABSENT), DeleteNode(paths.cookie(bookie), ANY_VERSION), *more]
         )
     except (BadVersion, NodeExists):
         return False

@@ -28,10 +28,10 @@ from typing import Generic, NamedTuple, TypeVar
 from pyroaring import BitMap64
 
 from ..format.index import (
+    EXTENT_HEAD_BYTES,
     GROUP_HEADER_BYTES,
-    HEAD_BYTES,
-    PAGE_BYTES,
-    PAGE_HEADS,
+    HEADS_PER_PAGE,
+    INDEX_PAGE_BYTES,
     Extent,
     ExtentTable,
     decode_head_columns,
@@ -124,7 +124,7 @@ class IndexPage(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the page in bytes."""
-        return self.heads * HEAD_BYTES
+        return self.heads * EXTENT_HEAD_BYTES
 
 
 class IndexPages:
@@ -151,7 +151,7 @@ class IndexPages:
         self.crcs += other.crcs
         self.heads += other.heads
 
-    def page(self, at: int) -> IndexPage:
+    def get_page(self, at: int) -> IndexPage:
         """Returns the page number `at`, counted from 0."""
         return IndexPage(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
 
@@ -160,8 +160,8 @@ class LoadedIndexGroup:
     """The part of an index group that stays in memory: which ledgers it has, and where its pages of extent heads are.
     The group begins at `offset` of the index file of log `log`.
 
-    Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start` and then `add_extent_heads`, in a
-    worker. The extents must be in ascending order of ledgers."""
+    Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start_empty` and then `add_extent_heads`,
+    in a worker. The extents must be in ascending order of ledgers."""
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
 
@@ -174,15 +174,15 @@ class LoadedIndexGroup:
         self.reach = 0  # where the last of its records ends in the log
         self._heads_offset = self._tables_offset = offset + GROUP_HEADER_BYTES
         if extents:
-            self._tables_offset += len(extents) * HEAD_BYTES
+            self._tables_offset += len(extents) * EXTENT_HEAD_BYTES
             self.add_extent_heads(encode_extent_heads(extents))
 
     @classmethod
-    def start(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
+    def start_empty(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
         """Returns an empty index group that will have `extents` extents. It may be used when `add_extent_heads` has
         added all extent heads."""
         group = cls(log, offset)
-        group._tables_offset += extents * HEAD_BYTES
+        group._tables_offset += extents * EXTENT_HEAD_BYTES
         return group
 
     def add_extent_heads(self, heads: bytes) -> None:
@@ -197,9 +197,9 @@ class LoadedIndexGroup:
         self.extents += len(ledgers)
         self.reach = max(self.reach, columns.reach)
         pages = self.pages
-        for first in range(0, len(ledgers), PAGE_HEADS):
-            page = heads[first * HEAD_BYTES : first * HEAD_BYTES + PAGE_BYTES]
-            count = len(page) // HEAD_BYTES
+        for first in range(0, len(ledgers), HEADS_PER_PAGE):
+            page = heads[first * EXTENT_HEAD_BYTES : first * EXTENT_HEAD_BYTES + INDEX_PAGE_BYTES]
+            count = len(page) // EXTENT_HEAD_BYTES
             pages.ledgers.append(ledgers[first])
             pages.offsets.append(self._heads_offset)
             pages.tables.append(self._tables_offset)
@@ -250,7 +250,7 @@ class LedgerExtents:
         """The approximate memory of this object, in bytes."""
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
-    def places(self, entry: int) -> list[ExtentLocation]:
+    def find_extents(self, entry: int) -> list[ExtentLocation]:
         """Returns the locations of the extents that may contain the entry, because it is between their first and their
         last entry. The extent with the largest first entry comes first."""
         found: list[ExtentLocation] = []
@@ -274,7 +274,7 @@ class MissingIndexPages(NamedTuple):
     pages: list[IndexPage]
     known: LedgerExtents | None
 
-    def complete(self, found: list[ExtentLocation]) -> LedgerExtents:
+    def make_ledger_extents(self, found: list[ExtentLocation]) -> LedgerExtents:
         """Returns all extents of the ledger in the log: those that are known, and those `found` in the missing
         pages."""
         return LedgerExtents(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
@@ -304,7 +304,7 @@ class _Log:
         for start, end in zip(self.starts[first_group:], ends, strict=True):
             high = bisect_right(firsts, ledger, start, end)
             low = bisect_left(firsts, ledger, start, high)
-            found += map(self.pages.page, range(max(low - 1, start), high))
+            found += map(self.pages.get_page, range(max(low - 1, start), high))
         return found
 
 
@@ -338,7 +338,7 @@ class EntryLogIndex:
         self.generation += 1
 
     # ------------------------------------------------------------------------------------ which logs
-    def logs(self) -> list[int]:
+    def log_numbers(self) -> list[int]:
         """Returns the numbers of all logs that have entries, in ascending order."""
         return list(self._logs)
 
@@ -382,7 +382,7 @@ class EntryLogIndex:
                 if (number, ledger) not in self._runs:
                     return False
                 run = self.find_extents_of_ledger_in_log(number, ledger)
-                if isinstance(run, MissingIndexPages) or run.places(entry):
+                if isinstance(run, MissingIndexPages) or run.find_extents(entry):
                     return False
         return True
 
@@ -394,11 +394,11 @@ class EntryLogIndex:
             run = self.find_extents_of_ledger_in_log(log, ledger)
             if isinstance(run, MissingIndexPages):
                 return None
-            places += run.places(entry)
+            places += run.find_extents(entry)
         return places
 
     # ------------------------------------------------------------------------------------ tables
-    def table(self, place: ExtentLocation) -> ExtentTable | None:
+    def get_extent_table(self, place: ExtentLocation) -> ExtentTable | None:
         """Returns the table of an extent; None if the table is not in memory and must be read."""
         if place.extent.entries == 1:
             return make_single_entry_table(place.extent)

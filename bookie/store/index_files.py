@@ -15,8 +15,8 @@ same group of the journal. So a start never finds an entry, a fence or an LAC of
     ensure_descriptor(ledger, key)        the descriptor, after OK; enqueues the KEY record if it is not durable
     take_enqueued_keys()                  the KEY records of the group that is sealed now
 
-`TombstoneWriter` writes the tombstones of deleted ledgers. Bound: the keys of `INTRODUCED_MAX` ledgers that have not
-begun here. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
+`TombstoneWriter` writes the tombstones of deleted ledgers. Bound: the keys of `KEYS_OF_UNKNOWN_LEDGERS_MAX` ledgers
+that have not begun here. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
 
 **The table of ledgers** (`LedgerTable`) has the ledgers that have not changed lately, as in the ledger index: about 50
 bytes each, sorted, in leaves. A table is never changed. A checkpoint makes a new table in the flush worker: it merges
@@ -55,15 +55,15 @@ from ..format.journal import (
     decode_file_header,
     encode_file_header,
 )
-from ..format.ledger_index import RECORD_BYTES, LedgerIndexRecordKind, LedgerState, State, Tombstone
+from ..format.ledger_index import LEDGER_RECORD_BYTES, LedgerIndexRecord, LedgerIndexRecordKind, LedgerState, Tombstone
 from . import disk
 from .index import LruCache
 from .journal import Journal
 from .memtable import IntegerIntervals, Memtable
-from .state_log import Fact, StateLog, read_or_raise_damaged
+from .state_log import StateLog, StateLogFact, read_or_raise_damaged
 
-LEAF_RECORDS = 256
-LEAF_BYTES = LEAF_RECORDS * RECORD_BYTES
+RECORDS_PER_LEAF = 256
+LEAF_BYTES = RECORDS_PER_LEAF * LEDGER_RECORD_BYTES
 _HEAD = struct.Struct(">IBq")
 _LEDGER = struct.Struct(">q")
 _LEDGER_AT = 5
@@ -102,16 +102,16 @@ class LedgerTable:
             return None
         leaf = self.leaves[at]
         where = _find(leaf, ledger, 0)
-        if where * RECORD_BYTES == len(leaf) or _ledger(leaf, where) != ledger:
+        if where * LEDGER_RECORD_BYTES == len(leaf) or _ledger(leaf, where) != ledger:
             return None
-        state = ledger_index.decode_record_if_intact(leaf, where * RECORD_BYTES)
+        state = ledger_index.decode_record_if_intact(leaf, where * LEDGER_RECORD_BYTES)
         assert isinstance(state, LedgerState), f"the record of ledger {ledger} changed in memory"
         return state
 
     def __iter__(self) -> Iterator[int]:
         """Yields the ledger ids in ascending order."""
         for leaf in self.leaves:
-            for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
+            for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{LEDGER_RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
                 yield ledger
 
     def with_ledger_records(self, changes: Mapping[int, bytes]) -> LedgerTable:
@@ -132,28 +132,28 @@ class LedgerTable:
         """Returns a copy of the table without the ledgers in the intervals `dead`."""
         leaves: list[bytes] = []
         for leaf in self.leaves:
-            last = len(leaf) // RECORD_BYTES - 1
+            last = len(leaf) // LEDGER_RECORD_BYTES - 1
             if dead.intersect(_ledger(leaf, 0), _ledger(leaf, last)):
-                kept = [at * RECORD_BYTES for at in range(last + 1) if _ledger(leaf, at) not in dead]
-                leaf = b"".join([leaf[at : at + RECORD_BYTES] for at in kept])
+                kept = [at * LEDGER_RECORD_BYTES for at in range(last + 1) if _ledger(leaf, at) not in dead]
+                leaf = b"".join([leaf[at : at + LEDGER_RECORD_BYTES] for at in kept])
             leaves.append(leaf)
         return LedgerTable(leaves)
 
 
 def _ledger(leaf: bytes, at: int) -> int:
-    found: int = _LEDGER.unpack_from(leaf, at * RECORD_BYTES + _LEDGER_AT)[0]
+    found: int = _LEDGER.unpack_from(leaf, at * LEDGER_RECORD_BYTES + _LEDGER_AT)[0]
     return found
 
 
 def _find(leaf: bytes, ledger: int, low: int) -> int:
     """Returns the number of the first record, from number `low` on, whose ledger id is at least `ledger`; the number of
     all records if there is none."""
-    high = count = len(leaf) // RECORD_BYTES
+    high = count = len(leaf) // LEDGER_RECORD_BYTES
     if low == count or _ledger(leaf, count - 1) < ledger:
         return count
     while low < high:  # as `bisect_left` with a key, which is a call or two a step
         at = (low + high) // 2
-        if _LEDGER.unpack_from(leaf, at * RECORD_BYTES + _LEDGER_AT)[0] < ledger:
+        if _LEDGER.unpack_from(leaf, at * LEDGER_RECORD_BYTES + _LEDGER_AT)[0] < ledger:
             low = at + 1
         else:
             high = at
@@ -166,14 +166,14 @@ def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) ->
     size = done = 0
     for ledger in ledgers:
         at = _find(leaf, ledger, done)
-        for part in (leaf[done * RECORD_BYTES : at * RECORD_BYTES], changes[ledger]):
+        for part in (leaf[done * LEDGER_RECORD_BYTES : at * LEDGER_RECORD_BYTES], changes[ledger]):
             parts.append(part)
             size += len(part)
-        done = at + (at * RECORD_BYTES < len(leaf) and _ledger(leaf, at) == ledger)
+        done = at + (at * LEDGER_RECORD_BYTES < len(leaf) and _ledger(leaf, at) == ledger)
         if size >= LEAF_BYTES:
             yield from _cut(parts)
             parts, size = [], 0
-    yield from _cut([*parts, leaf[done * RECORD_BYTES :]])
+    yield from _cut([*parts, leaf[done * LEDGER_RECORD_BYTES :]])
 
 
 def _cut(parts: list[bytes]) -> list[bytes]:
@@ -190,7 +190,7 @@ class LoadedLedgerIndex(NamedTuple):
 
     table: LedgerTable
     ledgers: BitMap64  # those of the table without a tombstone
-    facts: list[State]  # in the order in which they were stated
+    facts: list[LedgerIndexRecord]  # in the order in which they were stated
 
 
 class LedgerTableLoader:
@@ -203,16 +203,16 @@ class LedgerTableLoader:
         self._tail_bytes = 0
         self._highest = -1
         self._changes: dict[int, bytes] = {}
-        self._facts: list[State] = []
+        self._facts: list[LedgerIndexRecord] = []
 
     def add_rows(self, data: bytes) -> list[int]:
         """Adds the records in `data`. Skips records that are damaged or cut off, and returns their offsets in
         `data`."""
         bad: list[int] = []
         begin = 0  # of the records that were not taken yet: ascending, above all before
-        for at in range(0, len(data), RECORD_BYTES):
-            record = data[at : at + RECORD_BYTES]
-            if len(record) < RECORD_BYTES:
+        for at in range(0, len(data), LEDGER_RECORD_BYTES):
+            record = data[at : at + LEDGER_RECORD_BYTES]
+            if len(record) < LEDGER_RECORD_BYTES:
                 bad.append(at)
             else:
                 crc, kind, ledger = _HEAD.unpack_from(record)
@@ -226,7 +226,7 @@ class LedgerTableLoader:
                 else:
                     self._fact(record, at, bad)
             self._append(data[begin:at])
-            begin = at + RECORD_BYTES
+            begin = at + LEDGER_RECORD_BYTES
         self._append(data[begin:])
         if len(self._changes) > _CHANGES_MAX:
             self._settle()
@@ -343,7 +343,7 @@ class PendingIndexChanges(NamedTuple):
 
     table: LedgerTable
     settling: dict[int, LedgerDescriptor]
-    changes: list[State]
+    changes: list[LedgerIndexRecord]
     facts: StateLog
     alive: int
 
@@ -359,10 +359,10 @@ class PendingIndexChanges(NamedTuple):
             records[ledger] = ledger_index.encode_ledger_record(ledger, found.fenced, found.key, found.lac, found.last)
         table = self.table.with_ledger_records(records) if records else self.table
         if everything:
-            statements = list(map(ledger_index.encode_state, self.facts.all_facts()))
+            statements = list(map(ledger_index.encode_ledger_index_record, self.facts.list_facts()))
             return LedgerIndexContent(table.without_ledgers(self.facts.tombstones), [], statements, unsynced)
         return LedgerIndexContent(
-            table, [*map(ledger_index.encode_state, self.changes), *records.values()], [], unsynced
+            table, [*map(ledger_index.encode_ledger_index_record, self.changes), *records.values()], [], unsynced
         )
 
 
@@ -377,7 +377,7 @@ class LedgerDescriptors(StateLog):
         self._clean: LruCache[int, LedgerDescriptor] = LruCache(_CLEAN_MAX)
         self._table = LedgerTable()
         self._ids = BitMap64()
-        self._unwritten: list[State] = []
+        self._unwritten: list[LedgerIndexRecord] = []
 
     # ------------------------------------------------------------------------------------ ledgers
     def get(self, ledger: int) -> LedgerDescriptor | None:
@@ -432,7 +432,7 @@ class LedgerDescriptors(StateLog):
         checkpoint."""
         self.add_fact(Tombstone(first, last))
 
-    def apply(self, fact: Fact) -> None:
+    def apply(self, fact: StateLogFact) -> None:
         """Puts a fact into force, as `StateLog.apply` does. A tombstone also removes the descriptors of its ledgers."""
         super().apply(fact)
         if isinstance(fact, Tombstone):
@@ -454,7 +454,7 @@ class LedgerDescriptors(StateLog):
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
-            self.apply(cast("Fact", fact))
+            self.apply(cast("StateLogFact", fact))
 
     @property
     def has_unwritten_changes(self) -> bool:
@@ -503,13 +503,13 @@ class LedgerDescriptors(StateLog):
 
 _LOG = logging.getLogger("magnetar.bookie.store.ledgers")
 
-SUFFIX = ".lidx"
+LEDGER_INDEX_SUFFIX = ".lidx"
 _OUTDATED_MAX = 4
 """The file is rewritten when its size is above this multiple of the size of the records that still count, and above
 _REWRITE_BYTES_MIN."""
 _REWRITE_BYTES_MIN = 1 << 20
 """A smaller file, in bytes, is not rewritten because of outdated records."""
-_READ_BYTES = 4096 * ledger_index.RECORD_BYTES
+_READ_BYTES = 4096 * ledger_index.LEDGER_RECORD_BYTES
 _WRITE_BYTES = 1 << 20
 """The number of bytes that are written and synced at once, so that a large rewrite does not delay the journal's
 syncs."""
@@ -518,7 +518,7 @@ _BAD = "record of the ledger index is not what was written"
 
 
 def ledger_index_file_name(generation: int) -> str:
-    return f"{generation:016d}{SUFFIX}"
+    return f"{generation:016d}{LEDGER_INDEX_SUFFIX}"
 
 
 class LedgerIndexFile:
@@ -561,7 +561,7 @@ class LedgerIndexFile:
                 faults.append(f"{path} ends at {end} and should be {self.end} bytes long")
             try:
                 header = file.pread(FILE_HEADER_BYTES, 0)
-                decode_file_header(header, ledger_index.MAGIC, self._uuid, self.generation, path)
+                decode_file_header(header, ledger_index.LEDGER_INDEX_MAGIC, self._uuid, self.generation, path)
             except ForeignFile:
                 raise
             except DamagedFile as error:
@@ -575,7 +575,7 @@ class LedgerIndexFile:
     def must_rewrite(self, alive: int) -> bool:
         """Returns whether the next `write` must write a new file, because this one is damaged or has too many outdated
         records. `alive` is the number of records that still count."""
-        large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
+        large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.LEDGER_RECORD_BYTES
         return self._faulty or large
 
     def write(self, unwritten: PendingIndexChanges) -> tuple[LedgerIndexContent, int, int]:
@@ -593,10 +593,10 @@ class LedgerIndexFile:
         settled = unwritten.encode_changes(everything=False)
         return settled, *self._append(settled.changes)
 
-    def append(self, facts: Sequence[State]) -> tuple[int, int]:
+    def append(self, facts: Sequence[LedgerIndexRecord]) -> tuple[int, int]:
         """Appends these facts alone to the file. Returns (generation, end) of the file, which the mark must name.
         Raises NoSpace if the disk is full."""
-        return self._append(list(map(ledger_index.encode_state, facts)))
+        return self._append(list(map(ledger_index.encode_ledger_index_record, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
         file = disk.open_file(self._files, join_path(self._directory, ledger_index_file_name(self.generation)))
@@ -611,7 +611,7 @@ class LedgerIndexFile:
         """Writes the next generation of the file; `records` are its encoded records, one or more in each buffer.
         Returns (generation, end) of the new file, which the mark must name. Raises NoSpace if the disk is full."""
         generation = self.generation + 1
-        header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
+        header = encode_file_header(FileHeader(ledger_index.LEDGER_INDEX_MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
             self._files, self._directory, ledger_index_file_name(generation), _slices([header, *records])
         )
@@ -657,18 +657,20 @@ def find_newest_ledger_index(files: Files, directory: str) -> tuple[int, int]:
     """Returns (generation, end of the last complete record) of the newest ledger index file, by its name and its size;
     (0, end of a file without records) if there is no such file. A start that found no mark calls this. Raises OSError
     if the directory or the file cannot be read."""
-    found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
+    found = [each for each in files.list_directory(directory) if each.endswith(LEDGER_INDEX_SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES
     file = files.open(join_path(directory, found[-1]), write=False)
     try:
-        records = max(0, file.size() - FILE_HEADER_BYTES) // ledger_index.RECORD_BYTES
+        records = max(0, file.size() - FILE_HEADER_BYTES) // ledger_index.LEDGER_RECORD_BYTES
     finally:
         file.close()
-    return int(found[-1].removesuffix(SUFFIX)), FILE_HEADER_BYTES + records * ledger_index.RECORD_BYTES
+    return int(
+        found[-1].removesuffix(LEDGER_INDEX_SUFFIX)
+    ), FILE_HEADER_BYTES + records * ledger_index.LEDGER_RECORD_BYTES
 
 
-INTRODUCED_MAX = 4096
+KEYS_OF_UNKNOWN_LEDGERS_MAX = 4096
 """The largest number of keys that are kept of ledgers which have not begun here: those of a burst."""
 
 
@@ -685,8 +687,8 @@ class LedgerKeys:
 
     def require_keys_from_metadata(self) -> None:
         """From now on a ledger that is unknown here may begin only if its key was read from the metadata
-        (`record_key_of_metadata`); at most INTRODUCED_MAX such keys are kept."""
-        self._introduced = LruCache(INTRODUCED_MAX)
+        (`record_key_of_metadata`); at most KEYS_OF_UNKNOWN_LEDGERS_MAX such keys are kept."""
+        self._introduced = LruCache(KEYS_OF_UNKNOWN_LEDGERS_MAX)
 
     def record_key_of_metadata(self, ledger: int, key: bytes) -> None:
         """Records, in memory, that the metadata has a record of the ledger with this key."""
@@ -756,12 +758,12 @@ class LedgerKeys:
 #     write_pending_tombstones()   before a log is removed: every tombstone is durable when this returns, also if the
 #                                  journal was full
 #
-# bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_MAX` intervals in one group.
-# Guarded by tests/bookie/store/test_compaction.py, tests/bookie/test_full_disk.py and the crash states
+# bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_PER_GROUP_MAX` intervals in one
+# group. Guarded by tests/bookie/store/test_compaction.py, tests/bookie/test_full_disk.py and the crash states
 # (tests/crashes).
 
 
-TOMBSTONES_MAX = 4096
+TOMBSTONES_PER_GROUP_MAX = 4096
 """The largest number of tombstone records (intervals of deleted ledgers) in one group of the journal. A group must fit
 into a block."""
 
@@ -793,7 +795,7 @@ class TombstoneWriter:
             spans.add(ledger, ledger)
         waiting = list(spans)
         while waiting:
-            batch, waiting = waiting[:TOMBSTONES_MAX], waiting[TOMBSTONES_MAX:]
+            batch, waiting = waiting[:TOMBSTONES_PER_GROUP_MAX], waiting[TOMBSTONES_PER_GROUP_MAX:]
             self._batches += 1
             number = self._batches
             self._loose.add(number)

@@ -11,9 +11,9 @@ answered in the order in which they came.
 One block of all groups that wait (up to `block_bytes_max`) goes to a worker, and meanwhile the next block fills. A
 block begins in the `seal_group` that finds no other one on its way, and is answered in the call with which its worker
 reports it: no task is woken for one. Whatever has to wait (a segment begins, blocks are on their way, the end) is done
-by one task, which also ends the process when something fails. Direct blocks go to `WORKERS` threads in turn, so that
-the disk waits neither for the event loop nor for the interpreter. Other blocks go to one thread, because of two syncs
-of a file at once the kernel reports a lost page to only one.
+by one task, which also ends the process when something fails. Direct blocks go to `JOURNAL_WORKERS` threads in turn, so
+that the disk waits neither for the event loop nor for the interpreter. Other blocks go to one thread, because of two
+syncs of a file at once the kernel reports a lost page to only one.
 
 Full disk: the waiters of the block, and of the blocks after it that are on their way, get `done(False)`. A failed sync
 ends the process, and no waiter is answered.
@@ -46,11 +46,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...runtime.files import Buffer, File, Files
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.metrics import DURATION_BOUNDS, Histogram
 from ...runtime.network import World
 from ...runtime.tasks import Worker
 from ..format.journal import (
-    ALIGNMENT,
+    BLOCK_ALIGNMENT_BYTES,
     BLOCK_HEADER_BYTES,
     RecordType,
     encode_block_header,
@@ -59,8 +59,8 @@ from ..format.journal import (
 )
 from . import disk
 from .group_commit_core import (
-    DEPTH,
-    WORKERS,
+    BLOCKS_IN_FLIGHT_MAX,
+    JOURNAL_WORKERS,
     BeginSegment,
     BlockSynced,
     ConfirmBlock,
@@ -78,11 +78,11 @@ from .replay import JournalPosition, JournalSegment, JournalSegments
 # -------------------------------------------------------------------------------------------------------- arenas
 # Memory for blocks that bypass the page cache: aligned, as the disk needs it, and used again in turn.
 #
-# At most `count` blocks are on their way (`DEPTH`), so the next arena in turn is free.
+# At most `count` blocks are on their way (`BLOCKS_IN_FLIGHT_MAX`), so the next arena in turn is free.
 # Guarded by tests/bookie/store/journal/test_journal.py.
 
 
-COPIED_APART_BYTES = 4096
+UNJOINED_ENTRY_BYTES = 4096
 """If the buffers of a block have at least this size on average, they are copied into its memory one by one; smaller
 buffers are joined first."""
 
@@ -104,7 +104,7 @@ class JournalBlockBuffers:
         """Copies `buffers` one after the other into the next memory, and fills it with zeros up to `size` bytes.
         Returns these bytes; they are valid until this method was called `count` more times."""
         view = self._next_arena(size)[:size]
-        if len(buffers) * COPIED_APART_BYTES > size:
+        if len(buffers) * UNJOINED_ENTRY_BYTES > size:
             buffers = [b"".join(buffers)]
         at = 0
         for buffer in buffers:
@@ -123,10 +123,10 @@ class JournalBlockBuffers:
 # ------------------------------------------------------------------------------------------------------- journal
 
 
-BYTES = tuple(4096 << n for n in range(11))
-RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+BLOCK_SIZE_BOUNDS = tuple(4096 << n for n in range(11))
+BLOCK_RECORDS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
-Done = Callable[[bool], None]
+OnDurable = Callable[[bool], None]
 
 
 class JournalRecordGroup(msgspec.Struct):
@@ -136,7 +136,7 @@ class JournalRecordGroup(msgspec.Struct):
     headers: list[bytes] = []
     buffers: list[Buffer] = []
     size: int = 0
-    done: tuple[Done, ...] = ()
+    done: tuple[OnDurable, ...] = ()
     sealed_at: float = 0.0
 
 
@@ -175,7 +175,7 @@ class Journal:
     ) -> None:
         self._clock = world.clock
         self._files = world.files
-        assert len(workers) == WORKERS
+        assert len(workers) == JOURNAL_WORKERS
         self._workers = workers
         self._filler = filler
         self.core: GroupCommit[JournalRecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
@@ -194,13 +194,16 @@ class Journal:
         self._fault: BaseException | None = None  # of a block that was answered, for the task
         self._segment: JournalSegment | None = None
         # a last entry may exceed the bound
-        self._arenas = JournalBlockBuffers(world.files, 2 * round_up_to_alignment(block_bytes_max), DEPTH)
+        self._arenas = JournalBlockBuffers(
+            world.files, 2 * round_up_to_alignment(block_bytes_max), BLOCKS_IN_FLIGHT_MAX
+        )
         self._closing = False
         self.histograms = {
-            "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker
-            "sync_seconds": Histogram(SECONDS),  # of each block: its write and its sync
-            "block_bytes": Histogram(BYTES),  # as written
-            "block_records": Histogram(RECORDS),
+            # of each group: from its seal until its block goes to the worker
+            "queue_seconds": Histogram(DURATION_BOUNDS),
+            "sync_seconds": Histogram(DURATION_BOUNDS),  # of each block: its write and its sync
+            "block_bytes": Histogram(BLOCK_SIZE_BOUNDS),  # as written
+            "block_records": Histogram(BLOCK_RECORDS_BOUNDS),
         }
         self.counters = {
             "blocks": 0,
@@ -274,7 +277,7 @@ class Journal:
         group.buffers.extend(payload)
         group.size += size
 
-    def seal_group(self, *done: Done) -> None:
+    def seal_group(self, *done: OnDurable) -> None:
         """Ends the present group of records and gives it to be written. Calls each function of `done` once, in order:
         with True when everything enqueued so far is synced, with False if the disk had no room for the group. They are
         never called within this call."""
@@ -401,7 +404,7 @@ class Journal:
         the time that this took, in seconds."""
         began = self._clock.monotonic()
         for place in zeros:
-            self._write_synced(file, [bytes(ALIGNMENT)], place)
+            self._write_synced(file, [bytes(BLOCK_ALIGNMENT_BYTES)], place)
         self._write_synced(file, block, offset)
         return self._clock.monotonic() - began
 

@@ -90,15 +90,15 @@ class IntegerIntervals:
 # ------------------------------------------------------------------------------------------------------ memtable
 
 
-Stored = tuple[bytes, ...]
+EntryPieces = tuple[bytes, ...]
 """A stored entry in one or more pieces."""
-TABLES = 3
+MEMTABLES_MAX = 3
 """Both tables together have at most this multiple of `bytes_max`, besides one request."""
-ENTRY_OVERHEAD_BYTES = 200
+ENTRY_MEMORY_BYTES = 200
 """Approximate memory of an entry besides its bytes: the slot, the key, the tuple and the bytes objects of CPython."""
-LEDGER_OVERHEAD_BYTES = 400
+LEDGER_MEMORY_BYTES = 400
 """Approximate memory that the first entry of a ledger needs in addition: a dictionary, and a changed descriptor."""
-RELEASE_SLICE = 256
+ENTRIES_RELEASED_PER_SLICE = 256
 
 
 class EntryTable:
@@ -107,25 +107,25 @@ class EntryTable:
     __slots__ = ("entries", "ledgers", "refused", "size_bytes")
 
     def __init__(self) -> None:
-        self.ledgers: dict[int, dict[int, Stored]] = {}
+        self.ledgers: dict[int, dict[int, EntryPieces]] = {}
         self.refused: dict[int, IntegerIntervals] = {}  # of those, what the journal had no room for
         self.size_bytes = 0
         self.entries = 0
 
-    def entries_of(self, ledger: int) -> dict[int, Stored]:
+    def entries_of_ledger(self, ledger: int) -> dict[int, EntryPieces]:
         """Returns the dictionary of the ledger's entries (entry id → stored entry), which may be empty. A caller that
         adds entries to it must call `count_added_entries` afterwards."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
-            self.size_bytes += LEDGER_OVERHEAD_BYTES
+            self.size_bytes += LEDGER_MEMORY_BYTES
         return entries
 
     def count_added_entries(self, count: int, size: int) -> None:
         """Counts `count` entries, of `size` bytes together, that the caller has added to the table.
 
         An entry that replaces an earlier one is counted again, so the counters may be too high, never too low."""
-        self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
+        self.size_bytes += size + count * ENTRY_MEMORY_BYTES
         self.entries += count
 
 
@@ -139,7 +139,7 @@ class Memtable:
         self.flushing: EntryTable | None = None
 
     @property
-    def is_due(self) -> bool:
+    def is_flush_due(self) -> bool:
         """Returns whether the active table has reached its bound, so that a checkpoint should begin."""
         return self.active.size_bytes >= self.bytes_max
 
@@ -154,23 +154,23 @@ class Memtable:
         """The approximate memory of both tables, in bytes."""
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
-    def insert_entries(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
+    def insert_entries(self, ledger: int, entries: Sequence[tuple[int, EntryPieces, int]], size: int) -> int:
         """Inserts entries of a ledger, given as (entry id, stored entry, size in bytes), into the active table. `size`
         is the sum of the sizes. Returns the largest entry id."""
         active = self.active
         table = active.ledgers.get(ledger)
         if table is None:
-            table = active.entries_of(ledger)
+            table = active.entries_of_ledger(ledger)
         last = -1
         for entry, stored, _ in entries:
             table[entry] = stored
             if entry > last:
                 last = entry
-        active.size_bytes += size + len(entries) * ENTRY_OVERHEAD_BYTES
+        active.size_bytes += size + len(entries) * ENTRY_MEMORY_BYTES
         active.entries += len(entries)
         return last
 
-    def get(self, ledger: int, entry: int) -> Stored | None:
+    def get(self, ledger: int, entry: int) -> EntryPieces | None:
         """Returns the stored entry; None if it is not in memory."""
         found = self.active.ledgers.get(ledger, _NONE).get(entry)
         if found is None and self.flushing is not None:
@@ -241,7 +241,7 @@ class Memtable:
                 assert all(entry in table.ledgers[ledger] for low, high in refused for entry in range(low, high + 1))
 
 
-_NONE: dict[int, Stored] = {}
+_NONE: dict[int, EntryPieces] = {}
 
 
 def clear_in_steps(values: dict[int, Any]) -> Iterator[None]:
@@ -255,13 +255,13 @@ def clear_in_steps(values: dict[int, Any]) -> Iterator[None]:
         _, value = values.popitem()
         freed += 1
         while isinstance(value, dict) and value:
-            some = min(len(value), RELEASE_SLICE)
+            some = min(len(value), ENTRIES_RELEASED_PER_SLICE)
             for _ in range(some):
                 value.popitem()
             freed += some
-            if freed >= RELEASE_SLICE:
+            if freed >= ENTRIES_RELEASED_PER_SLICE:
                 freed = 0
                 yield
-        if freed >= RELEASE_SLICE:
+        if freed >= ENTRIES_RELEASED_PER_SLICE:
             freed = 0
             yield

@@ -20,7 +20,7 @@ tests/bookie/store/test_checkpoint.py.
 ledger mostly ascend with the numbers of the logs, so the logs are bisected first: a hit needs a few of them. Any good
 copy counts. A miss needs all logs: the others follow, newest first. A page that cannot be read or does not match its
 checksum makes `damaged` true: then the answer must not be NO_SUCH_ENTRY. Pages are read when needed, in the read
-worker, in slices of `PAGES_MAX`, so that other reads run in between.
+worker, in slices of `INDEX_PAGES_PER_SLICE`, so that other reads run in between.
 
 `StoredEntryFinder` finds which entries of a range the bookie has. Guarded by tests/bookie/store/test_index.py.
 """
@@ -38,7 +38,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ...ledger.peer_format import Status
-from ...runtime.descriptors import NONE_FREE
+from ...runtime.descriptors import NO_DESCRIPTOR_ERRORS
 from ...runtime.files import Buffer
 from ...runtime.tasks import Worker
 from ..format.index import Extent, ExtentTable
@@ -54,9 +54,9 @@ from .index import (
     find_run_end,
 )
 from .index_files import LedgerDescriptors
-from .memtable import ENTRY_OVERHEAD_BYTES, IntegerIntervals, Memtable
+from .memtable import ENTRY_MEMORY_BYTES, IntegerIntervals, Memtable
 
-PAGES_MAX = 64
+INDEX_PAGES_PER_SLICE = 64
 
 
 class EntrySearch:
@@ -84,7 +84,7 @@ class EntrySearch:
             bisecting = self._low < self._high
             at = (self._low + self._high) // 2 if bisecting else len(self._logs) - 1
             run = await self._run(self._logs.pop(at))
-            self._found = run.places(self._entry)
+            self._found = run.find_extents(self._entry)
             self._high -= bisecting
             if bisecting:
                 self._narrow(at, run)
@@ -132,17 +132,17 @@ async def _load(
 ) -> tuple[LedgerExtents, bool]:
     found: list[ExtentLocation] = []
     whole = True
-    for first in range(0, len(missing.pages), PAGES_MAX):
-        pages = missing.pages[first : first + PAGES_MAX]
+    for first in range(0, len(missing.pages), INDEX_PAGES_PER_SLICE):
+        pages = missing.pages[first : first + INDEX_PAGES_PER_SLICE]
         try:
             places, bad = await worker.run(reader.read_pages, missing.log, missing.ledger, pages)
         except OSError as error:
-            disk.raise_if_no_descriptor(error)
+            disk.raise_if_out_of_descriptors(error)
             _LOG.error("cannot read the index of log %d: %s", missing.log, error)
             places, bad = [], len(pages)
         found += places
         whole = whole and not bad
-    run = missing.complete(found)
+    run = missing.make_ledger_extents(found)
     if whole:
         index.add_extents_of_ledger(run)
     return run, whole
@@ -225,7 +225,7 @@ class StoredEntryFinder:
         if extent.entries == extent.last - extent.first + 1:
             found.add(max(first, extent.first), min(last, extent.last))
             return
-        table = self._index.table(place)
+        table = self._index.get_extent_table(place)
         if table is None:
             try:
                 table = await self._worker.run(self._reader.read_table, place)
@@ -243,22 +243,22 @@ class StoredEntryFinder:
 # Read-ahead after a range that was asked for, so that the disk works while the last answer is on its way.
 #
 # A reader that got fewer entries than it asked for asks again for the next ones. For this reader a *stream* is kept
-# under (ledger, next entry): entries that were read, and up to `CHUNKS_MAX` reads of chunks after them that are under
-# way. The next read takes the stream and the entries that it needs, and another chunk is begun. Chunks go to the
-# `LANES` in turn, so that the disk reads one while entries are cut out of another. Single reads have a worker of their
-# own and wait for no chunk. When an extent is begun, the table of the next one is loaded. Several readers of a ledger
-# have a stream each.
+# under (ledger, next entry): entries that were read, and up to `CHUNKS_AHEAD_MAX` reads of chunks after them that are
+# under way. The next read takes the stream and the entries that it needs, and another chunk is begun. Chunks go to the
+# `READ_AHEAD_LANES` in turn, so that the disk reads one while entries are cut out of another. Single reads have a
+# worker of their own and wait for no chunk. When an extent is begun, the table of the next one is loaded. Several
+# readers of a ledger have a stream each.
 #
 # Streams share `bytes_max`; the least recently used is dropped first. In addition each lane has memory for one chunk.
-# With more readers than fit, the chunks get smaller, and below an eighth (`SHRINK_MAX`) nothing is read ahead, so that
-# no disk work is wasted. Entries never change, so a stream can be old but not wrong. Where anything is uncertain (no
-# known extent, damage, an error) it ends, and the reader looks the entry up in the ordinary way. Guarded by
-# tests/bookie/store/test_reads.py.
+# With more readers than fit, the chunks get smaller, and below an eighth (`CHUNK_SHRINK_DIVISOR_MAX`) nothing is read
+# ahead, so that no disk work is wasted. Entries never change, so a stream can be old but not wrong. Where anything is
+# uncertain (no known extent, damage, an error) it ends, and the reader looks the entry up in the ordinary way. Guarded
+# by tests/bookie/store/test_reads.py.
 
 
-SHRINK_MAX = 8
-LANES = 2
-CHUNKS_MAX = 3
+CHUNK_SHRINK_DIVISOR_MAX = 8
+READ_AHEAD_LANES = 2
+CHUNKS_AHEAD_MAX = 3
 """The largest number of chunks of a stream: one for each lane, and one that is read, so that the lanes work on while
 the event loop hands out the first."""
 LANE_FILES_MAX = 16
@@ -304,10 +304,11 @@ class ReadAheadStream:
 
     @property
     def may_accept_chunk(self) -> bool:
-        """Returns whether `accept_chunk` may be called: no entry is ready, and the first chunk has been read."""
+        """Returns whether `make_first_chunk_ready` may be called: no entry is ready, and the first chunk has been
+        read."""
         return not self.ready_entries and bool(self.chunks) and self.chunks[0].read.done()
 
-    def accept_chunk(self) -> None:
+    def make_first_chunk_ready(self) -> None:
         """Makes the entries of the first chunk ready; none if its read failed. If the chunk has another number of
         entries than expected, drops the chunks after it, because they do not begin where it ends."""
         assert not self.ready_entries
@@ -359,13 +360,17 @@ class ReadAhead:
     def read_ahead(self, ledger: int, entry: int, stream: ReadAheadStream | None) -> None:
         """Starts to read more chunks of `stream` (None: of a new stream), up to CHUNKS_MAX, and keeps the stream for
         the client's next read, which is expected to begin at `entry`."""
-        chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
+        chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_AHEAD_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = ReadAheadStream(entry)
-        while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.after is not None:
+        while (
+            chunk * CHUNK_SHRINK_DIVISOR_MAX >= self._chunk_bytes
+            and len(stream.chunks) < CHUNKS_AHEAD_MAX
+            and stream.after is not None
+        ):
             self._read_on(stream, ledger, stream.after, chunk)
         if stream.chunks or stream.ready_entries:
-            size = stream.ready_bytes + stream.ready_entries * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
+            size = stream.ready_bytes + stream.ready_entries * ENTRY_MEMORY_BYTES + len(stream.chunks) * chunk
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: ReadAheadStream, ledger: int, entry: int, chunk: int) -> None:
@@ -376,7 +381,7 @@ class ReadAhead:
         if not places:
             return
         place, entries = places[0], None
-        table = self._index.table(place)
+        table = self._index.get_extent_table(place)
         if table is not None:
             first = find_record_number(place, table, entry)
             if first is None:
@@ -395,7 +400,7 @@ class ReadAhead:
         """Reads the table of the extent with this entry, because without the table only the first chunk of the extent
         can be read ahead."""
         places = self._index.find_extents(ledger, entry)
-        if places and self._index.table(places[0]) is None:
+        if places and self._index.get_extent_table(places[0]) is None:
             lane = self._next_lane()
             lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
 
@@ -414,7 +419,7 @@ class ReadAhead:
             self._keep(place, done.result())
 
     def _keep(self, place: ExtentLocation, table: ExtentTable | None) -> None:
-        if table is not None and self._index.table(place) is None:
+        if table is not None and self._index.get_extent_table(place) is None:
             self._index.add_extent_table(place, table)
 
     async def close_log(self, log: int) -> None:
@@ -460,7 +465,7 @@ class LacResult(NamedTuple):
     last: int
 
 
-class StoreReads:
+class StoreReader:
     """Answers the reads of a store. `worker` reads files with `reader`; the workers `lanes` read ahead. `cache_bytes`
     bounds the memory for entries that were read ahead: half of it for reads of single entries, half for ranges."""
 
@@ -520,7 +525,7 @@ class StoreReads:
             stream = self._ahead.take_read_ahead_stream(ledger, entry)
             if stream is not None:
                 if stream.may_accept_chunk:
-                    stream.accept_chunk()
+                    stream.make_first_chunk_ready()
                 result = self._read_stream(stream, ledger, entry, count, bytes_max)
         self.counters["reads"] += result is not None
         return result
@@ -547,7 +552,7 @@ class StoreReads:
                     if result is None:
                         result = self._read_memory(ledger, entry, count, bytes_max)
             except OSError as error:
-                if error.errno not in NONE_FREE:
+                if error.errno not in NO_DESCRIPTOR_ERRORS:
                     raise
                 self.counters["reads_busy"] += 1
                 return ReadResult(Status.BUSY, [], -1)
@@ -558,7 +563,7 @@ class StoreReads:
     ) -> ReadResult | None:
         if not stream.ready_entries and stream.chunks:
             await wait([stream.chunks[0].read])
-            stream.accept_chunk()
+            stream.make_first_chunk_ready()
         return self._read_stream(stream, ledger, entry, count, bytes_max)
 
     def _read_stream(self, stream: ReadAheadStream, ledger: int, entry: int, count: int,
@@ -569,7 +574,7 @@ class StoreReads:
         size = sum(map(len, entries))
         # else each chunk costs its reader an answer
         while stream.may_accept_chunk and len(entries) < count and size < bytes_max:
-            stream.accept_chunk()
+            stream.make_first_chunk_ready()
             more = stream.take_entries(count - len(entries), bytes_max - size)
             entries += more
             size += sum(map(len, more))
@@ -617,18 +622,18 @@ class StoreReads:
         """Reads entries from an extent with one read of the file. If one entry is requested, also reads those after it,
         for the cache."""
         ledger = place.extent.ledger
-        table = self._index.table(place)
+        table = self._index.get_extent_table(place)
         ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
         try:
             found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
         except OSError as error:
-            disk.raise_if_no_descriptor(error)
+            disk.raise_if_out_of_descriptors(error)
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return ExtentReadResult(None, [], True)
         if table is None and found.table is not None:
             self._index.add_extent_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
-            self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
+            self._cache.put((ledger, i), stored, len(stored) + ENTRY_MEMORY_BYTES)
         return found._replace(entries=found.entries[:count])
 
     # ------------------------------------------------------------------------------------ for the scrubber
@@ -652,7 +657,7 @@ class StoreReads:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
-            disk.raise_if_no_descriptor(error)
+            disk.raise_if_out_of_descriptors(error)
             ledger = place.extent.ledger
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return ExtentReadResult(None, [], True)

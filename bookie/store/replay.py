@@ -58,11 +58,11 @@ import msgspec
 from ...runtime.files import File, Files, join_path
 from ...runtime.tasks import Worker
 from ..format.journal import (
-    ALIGNMENT,
+    BLOCK_ALIGNMENT_BYTES,
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
     HEADER_COPY_OFFSET,
-    MAGIC,
+    JOURNAL_MAGIC,
     BlockHeader,
     BlockRecords,
     DamagedFile,
@@ -79,9 +79,9 @@ from . import disk
 
 _LOG = logging.getLogger("magnetar.bookie.store.journal")
 
-SUFFIX = ".jnl"
-SPARE = "spare-"
-FILLING = "filling-"
+JOURNAL_SUFFIX = ".jnl"
+SPARE_PREFIX = "spare-"
+FILLING_PREFIX = "filling-"
 FILL_SLICE_BYTES = 256 << 10
 FILL_PAUSE_S = 0.002
 """The pause in seconds between two slices of zeros. A slice takes about 0.5 ms, so filling a file hardly delays the
@@ -100,7 +100,7 @@ class JournalPosition(NamedTuple):
 
 
 def journal_file_name(number: int) -> str:
-    return f"{number:016d}{SUFFIX}"
+    return f"{number:016d}{JOURNAL_SUFFIX}"
 
 
 def list_journal_file_numbers(files: Files, directory: str) -> list[int]:
@@ -110,7 +110,7 @@ def list_journal_file_numbers(files: Files, directory: str) -> list[int]:
 
 
 def _numbers(names: list[str]) -> list[int]:
-    return [int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX)]
+    return [int(name[: -len(JOURNAL_SUFFIX)]) for name in names if name.endswith(JOURNAL_SUFFIX)]
 
 
 class JournalSegment(msgspec.Struct):
@@ -161,9 +161,9 @@ class JournalSegments:
         Must run in a worker."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
-            if name.startswith(FILLING):
+            if name.startswith(FILLING_PREFIX):
                 self._files.remove(path)
-            elif name.startswith(SPARE):
+            elif name.startswith(SPARE_PREFIX):
                 self.spares.append(path)
 
     async def close(self) -> None:
@@ -180,7 +180,7 @@ class JournalSegments:
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
-        header = encode_file_header(FileHeader(MAGIC, self._uuid, number, previous.offset, salt))
+        header = encode_file_header(FileHeader(JOURNAL_MAGIC, self._uuid, number, previous.offset, salt))
         size = self._write_header(path, encode_first_block(header))
         final = join_path(self._directory, journal_file_name(number))
         self._files.rename(path, final)
@@ -193,7 +193,7 @@ class JournalSegments:
         return JournalSegment(file, number, salt, size)
 
     def _small(self, number: int) -> str:
-        path = join_path(self._directory, f"{FILLING}{number:016d}")
+        path = join_path(self._directory, f"{FILLING_PREFIX}{number:016d}")
         file = self._create(path)
         self._zero(file, 0, self._first_segment_bytes)
         file.advise_dontneed()
@@ -228,7 +228,7 @@ class JournalSegments:
             self._filling = asyncio.create_task(filling, name="journal-fill")
 
     async def _fill(self) -> None:
-        path = join_path(self._directory, f"{FILLING}{self._rng.getrandbits(64):016x}")
+        path = join_path(self._directory, f"{FILLING_PREFIX}{self._rng.getrandbits(64):016x}")
         try:
             file = await self._filler.run(self._create, path)
             try:
@@ -241,7 +241,7 @@ class JournalSegments:
                 file.advise_dontneed()
             finally:
                 self._filler.run(file.close)  # after a write that may be under way there
-            spare = path.replace(FILLING, SPARE)
+            spare = path.replace(FILLING_PREFIX, SPARE_PREFIX)
             await self._filler.run(self._files.rename, path, spare)
             self.spares.append(spare)
             self.counters["filled"] += 1
@@ -268,7 +268,7 @@ class JournalSegments:
     def check_disk_room(self, size: int) -> None:
         """Raises NoSpace if the disk has no room for a file of `size` bytes. Makes such a file and removes it. Must run
         in a worker."""
-        path = join_path(self._directory, f"{FILLING}probe")
+        path = join_path(self._directory, f"{FILLING_PREFIX}probe")
         try:
             file = self._create(path)
             try:
@@ -290,7 +290,7 @@ class JournalSegments:
                 continue
             path = join_path(self._directory, journal_file_name(number))
             if len(self.spares) < self._spares_max and self._recyclable(path):
-                spare = join_path(self._directory, f"{SPARE}{number:016d}")
+                spare = join_path(self._directory, f"{SPARE_PREFIX}{number:016d}")
                 self._files.rename(path, spare)
                 self.spares.append(spare)
                 self.counters["recycled"] += 1
@@ -301,7 +301,7 @@ class JournalSegments:
         try:
             file = self._files.open(path, write=False)
         except OSError as error:
-            disk.raise_unless_no_descriptor(error)
+            disk.raise_unless_out_of_descriptors(error)
             return False
         try:
             return self._segment_bytes <= file.size() <= 4 * self._segment_bytes
@@ -309,7 +309,7 @@ class JournalSegments:
             file.close()
 
 
-WINDOW_BYTES = 4 << 20
+REPLAY_WINDOW_BYTES = 4 << 20
 """The number of bytes that are read at once. This is the memory that a replay needs besides the memtable."""
 
 
@@ -353,7 +353,9 @@ class JournalReader:
         self._at = -1
         self._blocks: _Blocks | None = None
         self.finished = False
-        self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
+        self._next_source(
+            start.offset if self._sources and self._sources[0].number == start.journal else BLOCK_ALIGNMENT_BYTES
+        )
 
     def read_blocks(self, bytes_max: int) -> list[ReplayedBlock]:
         """Reads and returns the next blocks, of about `bytes_max` bytes together. Sets `finished` when there are no
@@ -402,7 +404,7 @@ class JournalReader:
         reason = ""
         for data in copies:
             try:
-                return decode_file_header(data, MAGIC, self._uuid, number, path)
+                return decode_file_header(data, JOURNAL_MAGIC, self._uuid, number, path)
             except ForeignFile:
                 raise
             except DamagedFile as error:
@@ -421,14 +423,14 @@ class JournalReader:
             return None
         return following.header.a
 
-    def _next_source(self, offset: int = ALIGNMENT) -> None:
+    def _next_source(self, offset: int = BLOCK_ALIGNMENT_BYTES) -> None:
         """Opens the next journal file that can be read, at `offset`. Sets `finished` if there is none."""
         self.close()
         while self._at + 1 < len(self._sources):
             self._at += 1
             source = self._sources[self._at]
             self.end = JournalPosition(source.number, offset)
-            offset = ALIGNMENT
+            offset = BLOCK_ALIGNMENT_BYTES
             if source.header is not None:
                 self._blocks = _Blocks(
                     disk.open_for_uncached_reads(self._files, source.path), source.number, source.header.b
@@ -459,7 +461,7 @@ class JournalReader:
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
         """Handles an invalid block at the offset `bad`. If durable data is damaged, records that and goes on after it;
         otherwise the valid part of the journal ends there."""
-        behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
+        behind = bad + (header.padded_bytes if header is not None else BLOCK_ALIGNMENT_BYTES)
         following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"
         if following is not None:
@@ -515,7 +517,7 @@ class _Blocks:
         there is none, or if no block there was made after the block at `bad` was synced."""
         limit = self.size if limit is None else min(limit, self.size)
         first: int | None = None
-        for place in range(offset, limit, ALIGNMENT):
+        for place in range(offset, limit, BLOCK_ALIGNMENT_BYTES):
             at = self._window(place, BLOCK_HEADER_BYTES)
             header = self.header(place) if self._data.startswith(self._prefix, at) else None
             if header is not None:
@@ -530,7 +532,7 @@ class _Blocks:
         if header is not None:
             return min(header.padded_bytes, self.size - offset)
         at = self._window(offset, BLOCK_HEADER_BYTES)
-        return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
+        return BLOCK_ALIGNMENT_BYTES if self._data.startswith(self._prefix[4:], at + 4) else 0
 
     def _window(self, offset: int, size: int) -> int:
         """Reads `size` bytes from `offset` of the file on into `_data`, unless they are there already. Returns the
@@ -538,5 +540,5 @@ class _Blocks:
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             self._start, at = offset, 0
-            self._data = self._file.pread(max(WINDOW_BYTES, size), offset)
+            self._data = self._file.pread(max(REPLAY_WINDOW_BYTES, size), offset)
         return at

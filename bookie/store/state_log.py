@@ -9,7 +9,7 @@
                   a log that neither exists nor is drained is a loss (entrylog/repair_at_start.py)
 
 Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`. A rewrite
-of the ledger index writes `all_facts`, the fewest records with the same meaning. `DataLossLog` records the data losses
+of the ledger index writes `list_facts`, the fewest records with the same meaning. `DataLossLog` records the data losses
 that a start found, until they are durable as limbo. Guarded by tests/bookie/store/test_state_log.py.
 """
 
@@ -25,12 +25,19 @@ import msgspec
 from ...runtime.files import Files, join_path
 from ..format import mark as note
 from ..format.journal import DamagedFile
-from ..format.ledger_index import DrainedEntryLog, LimboChange, QuarantinedEntries, QuarantineEnded, State, Tombstone
+from ..format.ledger_index import (
+    DrainedEntryLog,
+    LedgerIndexRecord,
+    LimboChange,
+    QuarantinedEntries,
+    QuarantineEnded,
+    Tombstone,
+)
 from . import disk
-from .memtable import IntegerIntervals, Stored
+from .memtable import EntryPieces, IntegerIntervals
 from .replay import JournalPosition
 
-Fact = Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
+StateLogFact = Tombstone | QuarantinedEntries | QuarantineEnded | LimboChange | DrainedEntryLog
 
 
 class StateLog:
@@ -43,14 +50,14 @@ class StateLog:
         self.fenced_upto = -1
         self.drained: set[int] = set()
         self._quarantined: dict[int, IntegerIntervals] = {}
-        self._changes: list[State] = []
+        self._changes: list[LedgerIndexRecord] = []
 
-    def add_fact(self, fact: Fact) -> None:
+    def add_fact(self, fact: StateLogFact) -> None:
         """Adds a new fact. It is in force at once, and durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
-    def apply(self, fact: Fact) -> None:
+    def apply(self, fact: StateLogFact) -> None:
         """Puts a fact into force in memory. Unlike `add_fact`, does not record it as a change, because it is durable
         already."""
         match fact:
@@ -84,7 +91,7 @@ class StateLog:
         or get these copies from the running checkpoint."""
         self.add_fact(QuarantineEnded(ledger, first, last))
 
-    def end_quarantine_of_flushed_entries(self, ledgers: dict[int, dict[int, Stored]]) -> None:
+    def end_quarantine_of_flushed_entries(self, ledgers: dict[int, dict[int, EntryPieces]]) -> None:
         """Ends the quarantine of all quarantined entries among `ledgers` (ledger id → its entries). The running
         checkpoint writes good copies of these entries to the entry log."""
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
@@ -134,7 +141,7 @@ class StateLog:
     def has_changes(self) -> bool:
         return bool(self._changes)
 
-    def take_changes(self) -> list[State]:
+    def take_changes(self) -> list[LedgerIndexRecord]:
         """Removes and returns the facts that were added since the last call. Leaves out the quarantine of ledgers that
         were deleted meanwhile."""
         changes, self._changes = self._changes, []
@@ -142,9 +149,9 @@ class StateLog:
             each for each in changes if not (isinstance(each, QuarantinedEntries) and each.ledger in self.tombstones)
         ]
 
-    def all_facts(self) -> list[State]:
+    def list_facts(self) -> list[LedgerIndexRecord]:
         """Returns all facts in force, in as few records as possible."""
-        facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
+        facts: list[LedgerIndexRecord] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
             facts.append(LimboChange(self.fenced_upto, entered=False))
@@ -192,9 +199,9 @@ class StateLog:
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
-LIMBO = "limbo"
-MAGIC = b"MGN-LIMB"
-REASONS_MAX = 100
+LIMBO_FILE = "limbo"
+LIMBO_MAGIC = b"MGN-LIMB"
+LIMBO_REASONS_MAX = 100
 
 T = TypeVar("T")
 
@@ -212,7 +219,7 @@ async def largest_possible_ledger_id() -> int:
     return (1 << 63) - 1
 
 
-class DirectoryFacts(NamedTuple):
+class RecordedDirectoryState(NamedTuple):
     """What the cookie and the metadata say about a data directory when its store is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
@@ -228,7 +235,7 @@ class DataLossLog:
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
         self._directory = directory
-        self._path = join_path(directory, LIMBO)
+        self._path = join_path(directory, LIMBO_FILE)
         self._durable: tuple[int, bool] = (0, False)  # of the note: how many reasons, and whether it is settled
         self.reasons: list[str] = []  # all that are known, also of former starts
         self.open = False  # something was found that is not limbo yet
@@ -239,7 +246,9 @@ class DataLossLog:
         if not self._files.exists(self._path):
             return
         try:
-            known = note.decode_checked_json(disk.read_file(self._files, self._path), MAGIC, DataLossRecord, self._path)
+            known = note.decode_checksummed_json(
+                disk.read_file(self._files, self._path), LIMBO_MAGIC, DataLossRecord, self._path
+            )
         except DamagedFile as error:
             self.add_data_loss(str(error))
             return
@@ -252,7 +261,7 @@ class DataLossLog:
         known one, only sets `open`."""
         _LOG.error("data was lost: %s", reason)
         self.open = True
-        if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
+        if reason not in self.reasons and len(self.reasons) < LIMBO_REASONS_MAX:
             self.reasons.append(reason)
 
     def write(self) -> None:
@@ -278,8 +287,8 @@ class DataLossLog:
             disk.sync_directory(self._files, self._directory)
 
     def _write(self, *, settled: bool) -> None:
-        data = note.encode_checked_json(MAGIC, DataLossRecord(tuple(self.reasons), settled))
-        disk.replace_file(self._files, self._directory, LIMBO, data)
+        data = note.encode_checksummed_json(LIMBO_MAGIC, DataLossRecord(tuple(self.reasons), settled))
+        disk.replace_file(self._files, self._directory, LIMBO_FILE, data)
         self._durable = (len(self.reasons), settled)
 
 

@@ -50,15 +50,23 @@ from .entrylog import files as log_files
 from .entrylog import repair_at_start as logs_at_boot
 from .entrylog.compaction import EntryLogCompactor
 from .entrylog.writer import EntryLogWriter, LogNumberSequence
-from .group_commit_core import WORKERS
+from .group_commit_core import JOURNAL_WORKERS
 from .headroom import DiskHeadroom, DiskReserve
 from .index import EntryLogIndex, ExtentLocation
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerKeys, TombstoneWriter
-from .journal import Done, Journal
-from .memtable import IntegerIntervals, Memtable, Stored
-from .reads import LANE_FILES_MAX, LANES, LacResult, ReadAheadWorker, ReadResult, StoredEntryFinder, StoreReads
+from .journal import Journal, OnDurable
+from .memtable import EntryPieces, IntegerIntervals, Memtable
+from .reads import (
+    LANE_FILES_MAX,
+    READ_AHEAD_LANES,
+    LacResult,
+    ReadAheadWorker,
+    ReadResult,
+    StoredEntryFinder,
+    StoreReader,
+)
 from .replay import JournalPosition
-from .state_log import DataLossLog, DirectoryFacts
+from .state_log import DataLossLog, RecordedDirectoryState
 
 # -------------------------------------------------------------------------------------------------------- config
 # The settings of a store: each with its unit, what it bounds, and what it costs.
@@ -110,10 +118,10 @@ class StoreWorkers(msgspec.Struct, frozen=True):
     def start(cls, workers: Workers) -> StoreWorkers:
         """Starts the worker threads of a store and returns them. The caller must close them."""
         return cls(
-            tuple(workers.start(f"bookie-journal-{number}") for number in range(WORKERS)),
+            tuple(workers.start(f"bookie-journal-{number}") for number in range(JOURNAL_WORKERS)),
             workers.start("bookie-flush"),
             workers.start("bookie-read"),
-            tuple(workers.start(f"bookie-ahead-{number}") for number in range(LANES)),
+            tuple(workers.start(f"bookie-ahead-{number}") for number in range(READ_AHEAD_LANES)),
             workers.start("bookie-compact"),
         )
 
@@ -141,12 +149,12 @@ class LoadedStore(msgspec.Struct, frozen=True):
 
 
 async def load_store(
-    world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
+    world: World, directory: str, uuid: bytes, config: StoreConfig, known: RecordedDirectoryState, workers: StoreWorkers
 ) -> LoadedStore:
     """Does steps 1 to 5 of the start of a store: reads and repairs its files and replays the journal. Returns the parts
     of the store. Raises ForeignFile, NewerFormat or NoSpace, and the errors of `known.upto`. The caller must close the
     workers."""
-    files, entries = world.files, join_path(directory, boot.ENTRIES)
+    files, entries = world.files, join_path(directory, boot.ENTRIES_FOLDER)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_store_files, files, directory, uuid, losses)
     reserve = DiskReserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
@@ -174,7 +182,7 @@ async def load_store(
         memtable, descriptors, numbers, hot, cold, index, found.ledgers,
     )  # fmt: skip
     replay = boot.JournalReplay(memtable, descriptors, checkpoint, losses)
-    end = await replay.run(files, join_path(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
+    end = await replay.run(files, join_path(directory, boot.JOURNAL_FOLDER), uuid, workers.journal[0], workers.read)
     logs_at_boot.report_missing_logs(found.gone, descriptors.tombstones)
     await boot.enter_limbo(workers.flush, losses, known, end, descriptors)
     if replay.records:
@@ -201,7 +209,7 @@ async def load_store(
 # Guarded by tests/bookie/store/test_checkpoint.py, tests/bookie/test_full_disk.py.
 
 
-RETRY_S = 1.0
+CHECKPOINT_RETRY_S = 1.0
 """Seconds to wait after a checkpoint that found no free file descriptor. Each attempt may write the whole memtable."""
 
 _LOG = logging.getLogger("magnetar.bookie.store")
@@ -244,7 +252,7 @@ class CheckpointScheduler:
 
     def schedule_if_due(self) -> None:
         """Makes the background task begin a checkpoint if one is due. Must be called after each sync of the journal."""
-        if self._memtable.is_due or self._journal_bytes >= self._journal_bytes_max:
+        if self._memtable.is_flush_due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
 
     @property
@@ -293,7 +301,7 @@ class CheckpointScheduler:
                 self._due.set()
                 self._on_room()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
+                    async with asyncio.timeout(CHECKPOINT_RETRY_S):
                         await self._stopping.wait()
             except disk.NoSpace as error:
                 _LOG.error("no room for a checkpoint; adds will be refused: %s", error)
@@ -321,7 +329,7 @@ class Store:
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore, ports: StoreCallbacks
     ) -> None:
-        files, entries, workers = world.files, join_path(directory, boot.ENTRIES), loaded.workers
+        files, entries, workers = world.files, join_path(directory, boot.ENTRIES_FOLDER), loaded.workers
         self._workers = workers
         self._losses = loaded.losses
         self._log, self._cold = loaded.hot, loaded.cold
@@ -333,7 +341,7 @@ class Store:
         self._fencing: dict[int, LedgerDescriptor] = {}  # whose fence goes out with the next seal
         self._fenced: set[int] = set()  # ledgers whose fence is on its way to the disk
         self._lacs: dict[int, int] = {}  # explicit LACs that go out with the next seal
-        self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
+        self._adding: list[tuple[int, Sequence[tuple[int, EntryPieces, int]]]] = []  # ledger and entries, likewise
         self._ending: asyncio.Task[None] | None = None
         self.counters = {
             "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": loaded.replayed_records,
@@ -344,16 +352,16 @@ class Store:
             ReadAheadWorker(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker)
             for worker in workers.ahead
         ]
-        self._reads = StoreReads(
+        self._reads = StoreReader(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
         self._held = StoredEntryFinder(
-            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_and_wait
+            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_group_and_wait
         )
         self._journal = Journal(
-            world, join_path(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
+            world, join_path(directory, boot.JOURNAL_FOLDER), uuid, workers.journal, workers.flush,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
@@ -367,7 +375,7 @@ class Store:
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
         )  # fmt: skip
         self._tombstones = TombstoneWriter(
-            self._journal, self.descriptors, self.memtable, self.seal_and_wait, self.checkpoint
+            self._journal, self.descriptors, self.memtable, self.seal_group_and_wait, self.checkpoint
         )
         self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
@@ -381,13 +389,13 @@ class Store:
     @classmethod
     async def open(
         cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None,
-        known: DirectoryFacts | None = None,
+        known: RecordedDirectoryState | None = None,
         ports: StoreCallbacks | None = None,
     ) -> Store:  # fmt: skip
         """Starts the store of a data directory (store/boot.py) and returns it, ready for reads and adds. On a full disk
         frees the disk reserve and begins again. Raises ForeignFile, NewerFormat or NoSpace, and the errors of
         `known.upto`."""
-        config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StoreCallbacks()
+        config, known, ports = config or StoreConfig(), known or RecordedDirectoryState(), ports or StoreCallbacks()
         workers = StoreWorkers.start(world.workers)
         try:
             loaded = await load_store(world, directory, uuid, config, known, workers)
@@ -436,13 +444,19 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add_entry(
-        self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool
+        self, ledger: int, entry: int, key: bytes, stored: EntryPieces, size: int, lac: int, recovery: bool
     ) -> Status:
         """Adds one entry to a ledger. Parameters and result as in `add_entries`."""
         return self.add_entries(ledger, key, ((entry, stored, size),), size, lac, recovery)
 
     def add_entries(
-        self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
+        self,
+        ledger: int,
+        key: bytes,
+        entries: Sequence[tuple[int, EntryPieces, int]],
+        size: int,
+        lac: int,
+        recovery: bool,
     ) -> Status:
         """Adds entries to a ledger. Returns OK if all of them are admitted; they are durable when the next `seal_group`
         is done. Any other status says why none of them is admitted:
@@ -562,7 +576,7 @@ class Store:
         """Returns the data losses because of which the store is in limbo, as texts; none if it is not in limbo."""
         return self._losses.reasons
 
-    def seal_group(self, done: Done) -> None:
+    def seal_group(self, done: OnDurable) -> None:
         """Writes all adds, fences and LACs since the last seal to the journal, as one group. Calls `done(True)` when
         they are durable, `done(False)` if the disk had no room for them.
 
@@ -578,7 +592,7 @@ class Store:
 
     def _sealed(
         self, fencing: dict[int, LedgerDescriptor], keying: dict[int, LedgerDescriptor],
-        adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
+        adding: list[tuple[int, Sequence[tuple[int, EntryPieces, int]]]], ok: bool,
     ) -> None:  # fmt: skip
         """Called when the journal is done with a group of these fences, keys and entries. `ok`: they are durable;
         False: the disk had no room for them."""
@@ -595,7 +609,7 @@ class Store:
         if not ok:
             self.room.on_no_space()
 
-    async def seal_and_wait(self) -> bool:
+    async def seal_group_and_wait(self) -> bool:
         """Writes all adds, fences and LACs since the last seal, like `seal_group`, and waits for the outcome. Returns
         True if they are durable, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -606,11 +620,11 @@ class Store:
         """Waits until the journal has written everything that was enqueued. Returns whether all entries of the ledger
         that can be read now are durable. False: the disk had no room for some; a checkpoint, or adding these entries
         again, makes them durable."""
-        return await self.seal_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
+        return await self.seal_group_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:
-        """Returns the ledger's last-add-confirmed (LAC), as `StoreReads.read_lac` does."""
+        """Returns the ledger's last-add-confirmed (LAC), as `StoreReader.read_lac` does."""
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
@@ -620,12 +634,12 @@ class Store:
     async def read_entries(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Reads the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
         bytes together. If the first of them cannot be returned, the result has no entries, and its status says why
-        (`StoreReads.read_entries`)."""
+        (`StoreReader.read_entries`)."""
         return await self._reads.read_entries(ledger, entry, count, bytes_max)
 
     async def verify_entry(self, ledger: int, entry: int) -> Status:
         """Reads an entry from the entry logs, bypassing memory and caches. Returns OK if a log has a good copy;
-        otherwise a status as in `StoreReads.verify_entry`. Raises OSError if no file descriptor is free."""
+        otherwise a status as in `StoreReader.verify_entry`. Raises OSError if no file descriptor is free."""
         return await self._reads.verify_entry(ledger, entry)
 
     async def find_stored_entries(self, ledger: int, first: int, last: int) -> IntegerIntervals:
@@ -641,7 +655,7 @@ class Store:
         free."""
         return await self._reads.read_extent_from_disk(log_number, extent)
 
-    def index_end(self, log_number: int) -> int | None:
+    def committed_index_end(self, log_number: int) -> int | None:
         """Returns the committed end of the log's index file, in bytes. Returns None if the log is not being written:
         then the whole file counts."""
         opened = {

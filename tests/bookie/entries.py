@@ -7,7 +7,7 @@ from magnetar.bookie.format import index
 from magnetar.bookie.format.entry_log import encode_records
 from magnetar.bookie.format.journal import crc32c
 from magnetar.ledger.peer_format import (
-    ENTRY_HEADER,
+    ENTRY_HEADER_STRUCT,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestFlags,
@@ -27,7 +27,7 @@ OTHER_KEY = b"x" * 20
 
 def stored_entry(ledger: int, entry: int, payload: bytes, lac: int = -1) -> bytes:
     length = len(payload)
-    head = ENTRY_HEADER.pack(ledger, entry, lac, length, 0)[:-4]
+    head = ENTRY_HEADER_STRUCT.pack(ledger, entry, lac, length, 0)[:-4]
     return head + crc32c(head, payload).to_bytes(4, "big") + payload
 
 
@@ -50,12 +50,12 @@ def log_record(*stored: bytes) -> bytes:
 
 def rows(stored: Sequence[bytes]) -> list[tuple[bytes, tuple[bytes], int]]:
     """What `encode_adds` takes."""
-    cut = ENTRY_HEADER.size
+    cut = ENTRY_HEADER_STRUCT.size
     return [(each[:cut], (each[cut:],), len(each) - cut) for each in stored]
 
 
 def payload_of(stored: object) -> bytes:
-    return bytes(stored)[ENTRY_HEADER.size :]  # type: ignore[call-overload, no-any-return]
+    return bytes(stored)[ENTRY_HEADER_STRUCT.size :]  # type: ignore[call-overload, no-any-return]
 
 
 class PeerCaller:

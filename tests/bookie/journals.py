@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from magnetar.bookie.format.journal import (
-    ALIGNMENT,
+    BLOCK_ALIGNMENT_BYTES,
     BLOCK_HEADER_BYTES,
-    MAGIC,
+    JOURNAL_MAGIC,
     FileHeader,
     JournalRecord,
     RecordType,
@@ -51,7 +51,7 @@ class Written:
     path: str
     salt: int
     header: bytes = b""
-    end: int = ALIGNMENT
+    end: int = BLOCK_ALIGNMENT_BYTES
     blocks: list[tuple[int, int, list[JournalRecord]]] = field(default_factory=list)
 
 
@@ -71,12 +71,12 @@ class Journals:
         number = number or (last.number + 1 if last else 1)
         written = Written(number, f"{DIRECTORY}/{journal_file_name(number)}", self.rng.getrandbits(64))
         stale, salt = b"", self.rng.getrandbits(64)
-        while len(stale) < size - ALIGNMENT:
-            stale += block_bytes(adds(self.rng, 1), salt, number + 7, 0, ALIGNMENT + len(stale))
-        header = encode_file_header(FileHeader(MAGIC, uuid, number, last.end if last else 0, written.salt))
+        while len(stale) < size - BLOCK_ALIGNMENT_BYTES:
+            stale += block_bytes(adds(self.rng, 1), salt, number + 7, 0, BLOCK_ALIGNMENT_BYTES + len(stale))
+        header = encode_file_header(FileHeader(JOURNAL_MAGIC, uuid, number, last.end if last else 0, written.salt))
         written.header = header
         file = self.files.open(written.path, create=True)
-        file.pwrite([encode_first_block(header), stale[: size - ALIGNMENT]], 0)
+        file.pwrite([encode_first_block(header), stale[: size - BLOCK_ALIGNMENT_BYTES]], 0)
         self.journals.append(written)
         return written
 
@@ -99,7 +99,9 @@ class Journals:
         return [record for journal in self.journals for _, _, records in journal.blocks for record in records]
 
     def reader(self, start: JournalPosition | None = None, uuid: bytes = UUID) -> JournalReader:
-        return JournalReader(self.files, DIRECTORY, uuid, start or JournalPosition(self.journals[0].number, ALIGNMENT))
+        return JournalReader(
+            self.files, DIRECTORY, uuid, start or JournalPosition(self.journals[0].number, BLOCK_ALIGNMENT_BYTES)
+        )
 
 
 def read_all(reader: JournalReader, bytes_max: int = 1 << 20) -> list[JournalRecord]:

@@ -50,12 +50,12 @@ async def add(
     status = store.add_entry(ledger, entry, KEY, (stored,), len(stored), lac, recovery)
     if status is not Status.OK:
         return status
-    return Status.OK if await store.seal_and_wait() else Status.READ_ONLY
+    return Status.OK if await store.seal_group_and_wait() else Status.READ_ONLY
 
 
 async def fence(store: Store, ledger: int) -> Status:
     status = store.fence(ledger, KEY)
-    return status if status is not Status.OK else (Status.OK if await store.seal_and_wait() else Status.UNKNOWN)
+    return status if status is not Status.OK else (Status.OK if await store.seal_group_and_wait() else Status.UNKNOWN)
 
 
 def payload(ledger: int, entry: int, size: int = 300) -> bytes:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from magnetar.ledger.peer_format import (
-    ADDS_MAX,
-    ENTRY_HEADER,
+    ADDS_PER_REQUEST_MAX,
+    ENTRY_HEADER_STRUCT,
     JOINED_BYTES_MAX,
     BookieAnswerHead,
     BookieOperation,
@@ -35,7 +35,7 @@ MAX = 1 << 20
 
 
 def request(stored: Sequence[bytes], ledger: int = 1) -> tuple[BookieRequestHead, list[Buffer]]:
-    first = ENTRY_HEADER.unpack_from(stored[0])[1]
+    first = ENTRY_HEADER_STRUCT.unpack_from(stored[0])[1]
     return decode_request(encode_add_many_request(ledger, first, len(stored), KEY)), encode_adds(rows(stored))
 
 
@@ -99,7 +99,7 @@ def test_an_entry_with_wrong_ids_lac_or_size_is_a_bad_request(wrong: bytes) -> N
     head, frames = request([good, wrong])
     opened = verify_adds(head, frames, 1000)
     assert (list(opened.statuses), stored_of(opened)) == ([Status.OK, Status.BAD_REQUEST], [good])
-    entry = ENTRY_HEADER.unpack_from(wrong)[1]
+    entry = ENTRY_HEADER_STRUCT.unpack_from(wrong)[1]
     assert verify_add(1, entry, [wrong], 1000) is None
 
 
@@ -112,7 +112,7 @@ def test_the_largest_ids_are_ids() -> None:
 def test_requests_that_do_not_add_up_are_refused_whole() -> None:
     head, frames = request([stored_entry(1, 0, b"one"), stored_entry(1, 1, b"two")])
     table = bytes(frames[0])
-    for count in (0, 1, 3, ADDS_MAX + 1, (1 << 32) - 1):
+    for count in (0, 1, 3, ADDS_PER_REQUEST_MAX + 1, (1 << 32) - 1):
         with pytest.raises(ValueError, match=r"entries|table"):
             verify_adds(head._replace(count=count), frames, MAX)
     lies: list[list[Buffer]] = [
@@ -145,7 +145,7 @@ def test_random_bytes_never_open_and_never_cost_more_than_they_are() -> None:
         except ValueError:
             continue
         for stored in stored_of(opened):
-            assert verify_add(1, ENTRY_HEADER.unpack_from(stored)[1], [stored], MAX)
+            assert verify_add(1, ENTRY_HEADER_STRUCT.unpack_from(stored)[1], [stored], MAX)
 
 
 def test_answers_that_are_none_are_refused() -> None:

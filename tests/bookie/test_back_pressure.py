@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from magnetar.bookie.adds import AddRequests
+from magnetar.bookie.adds import AddRequestHandler
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.service import FENCES_PART, LACS_PART, BookieService
+from magnetar.bookie.service import WAITING_FENCES_DIVISOR, WAITING_LACS_DIVISOR, BookieService
 from magnetar.bookie.store.store import Store, StoreCallbacks, StoreConfig
 from magnetar.ledger.peer_format import (
     BookieOperation,
@@ -191,7 +191,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=held, reads_max=8)
     serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, service.serve)
-    service.adds.pressure = serving.slow_down
+    service.adds.pressure = serving.receive_slowly
     writer, recoverer = (world.network.connect_peer(serving.endpoint, identity) for _ in range(2))
     try:
         gate.opened.clear()
@@ -249,7 +249,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
     ports, opened = StoreCallbacks(on_room=lambda: service.on_store_has_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
-    fences_max, lacs_max = (32 << 20) // FENCES_PART, (32 << 20) // LACS_PART
+    fences_max, lacs_max = (32 << 20) // WAITING_FENCES_DIVISOR, (32 << 20) // WAITING_LACS_DIVISOR
     gate.opened.clear()
     try:
         floods = []
@@ -271,7 +271,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
         service.serve([fence])
         assert fence.answer is None, "it waits for the disk, as it must"
         gate.opened.set()
-        await store.seal_and_wait()
+        await store.seal_group_and_wait()
         assert fence.answer is Status.OK
         assert {each.answer for flood in floods for each in flood} == {Status.OK, Status.BUSY}
         assert service.statistics()["lacs_waiting_bytes"] == service.statistics()["fences_waiting_bytes"] == 0
@@ -301,7 +301,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
         assert store._journal.queued_records - before <= 4, "a key for each ledger, and one LAC"
         assert {each.answer for each in requests} == {None}
         gate.opened.set()
-        await store.seal_and_wait()
+        await store.seal_group_and_wait()
         assert {each.answer for each in requests} == {Status.OK}
         assert store.read_lac(2).lac == 499
         assert store.counters["fences"] == 1
@@ -339,7 +339,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
         assert other[0].answer is None, "there is room for another connection"
         gate.opened.set()
         while other[0].answer is None:
-            await store.seal_and_wait()
+            await store.seal_group_and_wait()
         assert other[0].answer is Status.OK
     finally:
         gate.opened.set()
@@ -358,7 +358,7 @@ async def _add(peer: Peer, number: int) -> list[Status | None]:
     return [*decode_add_statuses(decode_answer(reply.head), reply.frames, 4)]
 
 
-async def _most_kept(adds: AddRequests, store: Store, until: Callable[[], bool]) -> int:
+async def _most_kept(adds: AddRequestHandler, store: Store, until: Callable[[], bool]) -> int:
     """The most bytes of adds that the bookie kept at any turn, until then."""
     most = 0
     async with asyncio.timeout(30):

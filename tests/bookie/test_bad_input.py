@@ -10,7 +10,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.index_files import LedgerDescriptor
 from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import (
-    VERSION,
+    PEER_PROTOCOL_VERSION,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestFlags,
@@ -139,7 +139,7 @@ async def test_heads_that_are_cut_or_of_another_version_or_unknown(
     stored = stored_entry(1, 5, b"x")
     good = encode_add_request(1, 5, KEY)
     bad = [good[:cut] for cut in range(len(good))] + [good + b"\0", good * 2]
-    bad += [bytes([version]) + good[1:] for version in (0, VERSION + 1, 255)]
+    bad += [bytes([version]) + good[1:] for version in (0, PEER_PROTOCOL_VERSION + 1, 255)]
     bad += [good[:1] + bytes([op]) + good[2:] for op in (0, max(BookieOperation) + 1, 255)]
     bad += [good[:2] + (1 << bit).to_bytes(2, "big") + good[4:] for bit in range(2, 16)]
     for head in bad:

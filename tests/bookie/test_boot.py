@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from magnetar.bookie.format.journal import ForeignFile
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.replay import JournalPosition
-from magnetar.bookie.store.state_log import LIMBO, DirectoryFacts
+from magnetar.bookie.store.state_log import LIMBO_FILE, RecordedDirectoryState
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import SimDisk, SimInode
@@ -32,10 +32,10 @@ async def upto(last: int = LAST_LEDGER) -> int:
     return last
 
 
-KNOWN = DirectoryFacts(upto=upto)
+KNOWN = RecordedDirectoryState(upto=upto)
 
 
-async def start(simulation: Simulation, known: DirectoryFacts = KNOWN) -> Store:
+async def start(simulation: Simulation, known: RecordedDirectoryState = KNOWN) -> Store:
     world = simulation.world(NODE)
 
     async def opened() -> Store:
@@ -70,13 +70,13 @@ def one(disk: SimDisk, suffix: str, at: int = 0) -> str:
 
 
 def remove(disk: SimDisk, path: str) -> None:
-    directory = disk.find(path.rpartition("/")[0])
+    directory = disk.find_node(path.rpartition("/")[0])
     for names in (directory.now, directory.durable):  # type: ignore[union-attr]
         del names[path.rpartition("/")[2]]
 
 
 def size(disk: SimDisk, path: str) -> int:
-    inode = disk.find(path)
+    inode = disk.find_node(path)
     assert isinstance(inode, SimInode)
     return inode.now.size
 
@@ -93,7 +93,7 @@ def room(suffix: str) -> Callable[[SimDisk], None]:
     """Zeros behind the end."""
 
     def harm(disk: SimDisk) -> None:
-        inode = disk.find(one(disk, suffix))
+        inode = disk.find_node(one(disk, suffix))
         assert isinstance(inode, SimInode)
         inode.now.resize(1 << 16)
         inode.durable.resize(1 << 16)
@@ -249,7 +249,7 @@ async def test_journal_that_ends_before_what_was_synced_once_is_limbo(simulation
 async def test_loss_that_is_known_before_the_start_is_limbo(simulation: Simulation, /) -> None:
     store = await start(simulation, KNOWN._replace(losses=("it was rolled back",)))
     assert store.descriptors.limbo_upto == LAST_LEDGER
-    assert simulation.world(NODE).files.exists(f"{DATA}/{LIMBO}")
+    assert simulation.world(NODE).files.exists(f"{DATA}/{LIMBO_FILE}")
 
 
 async def test_file_of_another_bookie_stops_the_start(simulation: Simulation, /) -> None:

@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from magnetar.bookie.registration import DiskState
-from magnetar.bookie.store.headroom import NAME
+from magnetar.bookie.store.headroom import RESERVE_FILE
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import FileFault, SimDisk
 from tests.bookie.bookies import Cluster, with_cluster
@@ -40,7 +40,8 @@ async def test_adds_without_a_free_descriptor_are_busy_and_the_disk_is_not_full(
     assert await add_until_refused(caller, 1, {}, 1) is Status.BUSY
     assert bookie.disk_monitor.state is DiskState.WRITABLE
     assert not await registered_read_only(cluster, bookie)
-    assert f"/{NAME}" in "".join(f"/{each}" for each in sorted(disk.find(DATA).now)), "the reserve is there"  # type: ignore[union-attr]
+    names = "".join(f"/{each}" for each in sorted(disk.find_node(DATA).now))  # type: ignore[union-attr]
+    assert f"/{RESERVE_FILE}" in names, "the reserve is there"
     disk.faults.clear()
     await asyncio.sleep(5)
     assert await add_until_refused(caller, 100, acked, 300) is Status.OK
@@ -71,8 +72,8 @@ async def test_a_checkpoint_that_cannot_list_a_folder_is_done_all_the_same(clust
     disk.faults.append(FileFault("list", "", errno.EMFILE, times=-1))
     assert await add_until_refused(caller, 1, acked, 300) is Status.OK
     assert bookie.store.statistics()["checkpoints"] > 5
-    before = len(disk.find(f"{DATA}/journal").now)  # type: ignore[union-attr]
+    before = len(disk.find_node(f"{DATA}/journal").now)  # type: ignore[union-attr]
     disk.faults.clear()
     assert await add_until_refused(caller, 2, acked, 200) is Status.OK
-    assert len(disk.find(f"{DATA}/journal").now) < before  # type: ignore[union-attr]
+    assert len(disk.find_node(f"{DATA}/journal").now) < before  # type: ignore[union-attr]
     await check(caller, acked)

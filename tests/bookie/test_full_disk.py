@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from magnetar.bookie.registration import DiskLimits, DiskState, DiskUsage, decide_disk_state
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
-from magnetar.bookie.store.headroom import NAME
+from magnetar.bookie.store.headroom import RESERVE_FILE
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
-from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES, SimDisk, SimFiles
+from magnetar.runtime.sim.disk import EMPTY_INODE_BYTES, UNLIMITED_BYTES, SimDisk, SimFiles
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.run_by.with_args(with_cluster)
 
 LIMITS = DiskLimits(0.95, 0.90, 0.90, 1000)
 BALLAST = "/ballast"
-RESERVE = f"{DATA}/{NAME}"
+RESERVE = f"{DATA}/{RESERVE_FILE}"
 CONFIG = replace(SMALL, reserve_bytes=512 << 10, log_allocate_bytes=8 << 10)
 
 
@@ -96,7 +96,7 @@ CAPACITY = 16 << 20
 
 def fill(disk: SimDisk) -> None:
     """Somebody else fills the disk to the last byte."""
-    room = disk.capacity_bytes - disk.used_bytes() - ENTRY_BYTES
+    room = disk.capacity_bytes - disk.used_bytes() - EMPTY_INODE_BYTES
     if room >= 0:
         file = SimFiles(disk).open(BALLAST, create=True)
         file.allocate(room)

@@ -21,7 +21,7 @@ from magnetar.ledger.peer_format import (
 )
 from magnetar.metadata import paths
 from magnetar.metadata.records import CounterRecord, encode_record
-from magnetar.metadata.sqlite import MEMORY, SqliteStore
+from magnetar.metadata.sqlite import IN_MEMORY_PATH, SqliteStore
 from magnetar.runtime.network import MESSAGE_BYTES_MAX
 from magnetar.runtime.peer import envelope
 from magnetar.runtime.process import make_system_world
@@ -32,7 +32,7 @@ from tests.bookie.entries import KEY, PeerCaller, a_record, stored_entry
 async def deployment(tmp_path: Path) -> AsyncIterator[tuple[Bookie, PeerCaller]]:
     """A bookie, and the writer of ledger 1, which is served before, between and after."""
     world = make_system_world(1)
-    tree = await SqliteStore.open(world, MEMORY)
+    tree = await SqliteStore.open(world, IN_MEMORY_PATH)
     config = BookieConfig(data=str(tmp_path / "bookie"), free_bytes_min=0, repair=RepairConfig(enabled=False))
     bookie = await Bookie.start(world, config, tree.new_session())
     session = tree.new_session()

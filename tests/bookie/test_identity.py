@@ -49,9 +49,9 @@ async def test_closed_bookie_is_no_longer_registered(cluster: Cluster, /) -> Non
     bookie = await cluster.start()
     await cluster.simulation.spawn(NODE, bookie.close())
     await cluster.simulation.spawn(NODE, bookie.close())
-    assert await cluster.metadata.children(paths.BOOKIES) == []
+    assert await cluster.metadata.children(paths.AVAILABLE_BOOKIES) == []
     bookie = await cluster.start()
-    assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+    assert await cluster.metadata.children(paths.AVAILABLE_BOOKIES) == [bookie.id]
 
 
 INSTANCE = "i"
@@ -121,10 +121,10 @@ async def test_directory_without_its_files_is_refused_though_the_cookie_is_there
     bookie = await cluster.start()
     await cluster.simulation.spawn(NODE, bookie.close())
     cluster.simulation.crash(NODE)
-    root = cluster.simulation.node(NODE).disk.find(DATA)
+    root = cluster.simulation.node(NODE).disk.find_node(DATA)
     assert isinstance(root, SimDirectory)
     for names in (root.now, root.durable):
-        for name in [name for name in names if name not in (identity.COOKIE, identity.LOCK)]:
+        for name in [name for name in names if name not in (identity.COOKIE_FILE, identity.LOCK_FILE)]:
             del names[name]
     with pytest.raises(InvalidConfiguration, match=r"is empty: its data is lost"):
         await cluster.start()
@@ -266,9 +266,9 @@ def test_directory_without_permission_says_so(tmp_path: Path) -> None:
 
 async def test_permission_denied_anywhere_in_a_start_is_typed(cluster: Cluster, /) -> None:
     await cluster.start()
-    for path in (identity.LOCK, identity.COOKIE, "mark", ".jnl"):
+    for path in (identity.LOCK_FILE, identity.COOKIE_FILE, "mark", ".jnl"):
         cluster.simulation.crash(NODE)
-        kind = "lock" if path == identity.LOCK else "open"
+        kind = "lock" if path == identity.LOCK_FILE else "open"
         disk = cluster.simulation.node(NODE).disk
         disk.faults = [FileFault(kind, path, errno.EACCES)]
         with pytest.raises(InvalidConfiguration, match=rf"{DATA} cannot be used: Permission denied .*{path}"):
@@ -293,7 +293,7 @@ async def record_of(cluster: Cluster, bookie: str) -> records.CookieRecord:
 
 
 def cookie_of(cluster: Cluster) -> Cookie:
-    path = f"{DATA}/{identity.COOKIE}"
+    path = f"{DATA}/{identity.COOKIE_FILE}"
     files = cluster.simulation.world(NODE).files
     return decode_cookie(disk.read_file(files, path), path)
 
@@ -308,7 +308,7 @@ async def test_directory_of_another_cluster_is_refused(cluster: Cluster, /) -> N
 async def test_files_without_a_cookie_and_a_damaged_cookie_are_refused(cluster: Cluster, /) -> None:
     await cluster.start()
     cluster.simulation.crash(NODE)
-    path = f"{DATA}/{identity.COOKIE}"
+    path = f"{DATA}/{identity.COOKIE_FILE}"
     cluster.simulation.node(NODE).disk.flip_bit(path, 40)
     with pytest.raises(InvalidConfiguration, match=rf"{path}: damaged"):
         await cluster.start()
@@ -387,12 +387,12 @@ async def test_bookie_registers_again_after_its_session_was_lost(cluster: Cluste
     bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, cluster.config, first, new_session))
     store.abandon_session(first.session_id)
     await asyncio.sleep(10)
-    assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+    assert await cluster.metadata.children(paths.AVAILABLE_BOOKIES) == [bookie.id]
     with pytest.raises(SessionExpired):
         await first.get(paths.CLUSTER)
     assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.OK
     await cluster.simulation.spawn(NODE, bookie.close())
-    assert await cluster.metadata.children(paths.BOOKIES) == []
+    assert await cluster.metadata.children(paths.AVAILABLE_BOOKIES) == []
 
 
 def test_contradicting_settings_are_refused_at_once() -> None:

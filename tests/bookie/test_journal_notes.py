@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie.registration import NOTE_S
+from magnetar.bookie.registration import POSITION_WRITE_INTERVAL_S
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import DamagedEntriesRecord
-from magnetar.metadata.store import Operation, get_record, put_record
+from magnetar.metadata.store import CommitOperation, get_record, put_record
 from magnetar.proto.errors import ConnectionLost
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE
@@ -53,7 +53,7 @@ async def test_a_copy_from_within_one_start_is_seen_when_a_note_came_or_the_end_
     assert (await caller.add(1, 0, b"early")).status is Status.OK
     older = copy.deepcopy(cluster.simulation.node(NODE).disk.root)
     assert (await caller.add(1, 1, b"late")).status is Status.OK
-    await (cluster.simulation.spawn(NODE, bookie.close()) if ends else asyncio.sleep(2 * NOTE_S))
+    await (cluster.simulation.spawn(NODE, bookie.close()) if ends else asyncio.sleep(2 * POSITION_WRITE_INTERVAL_S))
     await _start_on(cluster, older, bookie.id)
 
 
@@ -64,7 +64,7 @@ async def test_the_first_answers_of_a_start_wait_for_the_note_and_later_ones_do_
     caller = cluster.caller(bookie)
     original, away = type(cluster.metadata).commit, True
 
-    async def commit(self: Any, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self: Any, operations: Sequence[CommitOperation]) -> list[int]:
         if away and any(each.path == paths.cookie(bookie.id) for each in operations):
             raise ConnectionLost("the metadata does not answer")
         return await original(self, operations)

@@ -101,7 +101,7 @@ def test_a_flood_of_unknown_ids_is_bounded_and_leaves_room_for_a_ledger_that_beg
         assert (await caller.add(7, 0, b"x")).status is Status.OK
         answers = [(await each)[0].status for each in flood]
         assert set(answers) == {Status.UNAUTHORIZED, Status.BUSY}
-        assert most <= service.LOOKUPS_MAX
+        assert most <= service.LEDGER_LOOKUPS_MAX
 
     with_cluster(main)
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from magnetar.bookie.admin import FRESH_MS, WorkerAges
+from magnetar.bookie.admin import WORKER_RATE_FRESH_MS, RepairWorkerAges
 from magnetar.metadata.records import RepairWorkerRecord
 from magnetar.proto import errors
 from tests.bookie.entries import PeerCaller
@@ -122,18 +122,20 @@ class TwoClocks:
 
 def test_how_old_the_progress_of_a_worker_is_does_not_follow_a_time_of_day_that_jumps() -> None:
     clock = TwoClocks()
-    ages = WorkerAges(clock)
+    ages = RepairWorkerAges(clock)
 
     def look(seconds: float, **workers: tuple[int, int]) -> dict[str, bool]:
         clock.mono += seconds
         records = [RepairWorkerRecord(name=name, updated_ms=at, bytes=done) for name, (at, done) in workers.items()]
-        return {name: age_ms < FRESH_MS for name, age_ms in ages.measure_ages(records).items()}
+        return {name: age_ms < WORKER_RATE_FRESH_MS for name, age_ms in ages.measure_ages(records).items()}
 
     now = clock.wall
-    fresh = look(0, ahead=(now + 3_600_000, 1), late=(now - 3_600_000, 1), old=(now - FRESH_MS, 1), new=(now, 1))
+    fresh = look(
+        0, ahead=(now + 3_600_000, 1), late=(now - 3_600_000, 1), old=(now - WORKER_RATE_FRESH_MS, 1), new=(now, 1)
+    )
     assert fresh == {"ahead": True, "late": False, "old": False, "new": True}, "by the time of day at first, 0 at least"
     assert look(5, late=(now - 3_595_000, 2), ahead=(now + 3_600_000, 1)) == {"late": True, "ahead": True}
-    assert look(FRESH_MS / 1000, late=(now - 3_595_000, 2), ahead=(now + 3_600_000, 1)) == {
+    assert look(WORKER_RATE_FRESH_MS / 1000, late=(now - 3_595_000, 2), ahead=(now + 3_600_000, 1)) == {
         "late": False, "ahead": False,
     }, "it stays as it was"  # fmt: skip
     clock.wall -= 3_600_000

@@ -13,7 +13,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import READ_BYTES_MIN
 from magnetar.ledger.peer_format import BookieOperation, BookieRequestFlags, Status
 from magnetar.metadata import paths, records
-from magnetar.metadata.store import Operation as Operation_
+from magnetar.metadata.store import CommitOperation as Operation_
 from magnetar.proto.errors import Unavailable, WrongIdentity
 from magnetar.runtime.sim.disk import DiskOperation
 from tests.bookie.bookies import Cluster, with_cluster
@@ -268,7 +268,7 @@ def test_reads_past_the_bound_wait_for_each_other_and_only_too_many_of_them_are_
 def test_a_read_that_waited_longer_than_its_sender_is_refused_and_the_next_one_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "READ_WAIT_S", 0.03)
+    monkeypatch.setattr(service, "READ_WAIT_S_MAX", 0.03)
 
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start(reads_max=1, store=replace(SMALL, read_cache_bytes=0))

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.service import ADMIN_MAX
+from magnetar.bookie.service import ADMIN_REQUESTS_MAX
 from magnetar.ledger.peer_format import (
     ADMIN_BYTES_MAX,
     BookieAnswerHead,
@@ -68,11 +68,11 @@ async def test_admin_requests_that_hang_hold_up_no_add_and_are_bounded_and_end_w
         return request
 
     bookie._service.on_admin = hang
-    asks = [asyncio.ensure_future(ask(caller, b"{}")) for _ in range(ADMIN_MAX)]
+    asks = [asyncio.ensure_future(ask(caller, b"{}")) for _ in range(ADMIN_REQUESTS_MAX)]
     await asyncio.sleep(1)
-    assert bookie.statistics()["admin_requests"] == ADMIN_MAX
+    assert bookie.statistics()["admin_requests"] == ADMIN_REQUESTS_MAX
     assert (await ask(caller, b"{}"))[0].status is Status.BUSY
     assert (await caller.add(1, 0, b"not held up")).status is Status.OK
     await cluster.simulation.spawn("bookie", bookie.close())
-    assert len(ended) == ADMIN_MAX
+    assert len(ended) == ADMIN_REQUESTS_MAX
     await asyncio.gather(*asks, return_exceptions=True)

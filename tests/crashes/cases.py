@@ -14,11 +14,11 @@ from typing import NamedTuple, cast
 from magnetar.bookie.maintenance.scrub import Scrubber
 from magnetar.bookie.store import identity
 from magnetar.bookie.store.replay import JournalPosition
-from magnetar.bookie.store.state_log import DirectoryFacts
+from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
+from magnetar.metadata.store import CommitOperation as MetadataOperation
 from magnetar.metadata.store import MetadataStore, PutNode, VersionedValue
-from magnetar.metadata.store import Operation as MetadataOperation
 from magnetar.runtime.files import join_path
 from magnetar.runtime.network import World
 from magnetar.runtime.sim.disk import DiskOperation, SimDisk, SimFiles
@@ -109,7 +109,7 @@ class Stage:
             return upto
 
         self.world.files.make_directories(DATA)
-        return await Store.open(self.world, DATA, UUID, SMALL, DirectoryFacts(upto=known))
+        return await Store.open(self.world, DATA, UUID, SMALL, RecordedDirectoryState(upto=known))
 
     def damage(self, suffix: str, offset: int) -> None:
         """A bit is flipped, in the first file of that name; a negative offset counts from the end."""
@@ -138,13 +138,13 @@ async def _three_starts(stage: Stage) -> None:
         stage.world.files.make_directories(join_path(DATA, "journal"))  # its store
         await identity.record_bookie_start(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
         claimed.lock.close()
-        stage.say(claimed.text)
+        stage.say(claimed.uuid_text)
 
 
 async def _claim_again(stage: Stage, said: Sequence[str]) -> None:
     claimed = await identity.claim_directory(stage.world, stage.metadata, DATA, PLACE)
     hold(f"a crash is not a roll-back: {claimed.losses}", not claimed.losses)
-    hold("it comes back as another bookie", not said or claimed.text == said[0])
+    hold("it comes back as another bookie", not said or claimed.uuid_text == said[0])
 
 
 # ------------------------------------------------------------------------------------------ damage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.state_log import DirectoryFacts
+from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import NodeCrashed
 from tests.bookie.stores import NODE
@@ -30,7 +30,7 @@ async def limbo(life: Life) -> None:
     async def known_upto() -> int:
         return upto
 
-    await life.open(DirectoryFacts(losses=(LOSS,), upto=known_upto))
+    await life.open(RecordedDirectoryState(losses=(LOSS,), upto=known_upto))
     life.fact(Kind.LIMBO_ENTERED, upto)
     await life.turns(3)
     if life.rng.random() < 0.5:

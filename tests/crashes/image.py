@@ -86,7 +86,7 @@ class State(NamedTuple):
     def key(self) -> int:
         """Equal states have equal keys (within one process)."""
         files = [
-            (path, self.pages[inode].size, frozenset(self.pages[inode].numbered()))
+            (path, self.pages[inode].size, frozenset(self.pages[inode].numbered_pages()))
             for path, inode in self.names.items()
         ]
         return hash((frozenset(files), self.folders))

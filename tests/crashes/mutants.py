@@ -23,7 +23,7 @@ from magnetar.bookie.store.entrylog.mover import EntryMover
 from magnetar.bookie.store.entrylog.writer import MemtableFlush, WrittenEntries, _Open
 from magnetar.bookie.store.group_commit_core import GroupCommit, GroupCommitState, WriteBlock
 from magnetar.bookie.store.index_files import LedgerDescriptors, TombstoneWriter
-from magnetar.bookie.store.journal import Done, Journal
+from magnetar.bookie.store.journal import Journal, OnDurable
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
@@ -45,8 +45,13 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> No
     stack.enter_context(mock.patch.object(owner, name, new))
 
 
-def _replace_step(stack: contextlib.ExitStack, old: checkpoint.Step, new: checkpoint.Step) -> None:
-    _replace(stack, checkpoint, "STEPS", tuple(new if step is old else step for step in checkpoint.STEPS))
+def _replace_step(stack: contextlib.ExitStack, old: checkpoint.CheckpointStep, new: checkpoint.CheckpointStep) -> None:
+    _replace(
+        stack,
+        checkpoint,
+        "CHECKPOINT_STEPS",
+        tuple(new if step is old else step for step in checkpoint.CHECKPOINT_STEPS),
+    )
 
 
 def fence_lost_on_checkpoint(stack: contextlib.ExitStack) -> None:
@@ -62,7 +67,7 @@ def fence_answered_before_its_sync(stack: contextlib.ExitStack) -> None:
     """The store calls a seal of fences alone durable when it is queued, and not when it is synced."""
     real = Store.seal_group
 
-    def seal(self: Store, done: Done) -> None:
+    def seal(self: Store, done: OnDurable) -> None:
         early = bool(self._fencing) and not self._adding
         real(self, (lambda ok: None) if early else done)
         if early:
@@ -118,9 +123,9 @@ def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:
 
 
 def mark_captured_at_the_end(stack: contextlib.ExitStack) -> None:
-    steps = [step for step in checkpoint.STEPS if step is not Checkpoint.capture_position]
+    steps = [step for step in checkpoint.CHECKPOINT_STEPS if step is not Checkpoint.capture_position]
     steps.insert(steps.index(Checkpoint.write_mark), Checkpoint.capture_position)
-    _replace(stack, checkpoint, "STEPS", tuple(steps))
+    _replace(stack, checkpoint, "CHECKPOINT_STEPS", tuple(steps))
 
 
 def facts_only_with_entries(stack: contextlib.ExitStack) -> None:

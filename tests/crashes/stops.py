@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.state_log import DirectoryFacts
+from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import DiskOperation, FileFault
@@ -101,7 +101,7 @@ async def _limbo(life: Life) -> None:
     async def known_upto() -> int:
         return upto
 
-    await life.open(DirectoryFacts(losses=(chapters.LOSS,), upto=known_upto))
+    await life.open(RecordedDirectoryState(losses=(chapters.LOSS,), upto=known_upto))
     life.fact(Kind.LIMBO_ENTERED, upto)
     await life.turns(2)
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from magnetar.bookie.format.mark import decode_checkpoint_mark
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.checkpoint import MARK
-from magnetar.bookie.store.state_log import DirectoryFacts
+from magnetar.bookie.store.checkpoint import MARK_FILE
+from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import join_path
@@ -113,7 +113,7 @@ def start(
     async def run() -> Answers | None:
         try:
             store_disk.make_directories(world.files, DATA)
-            store = await Store.open(world, DATA, UUID, ROOMY, DirectoryFacts(upto=upto))
+            store = await Store.open(world, DATA, UUID, ROOMY, RecordedDirectoryState(upto=upto))
         except store_disk.NoSpace:
             if room is None:
                 raise
@@ -124,7 +124,7 @@ def start(
         _check_limbo(store, expected)
         store.check()
         answers = {ledger: await _ask(store, ledger, expected) for ledger in expected.ledgers}
-        if serve and not await store.seal_and_wait():
+        if serve and not await store.seal_group_and_wait():
             raise Broken("the store does not serve")
         return answers
 
@@ -143,8 +143,8 @@ def start(
 
 
 def mark_of(disk: SimDisk) -> tuple[int, int]:
-    path = join_path(DATA, MARK)
-    node = disk.find(path)
+    path = join_path(DATA, MARK_FILE)
+    node = disk.find_node(path)
     if not isinstance(node, SimInode):
         return 0, 0
     return decode_checkpoint_mark(node.now.read(1 << 10, 0), UUID, path)[0].position

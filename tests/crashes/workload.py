@@ -20,7 +20,7 @@ from msgspec.structs import force_setattr, replace
 
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
-from magnetar.bookie.store.state_log import DirectoryFacts
+from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES, DiskOperation, FileFault, SimDisk
@@ -107,7 +107,7 @@ class Life:
         self.recording.complaints.append(text)
 
     # ------------------------------------------------------------------------------------ life
-    async def open(self, known: DirectoryFacts | None = None) -> None:
+    async def open(self, known: RecordedDirectoryState | None = None) -> None:
         world = self.simulation.world(NODE)
 
         async def start() -> Store:
@@ -148,7 +148,7 @@ class Life:
         status = self.store.fence(ledger, KEY)
         if status is not Status.OK:
             self.complain(f"the fence of ledger {ledger} was answered {status!r}")
-        elif await self.store.seal_and_wait():
+        elif await self.store.seal_group_and_wait():
             self.fact(Kind.FENCED, ledger)
             self.fenced.setdefault(ledger, dict.fromkeys(await self._present(ledger)))
 
@@ -161,7 +161,7 @@ class Life:
     async def _lac(self, ledger: int) -> None:
         lac = self.rng.randrange(max(self.sent.get(ledger, {}), default=0) + 1)
         self.fact(Kind.LAC_SENT, ledger, lac)
-        if self.store.write_lac(ledger, KEY, lac) is Status.OK and await self.store.seal_and_wait():
+        if self.store.write_lac(ledger, KEY, lac) is Status.OK and await self.store.seal_group_and_wait():
             self.fact(Kind.LAC_ACKED, ledger, lac)
 
     async def _checkpoint(self) -> None:
@@ -487,7 +487,7 @@ async def settle_add(life: Life, ledger: int, entry: int, recovery: bool, status
         life.complain(f"ledger {ledger} is fenced and took entry {entry}")
     elif status is Status.FENCED and ledger not in life.fencing and ledger > life.fenced_upto:
         life.complain(f"ledger {ledger} was never fenced and refused entry {entry}")
-    if status is not Status.OK or not await life.store.seal_and_wait():
+    if status is not Status.OK or not await life.store.seal_group_and_wait():
         return
     life.fact(Kind.ACKED, ledger, entry)
     fenced = life.fenced.get(ledger)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from magnetar.ledger.peer_format import (
-    ENTRY_HEADER,
+    ENTRY_HEADER_STRUCT,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestFlags,
@@ -25,7 +25,7 @@ from magnetar.ledger.peer_format import (
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode_record
 from magnetar.metadata.store import MetadataStore
-from magnetar.runtime.network import Endpoint, Request, RunningServer, World
+from magnetar.runtime.network import Endpoint, PeerRequest, RunningServer, World
 
 
 @dataclass
@@ -43,7 +43,7 @@ class FakeBookie:
         self.shelves: dict[int, Shelf] = {}
         self.requests: list[BookieRequestHead] = []
         self.silent: set[BookieOperation] = set()
-        self.unanswered: list[tuple[BookieRequestHead, Request]] = []  # as they were silent
+        self.unanswered: list[tuple[BookieRequestHead, PeerRequest]] = []  # as they were silent
         self.status: dict[BookieOperation, Status] = {}
         self.flip: set[int] = set()  # entries that are handed out damaged
         self._came = asyncio.Event()
@@ -66,7 +66,7 @@ class FakeBookie:
             self._came.clear()
             await self._came.wait()
 
-    def _serve(self, requests: Sequence[Request]) -> None:
+    def _serve(self, requests: Sequence[PeerRequest]) -> None:
         """An ADD_MANY is so many ADDs, here as in `requests`, `silent` and `status`."""
         for request in requests:
             head = decode_request(bytes(request.head))
@@ -81,7 +81,7 @@ class FakeBookie:
             answer, frames = self._answer(head, request)
             request.reply(answer.encode(), frames)
 
-    def _serve_many(self, head: BookieRequestHead, request: Request) -> None:
+    def _serve_many(self, head: BookieRequestHead, request: PeerRequest) -> None:
         opened = verify_adds(head, request.frames, 8 << 20)
         assert not any(opened.statuses), "the library sends whole entries"
         statuses = bytearray()
@@ -101,7 +101,7 @@ class FakeBookie:
             self.unanswered.remove((head, request))
             request.reply(*encode_add_statuses(head.ledger, head.entry, bytes(max(head.count, 1))))
 
-    def _answer(self, head: BookieRequestHead, request: Request) -> tuple[BookieAnswerHead, list[bytes]]:
+    def _answer(self, head: BookieRequestHead, request: PeerRequest) -> tuple[BookieAnswerHead, list[bytes]]:
         def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> BookieAnswerHead:
             return BookieAnswerHead(head.op, status, head.ledger, entry, lac, count)
 
@@ -128,7 +128,7 @@ class FakeBookie:
         if shelf.fenced and not head.flags & BookieRequestFlags.RECOVERY:
             return Status.FENCED
         shelf.entries[head.entry] = stored
-        shelf.lac = max(shelf.lac, ENTRY_HEADER.unpack_from(stored)[2])
+        shelf.lac = max(shelf.lac, ENTRY_HEADER_STRUCT.unpack_from(stored)[2])
         return Status.OK
 
     def _read(self, shelf: Shelf, head: BookieRequestHead) -> list[bytes]:

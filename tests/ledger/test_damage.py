@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance import scrub
 from magnetar.ledger import LedgerClient, bookies
-from magnetar.ledger.bookies import DamageReports, Ranges, store_damage_report, subtract_ranges, union_ranges
+from magnetar.ledger.bookies import DamageReports, EntryIdRanges, store_damage_report, subtract_ranges, union_ranges
 from magnetar.ledger.peer_format import Status
 from magnetar.ledger.placement_core import BookieFaultKind
 from magnetar.metadata import paths
@@ -26,12 +26,12 @@ RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), max_size=12)
 )
 
 
-def numbers(ranges: Ranges) -> set[int]:
+def numbers(ranges: EntryIdRanges) -> set[int]:
     return {entry for first, last in ranges for entry in range(first, last + 1)}
 
 
 @given(RANGES, RANGES)
-def test_ranges_are_put_together_and_taken_away_as_sets_are(some: Ranges, others: Ranges) -> None:
+def test_ranges_are_put_together_and_taken_away_as_sets_are(some: EntryIdRanges, others: EntryIdRanges) -> None:
     assert numbers(union_ranges(some, others)) == numbers(some) | numbers(others)
     assert numbers(subtract_ranges(some, others)) == numbers(some) - numbers(others)
     for found in (union_ranges(some, others), subtract_ranges(some, others)):
@@ -60,7 +60,7 @@ async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) 
     for _ in range(3):  # whoever is asked first: all replicas are, one after the other
         reader = await client.open(writer.ledger_id)
         for other in cluster.bookies[1:]:
-            client._bookies.record_bookie_fault(other.id, BookieFaultKind.FAILED)
+            client._bookies.record_read_fault(other.id, BookieFaultKind.FAILED)
         for entry in range(6):
             assert [bytes(e.payload) for e in await reader.read(entry, entry)] == [b"%d" % entry]
             client._bookies._trouble.reset_weight(rotten.id)
@@ -119,8 +119,8 @@ async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_en
 async def test_what_waits_and_what_is_remembered_is_bounded(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bookies, "WAITING_MAX", 10)
-    monkeypatch.setattr(bookies, "KNOWN_MAX", 15)
+    monkeypatch.setattr(bookies, "WAITING_REPORTS_MAX", 10)
+    monkeypatch.setattr(bookies, "KNOWN_DAMAGED_ENTRIES_MAX", 15)
     reports = DamageReports(cluster.metadata)
     for entry in range(50):
         reports.add(7, "b", entry)
@@ -136,7 +136,7 @@ async def test_what_waits_and_what_is_remembered_is_bounded(
 
 def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole entry that somebody reported, and damaged ones that no scrubber has found."""
-    monkeypatch.setattr(scrub, "BEGIN_S", 1e6)
+    monkeypatch.setattr(scrub, "FIRST_PASS_DELAY_S", 1e6)
 
     async def main(deployment: Deployment) -> None:
         ledger = await a_closed_ledger(deployment)

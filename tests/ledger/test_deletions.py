@@ -19,7 +19,7 @@ async def test_any_deletions_by_several_processes_are_all_noted_and_only_they(tm
     rng = random.Random(13)
     async with cluster(tmp_path) as running:
         sessions = [running.store.new_session() for _ in range(4)]
-        wanted = [rng.sample(range(3 * deletions.PAGE_IDS), 60) for _ in range(40)]
+        wanted = [rng.sample(range(3 * deletions.LEDGER_IDS_PER_PAGE), 60) for _ in range(40)]
 
         async def work(number: int) -> None:
             for ids in wanted[number::4]:
@@ -27,10 +27,10 @@ async def test_any_deletions_by_several_processes_are_all_noted_and_only_they(tm
 
         await asyncio.gather(*(work(number) for number in range(4)))
         everything = BitMap64(each for ids in wanted for each in ids)
-        assert await deletions.find_deleted_ledgers(sessions[0], range(3 * deletions.PAGE_IDS)) == everything
-        assert await deletions.find_deleted_ledgers(sessions[0], [*wanted[0][:3], 4 * deletions.PAGE_IDS]) == BitMap64(
-            wanted[0][:3]
-        )
+        assert await deletions.find_deleted_ledgers(sessions[0], range(3 * deletions.LEDGER_IDS_PER_PAGE)) == everything
+        assert await deletions.find_deleted_ledgers(
+            sessions[0], [*wanted[0][:3], 4 * deletions.LEDGER_IDS_PER_PAGE]
+        ) == BitMap64(wanted[0][:3])
         for session in sessions:
             await session.close()
 
@@ -45,7 +45,7 @@ async def test_ids_that_follow_each_other_are_one_range(tmp_path: Path) -> None:
         assert found[0].ranges == ((5, 99),)
         await session.put(paths.deleted_ledgers(1), b"not a record")
         with pytest.raises(DamagedRecord):
-            await deletions.find_deleted_ledgers(session, [deletions.PAGE_IDS])
+            await deletions.find_deleted_ledgers(session, [deletions.LEDGER_IDS_PER_PAGE])
         await session.close()
 
 

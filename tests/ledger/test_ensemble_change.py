@@ -28,7 +28,9 @@ def test_a_failed_bookie_freezes_confirms_until_the_new_ensemble_is_committed_th
     assert script.failed(0, "a") == [CHANGE_0]
     assert script.core.state is WriterState.CHANGING
     assert script.acked(0, "bc") == [], "frozen (M10)"
-    assert script.push(b"z") == [("send", 2, "c"), ("send", 2, "b")], "appends go on, to those that are well"
+    assert script.append_for_listener(b"z") == [("send", 2, "c"), ("send", 2, "b")], (
+        "appends go on, to those that are well"
+    )
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == [
         ("send", 0, "d"), ("send", 1, "d"), ("send", 2, "d"), ("confirm", 0),
     ]  # fmt: skip
@@ -51,7 +53,7 @@ def test_a_failure_of_an_entry_that_is_confirmed_changes_the_ensemble_at_once() 
     assert script.acked(0, "bc") == [("confirm", 0)]
     assert script.failed(0, "a") == [("change", 1, ((0, "a"),))]
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == []
-    assert script.push(b"y") == [("send", 1, "b"), ("send", 1, "c"), ("send", 1, "d")]
+    assert script.append_for_listener(b"y") == [("send", 1, "b"), ("send", 1, "c"), ("send", 1, "d")]
 
 
 def test_a_second_failure_is_handled_in_the_same_freeze() -> None:
@@ -90,7 +92,7 @@ def test_some_replaced_is_enough_while_every_write_set_keeps_its_quorum() -> Non
     script.tell(EnsembleChanged(("d", "b", "c")))
     assert script.tell(NoReplacementFound()) == [("send", 0, "d")], "b stays, and is sent nothing"
     assert script.core.state is WriterState.OPEN
-    assert script.push(b"y") == [("send", 1, "c"), ("send", 1, "d")]
+    assert script.append_for_listener(b"y") == [("send", 1, "c"), ("send", 1, "d")]
     assert script.failed(0, "b") == [], "it is known to have failed"
     assert script.failed(1, "c") == [("change", 0, ((1, "b"), (2, "c")))], "asked about again with the next"
     assert script.tell(NoReplacementFound()) == [("close", -1, 0)]

@@ -12,7 +12,7 @@ from magnetar.ledger.peer_format import BookieOperation, Status
 from magnetar.ledger.writer_core import WriterState
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode_record
-from magnetar.metadata.store import Operation, VersionedValue
+from magnetar.metadata.store import CommitOperation, VersionedValue
 from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
 from tests.ledger.conftest import QUICK, Cluster
 from tests.ledger.fake_bookie import FakeBookie
@@ -120,7 +120,7 @@ class Metadata:
     async def get(self, path: str) -> VersionedValue | None:
         return await self._store.get(path)
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         self.reached.set()
         if self.hang:
             await self.go.wait()

@@ -57,7 +57,7 @@ async def test_a_reader_of_an_open_ledger_is_bounded_by_the_largest_lac_told(clu
     with pytest.raises(InvalidRequest):
         await other.read(0, 5)
     await writer.close()
-    assert await other.refresh() == 4
+    assert await other.refresh_last_entry() == 4
     assert other.is_closed
 
 
@@ -67,7 +67,7 @@ async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluste
         await writer.append(b"%d" % i)
     other = await cluster.client().open(writer.ledger_id)
     async with asyncio.timeout(30):
-        while await other.refresh() < 2:  # noqa: ASYNC110
+        while await other.refresh_last_entry() < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [bytes(e.payload) for e in await other.read(2, 2)] == [b"2"]
     assert not other.is_closed

@@ -48,7 +48,7 @@ async def listening(cluster: Cluster, **config: object) -> tuple[LedgerWriter, L
 async def test_a_listener_is_told_once_for_all_that_an_answer_confirms_and_in_order(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
     for number in range(50):
-        writer.push(payload(b"entry %d" % number))
+        writer.append_for_listener(payload(b"entry %d" % number))
     assert writer.pending_entries == 50
     await listener.until(49)
     assert listener.told == sorted(set(listener.told))
@@ -60,12 +60,12 @@ async def test_a_listener_is_told_once_for_all_that_an_answer_confirms_and_in_or
 
 async def test_pushes_and_appends_are_one_order(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
-    writer.push(payload(b"0"))
+    writer.append_for_listener(payload(b"0"))
     one = writer.append(b"1")
-    writer.push(payload(b"2"))
+    writer.append_for_listener(payload(b"2"))
     assert await one == 1
     await listener.until(2)
-    writer.push(payload(b"3"))
+    writer.append_for_listener(payload(b"3"))
     assert await writer.append(b"4") == 4
     assert listener.told[-1] == 3, "of the entries that were pushed"
 
@@ -73,26 +73,26 @@ async def test_pushes_and_appends_are_one_order(cluster: Cluster) -> None:
 async def test_what_is_refused_raises_before_any_work(cluster: Cluster) -> None:
     writer, listener = await listening(cluster, pending_entries_max=2)
     with pytest.raises(MessageTooLarge):
-        writer.push(payload(bytes(ENTRY_BYTES_MAX + 1)))
-    writer.push(payload(b"0"))
-    writer.push(payload(b"1"))
+        writer.append_for_listener(payload(bytes(ENTRY_BYTES_MAX + 1)))
+    writer.append_for_listener(payload(b"0"))
+    writer.append_for_listener(payload(b"1"))
     assert not writer.has_room
     with pytest.raises(BackPressure):
-        writer.push(payload(b"2"))
+        writer.append_for_listener(payload(b"2"))
     await writer.close()
     with pytest.raises(LedgerClosed):
-        writer.push(payload(b"2"))
+        writer.append_for_listener(payload(b"2"))
     assert listener.told[-1] == 1
 
 
 async def test_a_listener_hears_of_entries_that_are_not_confirmed_any_more(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
-    writer.push(payload(b"stored"))
+    writer.append_for_listener(payload(b"stored"))
     await listener.until(0)
     for id_ in writer.record.fragments[0].bookies[:2]:
         cluster.bookie(id_).status[BookieOperation.ADD] = Status.READ_ONLY
     for _ in range(5):
-        writer.push(payload(b"x"))
+        writer.append_for_listener(payload(b"x"))
     await writer.wait_finished()
     assert (await writer.close()).last_entry == 0
     assert listener.told == [0]
@@ -102,10 +102,10 @@ async def test_a_listener_hears_of_entries_that_are_not_confirmed_any_more(clust
 
 async def test_after_a_fence_a_listener_hears_of_the_failure_and_of_nothing_as_stored(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
-    writer.push(payload(b"a"))
+    writer.append_for_listener(payload(b"a"))
     await listener.until(0)
     await cluster.client().recover(writer.ledger_id)
-    writer.push(payload(b"zombie"))
+    writer.append_for_listener(payload(b"zombie"))
     async with asyncio.timeout(30):
         while not listener.failures:
             listener.changed.clear()
@@ -122,13 +122,13 @@ async def test_an_entry_that_went_on_to_another_ledger_hears_nothing_of_the_firs
     for bookie in cluster.bookies:
         bookie.silent.add(BookieOperation.ADD)
     for each in moved:
-        first.push(each)
+        first.append_for_listener(each)
     for bookie in cluster.bookies:
         await bookie.wait_requests(BookieOperation.ADD, 2)
     await first.abandon()
     assert (told_first.failures, first.pending_bytes) == (1, 0)
     for each in (payload(b"new"), *reversed(moved)):
-        second.push(each)
+        second.append_for_listener(each)
     for bookie in cluster.bookies:
         await bookie.wait_requests(BookieOperation.ADD, 5)
         bookie.answer_late(first.ledger_id)
@@ -147,10 +147,10 @@ async def test_what_has_not_left_when_its_ledger_ended_leaves_with_the_next_ledg
     first, _ = await listening(cluster)
     second, told = await listening(cluster)
     entry = payload(b"moved")
-    first.push(entry)
+    first.append_for_listener(entry)
     first._abandon()
-    second.push(payload(b"new"))
-    second.push(entry)
+    second.append_for_listener(payload(b"new"))
+    second.append_for_listener(entry)
     await told.until(1)
     assert {head.ledger for bookie in cluster.bookies for head in bookie.requests} == {second.ledger_id}
     assert cluster.clients[0].bookies.memory.held == 0

@@ -11,9 +11,9 @@ import pytest
 from magnetar.ledger import LedgerConfig, LedgerWriter
 from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import BookieOperation, Status, decode_request
-from magnetar.ledger.writer_core import LOOK_BYTES, AppendMemory, Striping
+from magnetar.ledger.writer_core import EXPECTED_APPEND_BYTES, AppendMemoryBudget, Striping
 from magnetar.proto.errors import BackPressure
-from magnetar.runtime.network import AnswerListener, PeerReply, send_and_notify
+from magnetar.runtime.network import AnswerListener, PeerReply, notify_asker_of_answer
 from tests.ledger.conftest import Cluster, until
 from tests.ledger.test_sender import BOOKIES, Rig, Sent
 
@@ -85,18 +85,18 @@ async def test_a_request_that_fails_or_is_cancelled_is_kept_no_more() -> None:
 
 
 def test_as_many_that_wait_are_told_as_there_is_room_for_and_all_when_nothing_is_held() -> None:
-    memory = AppendMemory(10 * LOOK_BYTES)
+    memory = AppendMemoryBudget(10 * EXPECTED_APPEND_BYTES)
     told: list[int] = []
-    memory.held = 12 * LOOK_BYTES
+    memory.held = 12 * EXPECTED_APPEND_BYTES
     looks = [lambda number=number: told.append(number) for number in range(20)]
     for look in looks:
         memory.add_waiter(look)
     memory.remove_waiter(looks[1])
-    memory.release(4 * LOOK_BYTES)
+    memory.release(4 * EXPECTED_APPEND_BYTES)
     assert told == [0, 2], "in the order of waiting"
-    memory.release(4 * LOOK_BYTES)
+    memory.release(4 * EXPECTED_APPEND_BYTES)
     assert told == [0, *range(2, 9)]
-    memory.release(4 * LOOK_BYTES)
+    memory.release(4 * EXPECTED_APPEND_BYTES)
     assert told == [0, *range(2, 20)], "no later answer would tell them"
 
 
@@ -110,7 +110,7 @@ class Writers:
     """Writers of one client with small bounds. Their bookies answer when the test says so."""
 
     def __init__(self, memory: int, **bounds: int) -> None:
-        self.memory = AppendMemory(memory)
+        self.memory = AppendMemoryBudget(memory)
         self.config = LedgerConfig(retry_s=0.0001, add_timeout_s=60.0, quorum_timeout_s=600.0, **bounds)  # type: ignore[arg-type]
         self.sent: list[Sent] = []
         self.answers_at_once = False
@@ -131,7 +131,7 @@ class Writers:
 
     def _post(self, bookie: str, asker: AnswerListener, head: bytes, frames: Any, *, timeout_s: float) -> None:
         answer: asyncio.Future[PeerReply] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(partial(send_and_notify, asker))
+        answer.add_done_callback(partial(notify_asker_of_answer, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         if self.answers_at_once:
             self.answer(self.sent[-1], Status.OK)
@@ -261,7 +261,10 @@ async def test_entries_that_a_closed_ledger_did_not_send_make_room_for_the_other
 async def test_no_waiter_sleeps_while_its_writer_has_room_whatever_the_order_of_answers(seed: int) -> None:
     rng = random.Random(seed)
     rig = Writers(
-        rng.choice((3000, 3 * LOOK_BYTES)), pending_bytes_max=2000, unanswered_bytes_max=3500, pending_entries_max=4
+        rng.choice((3000, 3 * EXPECTED_APPEND_BYTES)),
+        pending_bytes_max=2000,
+        unanswered_bytes_max=3500,
+        pending_entries_max=4,
     )
     largest = rig.memory.limit // 3
     writers = [rig.writer() for _ in range(4)]

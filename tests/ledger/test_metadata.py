@@ -20,9 +20,9 @@ CLOSED_AT_4 = record(state=CLOSED, last_entry=4, length=50)
 
 def test_create_recognises_its_own_record_by_the_token() -> None:
     mine = record()
-    assert m.decide_creation(None, mine) == m.RecordToStore(mine)
-    assert m.decide_creation(mine, mine) == m.RecordAlreadyStored(mine)
-    assert m.decide_creation(record(token="other"), mine) is None
+    assert m.decide_ledger_creation(None, mine) == m.RecordToStore(mine)
+    assert m.decide_ledger_creation(mine, mine) == m.RecordAlreadyStored(mine)
+    assert m.decide_ledger_creation(record(token="other"), mine) is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_create_recognises_its_own_record_by_the_token() -> None:
         (None, m.LedgerTransitionRefused(m.LedgerTransitionRefusal.DELETED)),
     ],
 )
-def test_a_writer_closes_only_an_open_ledger(current: LedgerRecord | None, expected: m.Transition) -> None:
+def test_a_writer_closes_only_an_open_ledger(current: LedgerRecord | None, expected: m.LedgerTransition) -> None:
     assert m.decide_close_by_writer(current, 4, 50) == expected
 
 
@@ -62,7 +62,7 @@ A_FAILED = ((0, "a"),)
     ],
 )
 def test_the_writer_replaces_who_failed_from_an_entry_on_and_recognises_its_own_write(
-    current: LedgerRecord | None, expected: m.Transition
+    current: LedgerRecord | None, expected: m.LedgerTransition
 ) -> None:
     assert m.decide_ensemble_change(current, 5, A_FAILED, {0: "d"}) == expected
 
@@ -88,20 +88,20 @@ def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_
         (None, m.LedgerTransitionRefused(m.LedgerTransitionRefusal.DELETED)),
     ],
 )
-def test_recovery_starts_once_and_is_joined(current: LedgerRecord | None, expected: m.Transition) -> None:
+def test_recovery_starts_once_and_is_joined(current: LedgerRecord | None, expected: m.LedgerTransition) -> None:
     assert m.decide_recovery_start(current) == expected
 
 
 def test_a_recoverer_adopts_the_end_of_another() -> None:
     snapshot = record(state=IN_RECOVERY).fragments
-    assert m.close_recovered_ledger(CLOSED_AT_4, snapshot, snapshot, 3, 40) == m.RecordAlreadyStored(CLOSED_AT_4)
+    assert m.decide_close_by_recovery(CLOSED_AT_4, snapshot, snapshot, 3, 40) == m.RecordAlreadyStored(CLOSED_AT_4)
 
 
 def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragments() -> None:
     first, last = Fragment(0, ("a", "b", "c")), Fragment(5, ("a", "b", "d"))
     current = record(state=IN_RECOVERY, fragments=(Fragment(0, ("x", "b", "c")), last))  # re-replicated meanwhile
     changed = (first, last, Fragment(7, ("a", "e", "d")))
-    answer = m.close_recovered_ledger(current, (first, last), changed, 8, 90)
+    answer = m.decide_close_by_recovery(current, (first, last), changed, 8, 90)
     assert isinstance(answer, m.RecordToStore)
     assert answer.record.fragments == (Fragment(0, ("x", "b", "c")), last, Fragment(7, ("a", "e", "d")))
     assert (answer.record.state, answer.record.last_entry, answer.record.length) == (CLOSED, 8, 90)
@@ -110,7 +110,7 @@ def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragme
 @pytest.mark.parametrize("current", [record(), record(state=IN_RECOVERY, fragments=(Fragment(0, ("a", "b", "z")),))])
 def test_recovery_does_not_close_what_it_did_not_read(current: LedgerRecord) -> None:
     snapshot = record().fragments
-    assert m.close_recovered_ledger(current, snapshot, snapshot, 3, 40) == m.LedgerTransitionRefused(
+    assert m.decide_close_by_recovery(current, snapshot, snapshot, 3, 40) == m.LedgerTransitionRefused(
         m.LedgerTransitionRefusal.FRAGMENTS_CHANGED
     )
 
@@ -120,7 +120,7 @@ def test_closed_is_final() -> None:
     for answer in (
         m.decide_close_by_writer(CLOSED_AT_4, 3, 1),
         m.decide_recovery_start(CLOSED_AT_4),
-        m.close_recovered_ledger(CLOSED_AT_4, fragments, fragments, 2, 1),
+        m.decide_close_by_recovery(CLOSED_AT_4, fragments, fragments, 2, 1),
     ):
         assert answer == m.RecordAlreadyStored(CLOSED_AT_4)
 
@@ -174,12 +174,12 @@ TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
     ],
 )
 def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_still_stands(
-    current: LedgerRecord | None, expected: m.Transition
+    current: LedgerRecord | None, expected: m.LedgerTransition
 ) -> None:
-    assert m.replace_bookie_in_fragment(current, 0, "b", "x") == expected
+    assert m.decide_bookie_replacement(current, 0, "b", "x") == expected
 
 
 def test_a_fragment_that_is_not_there_any_more_is_left_alone() -> None:
-    assert m.replace_bookie_in_fragment(record(fragments=TWO), 2, "b", "x") == m.LedgerTransitionRefused(
+    assert m.decide_bookie_replacement(record(fragments=TWO), 2, "b", "x") == m.LedgerTransitionRefused(
         m.LedgerTransitionRefusal.MOVED_ON
     )

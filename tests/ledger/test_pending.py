@@ -19,7 +19,7 @@ def pending(*payloads: str, shape: tuple[int, int, int] = (3, 3, 2)) -> PendingA
 
 
 def acked(adds: PendingAdds[PendingAddWithPayload[str]], entry: int, slot: int) -> list[int]:
-    done = [add.entry for add in adds.ack(AddAcked(entry, slot, adds.ensemble[slot]))]
+    done = [add.entry for add in adds.record_ack(AddAcked(entry, slot, adds.ensemble[slot]))]
     adds.check()
     return done
 
@@ -52,7 +52,7 @@ def test_replace_compares_per_entry_to_whom_it_was_sent() -> None:
     """a → d → a: an entry that was sent to d only goes to a again (#4459); one that a has is left alone."""
     adds = pending("x")
     acked(adds, 0, 0)
-    adds.mark_failed(0, "a")
+    adds.mark_slot_failed(0, "a")
     sends = adds.replace_ensemble(("d", "b", "c"))
     assert [(s.add.entry, s.slot, s.bookie) for s in sends] == [(0, 0, "d")]
     adds.add_and_make_sends(PendingAddWithPayload("y"), 1)
@@ -63,11 +63,11 @@ def test_replace_compares_per_entry_to_whom_it_was_sent() -> None:
 
 def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() -> None:
     adds = pending("x")
-    assert adds.mark_failed(0, "a")
-    assert not adds.mark_failed(0, "z"), "who does not stand there cannot fail there"
+    assert adds.mark_slot_failed(0, "a")
+    assert not adds.mark_slot_failed(0, "z"), "who does not stand there cannot fail there"
     assert not adds.is_head_unconfirmable
     assert [send.slot for send in adds.add_and_make_sends(PendingAddWithPayload("y"), 1)] == [1, 2]
-    assert adds.mark_failed(1, "b")
+    assert adds.mark_slot_failed(1, "b")
     assert adds.is_head_unconfirmable
     assert adds.is_any_unconfirmable
 
@@ -75,8 +75,8 @@ def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() 
 def test_an_ack_before_the_failure_still_counts() -> None:
     adds = pending("x")
     acked(adds, 0, 0)
-    adds.mark_failed(0, "a")
-    adds.mark_failed(1, "b")
+    adds.mark_slot_failed(0, "a")
+    adds.mark_slot_failed(1, "b")
     assert not adds.is_head_unconfirmable
     assert acked(adds, 0, 2) == [0]
 
@@ -111,7 +111,7 @@ def test_whatever_happens_confirmations_are_dense_in_order_and_held_by_a_quorum(
         elif kind == "ack" and sent:
             send = sent[number % len(sent)]
             told.setdefault(send.add.entry, set()).add((send.slot, send.bookie))
-            for add in adds.ack(AddAcked(send.add.entry, send.slot, send.bookie)):
+            for add in adds.record_ack(AddAcked(send.add.entry, send.slot, send.bookie)):
                 confirmed.append(add.entry)
                 holders = told[add.entry] & set(enumerate(adds.ensemble))
                 assert len(holders) >= shape[2], "Qa bookies of the ensemble in force have it"

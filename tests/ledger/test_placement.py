@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.ledger.placement_core import (
+    BOOKIE_WEIGHT_RATIO_MAX,
     UNKNOWN_RACK,
-    WEIGHT_RATIO_MAX,
     BookieCandidate,
     BookieQuarantine,
     ChosenBookies,
@@ -133,7 +133,7 @@ def test_an_enforced_minimum_takes_a_bookie_out_of_quarantine_rather_than_nobody
 
 def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered() -> None:
     candidates = [BookieCandidate(f"b{n}", "/a", 100) for n in range(4)] + [BookieCandidate("new", "/a", 100_000)]
-    assert compute_candidate_weights(candidates)["new"] == WEIGHT_RATIO_MAX
+    assert compute_candidate_weights(candidates)["new"] == BOOKIE_WEIGHT_RATIO_MAX
     rng = random.Random(7)
     draws: Counter[str] = Counter()
     for _ in range(2000):

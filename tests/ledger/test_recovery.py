@@ -94,7 +94,7 @@ async def test_the_end_that_another_recoverer_stored_is_adopted_and_not_the_entr
     record = await cluster.client().read_record(writer.ledger_id)
     close = recovery._Attempt._close
 
-    async def late(attempt: recovery._Attempt, effect: CloseRecoveredLedger) -> recovery.Fact:
+    async def late(attempt: recovery._Attempt, effect: CloseRecoveredLedger) -> recovery.RecoveryFact:
         shorter = msgspec.structs.replace(record, state=CLOSED, last_entry=0, length=1)
         await put_record(cluster.metadata, paths.ledger(record.ledger_id), shorter)
         return await close(attempt, effect)
@@ -119,14 +119,14 @@ async def test_a_ledger_whose_record_does_not_allow_the_close_without_lost_entri
         record = msgspec.structs.replace(record, state=IN_RECOVERY, fragments=changed)
         await put_record(cluster.metadata, paths.ledger(record.ledger_id), record)
     with pytest.raises(Unavailable, match="try again") as caught:
-        await search.close_ledger()
+        await search.close_unrecoverable_ledger()
     assert caught.value.retryable
     assert (await client.read_record(record.ledger_id)).state == (IN_RECOVERY if is_marked else OPEN)
     assert (await client.recover(record.ledger_id)).last_entry == 0
-    assert (await search.close_ledger()).last_entry == 0, "it is closed already"
+    assert (await search.close_unrecoverable_ledger()).last_entry == 0, "it is closed already"
     await client.delete(record.ledger_id)
     with pytest.raises(LedgerNotFound, match="does not exist any more"):
-        await search.close_ledger()
+        await search.close_unrecoverable_ledger()
 
 
 async def test_a_malformed_answer_about_stored_entries_says_nothing_and_each_entry_is_asked_for(

@@ -9,10 +9,8 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
     CloseRecoveredLedger,
-    Effect,
     EntryFound,
     EntryMissing,
-    Fact,
     FenceFailed,
     FinishRecovery,
     LedgerFencedAtBookie,
@@ -20,6 +18,8 @@ from magnetar.ledger.recovery_core import (
     LedgerRecovery,
     ReadFailed,
     RecoveredCloseRefused,
+    RecoveryEffect,
+    RecoveryFact,
     RecoveryFailure,
     RecoveryState,
     ReportRecoveryFailure,
@@ -50,25 +50,25 @@ class Script:
         self.core = LedgerRecovery(snapshot or record(), chosen, batch=batch)
         self.said = list(self.core.start())
 
-    def tell(self, *facts: Fact) -> list[Effect]:
-        said: list[Effect] = []
+    def tell(self, *facts: RecoveryFact) -> list[RecoveryEffect]:
+        said: list[RecoveryEffect] = []
         for fact in facts:
             said += self.core.receive(fact)
             self.core.check()
         return said
 
-    def fenced(self, lac: int = -1) -> list[Effect]:
+    def fenced(self, lac: int = -1) -> list[RecoveryEffect]:
         return self.tell(LedgerFencedAtBookie(0, lac), LedgerFencedAtBookie(1, lac))
 
-    def absent(self, entry: int) -> list[Effect]:
+    def absent(self, entry: int) -> list[RecoveryEffect]:
         return self.tell(EntryMissing(entry, 0), EntryMissing(entry, 1))
 
 
-def reads(effects: Sequence[Effect]) -> list[tuple[int, str]]:
+def reads(effects: Sequence[RecoveryEffect]) -> list[tuple[int, str]]:
     return [(effect.entry, effect.bookie) for effect in effects if isinstance(effect, SendRead)]
 
 
-def writes(effects: Sequence[Effect]) -> list[tuple[int, str]]:
+def writes(effects: Sequence[RecoveryEffect]) -> list[tuple[int, str]]:
     return [(effect.add.entry, effect.bookie) for effect in effects if isinstance(effect, SendAdd)]
 
 
@@ -164,7 +164,7 @@ def test_a_miss_of_an_entry_known_to_be_stored_proves_nothing() -> None:
     ], "the length of the ledger is that entry's"
 
 
-def missed(entry: int) -> list[Fact]:
+def missed(entry: int) -> list[RecoveryFact]:
     return [EntryMissing(entry, slot) for slot in range(3)]
 
 

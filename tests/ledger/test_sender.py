@@ -12,8 +12,8 @@ import pytest
 from magnetar.ledger.bookies import LedgerConfig
 from magnetar.ledger.metadata_core import make_ledger_record
 from magnetar.ledger.peer_format import (
-    ADDS_MAX,
-    ENTRY_HEADER,
+    ADDS_PER_REQUEST_MAX,
+    ENTRY_HEADER_STRUCT,
     BookieAnswerHead,
     BookieOperation,
     BookieRequestHead,
@@ -26,19 +26,25 @@ from magnetar.ledger.peer_format import (
     verify_adds,
 )
 from magnetar.ledger.reader_core import PendingAppend
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, PendingAppendWithFuture
+from magnetar.ledger.sender import (
+    BUSY_RESEND_DELAY_S,
+    REQUEST_BYTES_MAX,
+    AddOutcomeFact,
+    AddSender,
+    PendingAppendWithFuture,
+)
 from magnetar.ledger.writer_core import (
     AddFailed,
     AddRefused,
     AddsAcked,
-    AppendMemory,
+    AppendMemoryBudget,
     EntryOutcome,
     PendingAdds,
     Striping,
 )
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import AnswerListener, PeerReply, send_and_notify
+from magnetar.runtime.network import AnswerListener, PeerReply, notify_asker_of_answer
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
 
@@ -75,9 +81,9 @@ class Rig:
         )  # fmt: skip
         self.adds: PendingAdds[PendingAppend] = PendingAdds(striping, BOOKIES[: shape[0]])
         self.sent: list[Sent] = []
-        self.facts: list[Fact] = []
+        self.facts: list[AddOutcomeFact] = []
         self.failed: list[str] = []
-        self.memory = AppendMemory(1 << 30)
+        self.memory = AppendMemoryBudget(1 << 30)
         config = LedgerConfig(retry_s=retry_s, add_timeout_s=9.5 * retry_s)
         failed: Callable[[str, object], None] = lambda bookie, _: self.failed.append(bookie)
         self.sender = AddSender(record, self, config, self._acked, self._learn, failed)  # type: ignore[arg-type]
@@ -86,7 +92,7 @@ class Rig:
     def _acked(self, adds: list[PendingAppend], place: tuple[int, str]) -> None:
         self._learn(AddsAcked([add.entry for add in adds], *place))
 
-    def _learn(self, fact: Fact) -> None:
+    def _learn(self, fact: AddOutcomeFact) -> None:
         self.facts.append(fact)
         self._happened.set()
 
@@ -98,7 +104,7 @@ class Rig:
         self, bookie: str, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> None:
         answer: asyncio.Future[PeerReply] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(partial(send_and_notify, asker))
+        answer.add_done_callback(partial(notify_asker_of_answer, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         self._happened.set()
 
@@ -151,9 +157,9 @@ async def test_a_striped_ledger_sends_each_bookie_its_entries() -> None:
 @pytest.mark.asyncio
 async def test_requests_are_bounded_in_entries_and_bytes() -> None:
     rig = Rig()
-    rig.append(*[b""] * (ADDS_MAX + 1))
+    rig.append(*[b""] * (ADDS_PER_REQUEST_MAX + 1))
     await rig.wait_sent(2)
-    assert [len(sent.entries) for sent in rig.sent] == [ADDS_MAX, 1]
+    assert [len(sent.entries) for sent in rig.sent] == [ADDS_PER_REQUEST_MAX, 1]
     rig.append(*[bytes(400 << 10)] * 7)
     await rig.wait_sent(5)
     assert [len(sent.entries) for sent in rig.sent[2:]] == [3, 3, 1]
@@ -165,10 +171,10 @@ async def test_the_lac_of_an_entry_is_that_of_its_append() -> None:
     rig = Rig()
     rig.append(b"zero")
     await rig.wait_sent(1)
-    rig.adds.count_acks(AddsAcked([0], 0, BOOKIES[0]))
+    rig.adds.record_entry_acks(AddsAcked([0], 0, BOOKIES[0]))
     rig.append(b"one", b"two")
     await rig.wait_sent(2)
-    assert [ENTRY_HEADER.unpack(stored[0])[2] for _, stored, _ in rig.sent[1].opened] == [0, 0]
+    assert [ENTRY_HEADER_STRUCT.unpack(stored[0])[2] for _, stored, _ in rig.sent[1].opened] == [0, 0]
 
 
 @pytest.mark.asyncio
@@ -248,7 +254,7 @@ async def test_a_busy_bookie_is_asked_again_soon_when_it_stores_something_else()
         rig.sent[-1].say(Status.OK)
         await rig.wait_sent(2 * number + 3)
         assert rig.sent[-1].entries == [0, 1]
-    assert asyncio.get_running_loop().time() - begun >= 20 * ROOM_S * 0.9, "not at once, again and again"
+    assert asyncio.get_running_loop().time() - begun >= 20 * BUSY_RESEND_DELAY_S * 0.9, "not at once, again and again"
     rig.sent[-1].say(Status.OK, Status.OK)
     await rig.wait_facts(21)
     assert rig.failed == []
@@ -307,7 +313,7 @@ async def test_of_a_request_that_was_refused_only_entries_of_bookies_that_were_n
     rig.append(b"zero", b"one")
     await rig.wait_sent(3)
     for slot in (1, 2):
-        rig.adds.count_acks(AddsAcked([0], slot, BOOKIES[slot]))
+        rig.adds.record_entry_acks(AddsAcked([0], slot, BOOKIES[slot]))
     rig.adds.replace_ensemble([BOOKIES[3], *BOOKIES[1:3]])
     before = rig.sender.unanswered_bytes
     rig.sent[0].say(Status.BUSY, Status.BUSY)

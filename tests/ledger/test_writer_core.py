@@ -12,11 +12,9 @@ from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
     CloseLedger,
-    ConfirmEntries,
-    Effect,
+    ConfirmEntry,
     EntryOutcome,
-    Fact,
-    FailEntries,
+    FailEntry,
     LedgerCloseRefused,
     LedgerCloseUnknown,
     LedgerEnded,
@@ -25,6 +23,8 @@ from magnetar.ledger.writer_core import (
     SendAdd,
     Striping,
     WriterCore,
+    WriterEffect,
+    WriterFact,
     WriterState,
 )
 
@@ -42,10 +42,10 @@ class Script:
         for payload in payloads:
             self.core.append(PendingAddWithPayload(payload), len(payload))
 
-    def push(self, payload: bytes) -> list[tuple[object, ...]]:
+    def append_for_listener(self, payload: bytes) -> list[tuple[object, ...]]:
         return self._short(self.core.append(PendingAddWithPayload(payload), len(payload)))
 
-    def tell(self, fact: Fact) -> list[tuple[object, ...]]:
+    def tell(self, fact: WriterFact) -> list[tuple[object, ...]]:
         return self._short(self.core.receive(fact))
 
     def acked(self, entry: int, slots: str) -> list[tuple[object, ...]]:
@@ -57,13 +57,13 @@ class Script:
     def close(self) -> list[tuple[object, ...]]:
         return self._short(self.core.close())
 
-    def _short(self, effects: Sequence[Effect[PendingAddWithPayload[bytes]]]) -> list[tuple[object, ...]]:
+    def _short(self, effects: Sequence[WriterEffect[PendingAddWithPayload[bytes]]]) -> list[tuple[object, ...]]:
         self.core.check()
         said: list[tuple[object, ...]] = []
         for effect in effects:
-            if isinstance(effect, ConfirmEntries):
+            if isinstance(effect, ConfirmEntry):
                 said.append(("confirm", effect.add.entry))
-            elif isinstance(effect, FailEntries):
+            elif isinstance(effect, FailEntry):
                 said.append(("fail", effect.add.entry, effect.why))
             elif isinstance(effect, SendAdd):
                 said.append(("send", effect.add.entry, effect.bookie))

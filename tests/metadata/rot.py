@@ -30,14 +30,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from magnetar.metadata.records import CounterRecord, DamagedRecord, decode_record, encode_record
-from magnetar.metadata.store import ANY, DeleteNode, Operation, PutNode
-from magnetar.metadata.tree import ENDING, EndSession, Job, MetadataDiskFailed, MetadataTree, OpenSession
+from magnetar.metadata.store import ANY_VERSION, CommitOperation, DeleteNode, PutNode
+from magnetar.metadata.tree import (
+    ANSWERED_FILE_SUFFIX,
+    EndSession,
+    MetadataDiskFailed,
+    MetadataTree,
+    OpenSession,
+    TreeJob,
+)
 from magnetar.metadata.tree_core import CommitJob
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError
 
 SECTOR, PAGE = 512, 4096
 LOG_HEADER = 32
-ENDINGS = ("", "-wal", ENDING)
+ENDINGS = ("", "-wal", ANSWERED_FILE_SUFFIX)
 SMALL_LOG_PAGES = 12
 """Of a write-ahead log before SQLite checkpoints it: so a short workload has some checkpoints."""
 
@@ -60,9 +67,9 @@ class Failure:
 
 
 # ------------------------------------------------------------------------------------------ the workload
-def _jobs(rng: random.Random, sessions: list[str]) -> list[Job]:
+def _jobs(rng: random.Random, sessions: list[str]) -> list[TreeJob]:
     """What one transaction does."""
-    jobs: list[Job] = []
+    jobs: list[TreeJob] = []
     for _ in range(rng.choice((1, 1, 1, 5))):
         drawn = rng.random()
         if drawn < 0.1:
@@ -75,11 +82,11 @@ def _jobs(rng: random.Random, sessions: list[str]) -> list[Job]:
     return jobs
 
 
-def _operation(rng: random.Random) -> Operation:
+def _operation(rng: random.Random) -> CommitOperation:
     path = f"/some/{rng.randrange(30):02d}"
     if rng.random() < 0.15:
-        return DeleteNode(path, ANY)
-    return PutNode(path, _value(rng, path), ANY)
+        return DeleteNode(path, ANY_VERSION)
+    return PutNode(path, _value(rng, path), ANY_VERSION)
 
 
 def _value(rng: random.Random, path: str) -> bytes:
@@ -119,7 +126,7 @@ def closed(folder: str, moment: Moment) -> Moment:
     with closing(sqlite3.connect(path)) as sql:
         sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     with open(path, "rb") as file:
-        files = {"": file.read(), ENDING: moment.files[ENDING]}
+        files = {"": file.read(), ANSWERED_FILE_SUFFIX: moment.files[ANSWERED_FILE_SUFFIX]}
     _remove(path)
     return moment._replace(files=files)
 
@@ -162,7 +169,7 @@ def crashed(rng: random.Random, moments: list[Moment], number: int) -> State:
     """Within the transaction after that moment. A checkpoint writes the file after the log was synced."""
     now, then = moments[number], moments[number + 1]
     noted = moments[rng.randint(0, number)] if rng.random() < 0.5 else now
-    files = {"": now.files[""], "-wal": then.files["-wal"], ENDING: noted.files[ENDING]}
+    files = {"": now.files[""], "-wal": then.files["-wal"], ANSWERED_FILE_SUFFIX: noted.files[ANSWERED_FILE_SUFFIX]}
     if now.files[""] != then.files[""] and rng.random() < 0.5:
         files[""] = _mixed(rng, now.files[""], then.files[""])
         return State(f"crash {number} in a checkpoint", files, (then,), crash=True)

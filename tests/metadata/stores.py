@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
+from magnetar.metadata.remote import RemoteStore, connect_metadata, connect_metadata_at
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.session import EtcdAddress, ZookeeperAddress, parse_address
-from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
+from magnetar.metadata.sqlite import IN_MEMORY_PATH, LocalSession, SqliteStore
 from magnetar.metadata.store import (
-    ANY,
+    ANY_VERSION,
+    CommitOperation,
     DeleteNode,
     MetadataStore,
     NodeChanged,
-    Operation,
     PutNode,
     VersionedValue,
     WatchReset,
@@ -129,7 +129,7 @@ class SimulatedBackend:
 
     async def store(self, timeout_s: float = 10.0) -> RemoteStore:
         if self.server is None:
-            start = MetadataServer.start(self.simulation.world("metadata"), ANYWHERE, MEMORY)
+            start = MetadataServer.start(self.simulation.world("metadata"), ANYWHERE, IN_MEMORY_PATH)
             self.server = await self.simulation.spawn("metadata", start)
         node = f"client-{len(self._nodes)}"
         connect = connect_metadata(self.simulation.world(node), self.server.endpoint, timeout_s)
@@ -176,7 +176,7 @@ class ZookeeperBackend:
     async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
         from magnetar.metadata.zookeeper import ZookeeperStore
 
-        store = await connect_address(make_system_world(1), self.address, timeout_s)
+        store = await connect_metadata_at(make_system_world(1), self.address, timeout_s)
         assert isinstance(store, ZookeeperStore)
         self._stores.append(store)
         return store
@@ -220,7 +220,7 @@ class EtcdBackend:
     async def store(self, timeout_s: float = 10.0) -> EtcdStore:
         from magnetar.metadata.etcd import EtcdStore
 
-        store = await connect_address(make_system_world(1), self.address, timeout_s)
+        store = await connect_metadata_at(make_system_world(1), self.address, timeout_s)
         assert isinstance(store, EtcdStore)
         self._stores.append(store)
         return store
@@ -310,7 +310,7 @@ class Forgetful:
     async def children(self, path: str) -> list[str]:
         return await self._store.children(path)
 
-    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+    async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
         self.commits += 1
         fault = self._faults.pop(0) if self._faults else "ok"
         if fault == "dropped":
@@ -320,10 +320,10 @@ class Forgetful:
             raise ConnectionLost("dropped on the way back")
         return versions
 
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+    async def put(self, path: str, value: bytes, expected: int = ANY_VERSION, *, ephemeral: bool = False) -> int:
         return (await self.commit([PutNode(path, value, expected, ephemeral)]))[0]
 
-    async def delete(self, path: str, expected: int = ANY) -> None:
+    async def delete(self, path: str, expected: int = ANY_VERSION) -> None:
         await self.commit([DeleteNode(path, expected)])
 
     async def revision(self) -> int:

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from magnetar.metadata.remote import connect_address
-from magnetar.metadata.session import JUTE_MAXBUFFER, EtcdAddress, ZookeeperAddress, parse_address
+from magnetar.metadata.remote import connect_metadata_at
+from magnetar.metadata.session import DEFAULT_JUTE_MAXBUFFER, EtcdAddress, ZookeeperAddress, parse_address
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import make_system_world
@@ -14,9 +14,9 @@ from magnetar.runtime.process import make_system_world
 @pytest.mark.parametrize(
     ("text", "hosts", "root", "limit"),
     [
-        ("zk://zk1:2181,zk2:2182/prod/magnetar", "zk1:2181,zk2:2182", "/prod/magnetar", JUTE_MAXBUFFER),
-        ("zk://zk1", "zk1:2181", "/magnetar", JUTE_MAXBUFFER),
-        ("zk://zk1/", "zk1:2181", "/magnetar", JUTE_MAXBUFFER),
+        ("zk://zk1:2181,zk2:2182/prod/magnetar", "zk1:2181,zk2:2182", "/prod/magnetar", DEFAULT_JUTE_MAXBUFFER),
+        ("zk://zk1", "zk1:2181", "/magnetar", DEFAULT_JUTE_MAXBUFFER),
+        ("zk://zk1/", "zk1:2181", "/magnetar", DEFAULT_JUTE_MAXBUFFER),
         ("zk://[::1]:2181,[::2]/m?jute_maxbuffer=9000000", "[::1]:2181,[::2]:2181", "/m", 9_000_000),
     ],
 )
@@ -55,4 +55,4 @@ async def test_without_kazoo_the_error_says_what_to_install(monkeypatch: pytest.
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'magnetar\[zookeeper\]'"):
-        await connect_address(make_system_world(1), parse_address("zk://127.0.0.1:1/m"), 0.1)
+        await connect_metadata_at(make_system_world(1), parse_address("zk://127.0.0.1:1/m"), 0.1)

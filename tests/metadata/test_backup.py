@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.metadata import paths, sqlite
 from magnetar.metadata.records import (
-    PLACES,
+    PATH_OF_RECORD,
     BookieRecord,
     ClusterRecord,
     CounterRecord,
@@ -23,8 +23,8 @@ from magnetar.metadata.records import (
     decode_record,
     encode_record,
 )
-from magnetar.metadata.store import ABSENT, PutNode
-from magnetar.metadata.tree import ENDING, MetadataTree, OpenSession
+from magnetar.metadata.store import NODE_ABSENT, PutNode
+from magnetar.metadata.tree import ANSWERED_FILE_SUFFIX, MetadataTree, OpenSession
 from magnetar.metadata.tree_core import CommitJob
 from magnetar.proto.errors import DataLost
 from tests.metadata.test_records import EXAMPLES, place
@@ -46,7 +46,7 @@ def where(record: MetadataRecord) -> str:
             return paths.LEDGER_IDS
         case ClusterRecord():
             return paths.CLUSTER
-    return place(record) if type(record) in PLACES else f"/of/{type(record).__name__}"
+    return place(record) if type(record) in PATH_OF_RECORD else f"/of/{type(record).__name__}"
 
 
 def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, MetadataRecord]]:
@@ -56,7 +56,7 @@ def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, MetadataRecor
     tree.apply([OpenSession("s", 10.0)])
     for path, record in live.items():
         data = encoded(record, path)
-        tree.apply([CommitJob([PutNode(path, data, ABSENT, ephemeral=isinstance(record, BookieRecord))], "s")])
+        tree.apply([CommitJob([PutNode(path, data, NODE_ABSENT, ephemeral=isinstance(record, BookieRecord))], "s")])
     copy = str(folder / "copy")
     tree.back_up(copy)
     tree.close()
@@ -183,7 +183,7 @@ def test_a_crash_of_a_restore_leaves_the_old_tree_or_the_new_one_or_a_refusal(
         monkeypatch.setattr(os, "link", refuse)
     target, copy = the_old_and_a_copy(tmp_path)
     if state == "without note":
-        os.remove(target + ENDING)
+        os.remove(target + ANSWERED_FILE_SUFFIX)
     elif state == "gone":
         os.remove(target)
     elif state == "damaged":

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from magnetar.metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     VALUE_BYTES_MAX,
     CheckNodeVersion,
     DeleteNode,
@@ -37,7 +37,7 @@ async def _take(watch: AsyncIterator[NodeChanged | WatchReset], count: int) -> l
 
 async def _wait_deleted(store: MetadataStore, path: str, after_revision: int) -> None:
     async for change in store.watch(path, after_revision):
-        if change.version == ABSENT if isinstance(change, NodeChanged) else await store.get(path) is None:
+        if change.version == NODE_ABSENT if isinstance(change, NodeChanged) else await store.get(path) is None:
             return
 
 
@@ -49,7 +49,7 @@ async def test_versions_start_at_0_grow_by_one_and_start_again_after_a_delete(ba
     assert await store.get("/a") == VersionedValue(b"z", 2)
     await store.delete("/a", 2)
     assert await store.get("/a") is None
-    assert await store.put("/a", b"", ABSENT) == 0
+    assert await store.put("/a", b"", NODE_ABSENT) == 0
 
 
 @conformance
@@ -57,7 +57,7 @@ async def test_a_wrong_expectation_is_definite_and_names_what_was_found(backend:
     store = await backend.store()
     await store.put("/a", b"x")
     with pytest.raises(NodeExists) as exists:
-        await store.put("/a", b"y", ABSENT)
+        await store.put("/a", b"y", NODE_ABSENT)
     with pytest.raises(NoNode) as none:
         await store.put("/b", b"y", 3)
     with pytest.raises(BadVersion) as bad:
@@ -68,7 +68,7 @@ async def test_a_wrong_expectation_is_definite_and_names_what_was_found(backend:
     assert exists.value.fields["found"] == "0"
     assert none.value.fields == {"path": "/b", "expected": "3", "found": "-1"}
     assert await store.get("/a") == VersionedValue(b"x", 0)
-    await store.delete("/nothing", ANY)
+    await store.delete("/nothing", ANY_VERSION)
 
 
 @conformance
@@ -81,14 +81,14 @@ async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(back
     for refused in (
         [PutNode("/a", b"3"), PutNode("/c", b""), CheckNodeVersion("/a", 9)],
         [DeleteNode("/a"), PutNode("/c", b"", 0)],
-        [PutNode("/c", b"", ABSENT), PutNode("/c", b"", ABSENT)],
+        [PutNode("/c", b"", NODE_ABSENT), PutNode("/c", b"", NODE_ABSENT)],
     ):
         with pytest.raises(BadVersion):
             await store.commit(refused)
     assert await store.get("/a") == VersionedValue(b"2", 1)
     assert await store.children("/") == ["a"]
     assert await store.revision() == before
-    assert await store.commit([CheckNodeVersion("/zero", ABSENT), PutNode("/c", b"", ABSENT)]) == [-1, 0]
+    assert await store.commit([CheckNodeVersion("/zero", NODE_ABSENT), PutNode("/c", b"", NODE_ABSENT)]) == [-1, 0]
 
 
 @conformance
@@ -135,7 +135,7 @@ async def test_bad_paths_and_values_are_refused_before_anything_happens(backend:
     with pytest.raises(InvalidRequest):
         await store.commit([])
     with pytest.raises(InvalidRequest):
-        await store.commit([CheckNodeVersion("/a", ABSENT)] * 1025)
+        await store.commit([CheckNodeVersion("/a", NODE_ABSENT)] * 1025)
     with pytest.raises(InvalidRequest):
         await store.put("/a", b"", -3)
     assert await store.children("/") == []

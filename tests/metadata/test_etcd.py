@@ -10,11 +10,11 @@ import pytest
 
 from magnetar.metadata import etcd
 from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.remote import connect_address
+from magnetar.metadata.remote import connect_metadata_at
 from magnetar.metadata.session import EtcdAddress, MetadataAccess, SessionState, parse_address
 from magnetar.metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     NodeChanged,
     PutNode,
     VersionedValue,
@@ -54,7 +54,7 @@ async def backend() -> AsyncIterator[EtcdBackend]:
 
 @contextlib.asynccontextmanager
 async def _open(address: EtcdAddress, timeout_s: float = 10.0) -> AsyncIterator[EtcdStore]:
-    store = await connect_address(make_system_world(1), address, timeout_s)
+    store = await connect_metadata_at(make_system_world(1), address, timeout_s)
     assert isinstance(store, EtcdStore)
     try:
         yield store
@@ -92,14 +92,14 @@ async def test_a_commit_whose_answer_is_lost_is_unknown_and_decided_by_content(b
     async def lossy(call: Call, rpc: Any, request: Any) -> Any:
         nonlocal lose
         answer = await call()
-        if rpc is etcd.TXN and lose:
+        if rpc is etcd.TXN_RPC and lose:
             lose = False
             raise ConnectionLost("the answer was lost")
         return answer
 
     Intercepted(store, lossy)
     with pytest.raises(ConnectionLost) as lost:
-        await store.put("/a", b"1", ABSENT)
+        await store.put("/a", b"1", NODE_ABSENT)
     assert not lost.value.definite
     assert await store.get("/a") == VersionedValue(b"1", 0), "it was done"
     lose = True
@@ -110,7 +110,7 @@ async def test_commits_that_wait_leave_together_and_one_that_is_refused_harms_no
     store = await backend.store()
     await store.put("/n/7", b"there")
     begun = await store.revision()
-    commits = [store.put(f"/n/{number}", b"", ABSENT) for number in range(200)]
+    commits = [store.put(f"/n/{number}", b"", NODE_ABSENT) for number in range(200)]
     results = await asyncio.gather(*commits, return_exceptions=True)
     assert [type(each) for each in results if each != 0] == [NodeExists]
     assert isinstance(results[7], NodeExists)
@@ -155,7 +155,7 @@ async def test_a_watch_over_a_compaction_is_reset_only_if_it_missed_something(ba
     await other.delete("/w")
     await backend.lose_history(other)
     newest = await other.revision()
-    assert await anext(live) == NodeChanged("/w", ABSENT, newest), "it was attached all the time"
+    assert await anext(live) == NodeChanged("/w", NODE_ABSENT, newest), "it was attached all the time"
     assert await anext(old) == WatchReset(newest)
     await other.put("/w", b"")
     for watch in (live, old):
@@ -165,7 +165,7 @@ async def test_a_watch_over_a_compaction_is_reset_only_if_it_missed_something(ba
 async def test_a_session_whose_lease_etcd_has_ended_is_lost_and_writes_nothing(backend: EtcdBackend) -> None:
     store, other = await backend.store(), await backend.store()
     await store.put("/e", b"", ephemeral=True)
-    await other._call(etcd.REVOKE, etcd.etcd.LeaseRevokeRequest(ID=store._lease))
+    await other._call(etcd.LEASE_REVOKE_RPC, etcd.etcd.LeaseRevokeRequest(ID=store._lease))
     assert await other.get("/e") is None
     with pytest.raises(SessionExpired):
         await store.put("/lasting", b"")
@@ -175,7 +175,7 @@ async def test_a_session_whose_lease_etcd_has_ended_is_lost_and_writes_nothing(b
 
 async def test_many_operations_go_in_parts_and_what_is_too_large_is_refused(backend: EtcdBackend) -> None:
     store = await backend.store()
-    puts = [PutNode(f"/n/{at:04d}", b"", ABSENT) for at in range(300)]
+    puts = [PutNode(f"/n/{at:04d}", b"", NODE_ABSENT) for at in range(300)]
     await create_if_absent(store, puts)
     await create_if_absent(store, puts)
     assert len(await store.children("/n")) == 300
@@ -197,7 +197,7 @@ async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_roo
                     await store.put(f"/full/{at}", bytes(1 << 20))
             stored = await store.children("/full")
             assert len(stored) < 20
-            for expected in (ANY, ABSENT):
+            for expected in (ANY_VERSION, NODE_ABSENT):
                 with pytest.raises(Unavailable, match=r"nothing was written.*NOSPACE.*etcdctl alarm disarm") as refusal:
                     await store.put("/full/more", b"", expected)
                 assert refusal.value.definite
@@ -206,7 +206,7 @@ async def test_a_full_etcd_refuses_commits_by_name_and_goes_on_when_there_is_roo
             assert told.levelname == "ERROR", "once, for the operator"
             assert await store.get("/full/0") is not None, "reads go on"
             with pytest.raises(Unavailable, match=r"no metadata session.*NOSPACE"):
-                await connect_address(make_system_world(1), _address(cluster), 1.0)
+                await connect_metadata_at(make_system_world(1), _address(cluster), 1.0)
             for name in stored:
                 await store.delete(f"/full/{name}")
             cluster.make_room(await store.revision())
@@ -220,7 +220,7 @@ async def test_the_commit_that_fills_etcd_is_unknown(tmp_path: Path) -> None:
             async def fill_and_say_full(call: Call, rpc: Any, request: Any) -> Any:
                 """As etcd answers the commit that fills it."""
                 answer = await call()
-                if rpc is etcd.TXN:
+                if rpc is etcd.TXN_RPC:
                     raise InternalError("etcdserver: mvcc: database space exceeded")
                 return answer
 
@@ -233,7 +233,7 @@ async def test_the_commit_that_fills_etcd_is_unknown(tmp_path: Path) -> None:
 
 async def test_nobody_at_the_address_and_a_root_of_another_cluster_are_told_apart(backend: EtcdBackend) -> None:
     with pytest.raises(Unavailable):
-        await connect_address(make_system_world(1), parse_address("etcd://127.0.0.1:1/m"), 0.3)
+        await connect_metadata_at(make_system_world(1), parse_address("etcd://127.0.0.1:1/m"), 0.3)
     store = await backend.store()
     await store.put("/a", b"")
     async with _open(backend.address._replace(root=backend.address.root + "x")) as neighbour:
@@ -247,7 +247,7 @@ async def test_foreign_keys_beside_and_among_the_nodes_stop_no_listing_and_no_wa
     first = asyncio.ensure_future(anext(watch))
     foreign = (root, root + b"/a/\xff\xfe", root + b"//x", root + b"/a//", root + b"0", b"/registry/x", root + b"/a\0x")
     for key in foreign:
-        await store._call(etcd.PUT, etcd.etcd.PutRequest(key=key, value=b"?"))
+        await store._call(etcd.PUT_RPC, etcd.etcd.PutRequest(key=key, value=b"?"))
     await store.put("/a/b", b"ours")
     change = await first
     while change != NodeChanged("/a/b", 0, await store.revision()):
@@ -260,12 +260,12 @@ async def test_foreign_keys_beside_and_among_the_nodes_stop_no_listing_and_no_wa
 async def test_ten_thousand_children_are_listed_in_pages_at_one_revision(backend: EtcdBackend) -> None:
     store, other = await backend.store(), await backend.store()
     names = [f"{number:05d}" for number in range(10_000)]
-    await commit_in_parts(store, [PutNode(f"/n/{name}", b"", ABSENT) for name in names])
+    await commit_in_parts(store, [PutNode(f"/n/{name}", b"", NODE_ABSENT) for name in names])
     asked: list[Any] = []
 
     async def overtaken(call: Call, rpc: Any, request: Any) -> Any:
         """Another writer deletes and makes nodes between the pages."""
-        if rpc is etcd.RANGE and request.limit:
+        if rpc is etcd.RANGE_RPC and request.limit:
             asked.append(request)
             await other.delete(f"/n/{names[-len(asked)]}")
             await other.put(f"/n/{20_000 + len(asked)}", b"")
@@ -352,13 +352,13 @@ async def test_over_tls_with_a_user_all_is_as_without_and_an_expired_token_costs
 async def test_a_token_that_expires_under_many_calls_and_looks_breaks_no_connection(
     secured: EtcdCluster, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(etcd, "LOOK_S", 0.001)
+    monkeypatch.setattr(etcd, "SERVER_CHECK_INTERVAL_S", 0.001)
     async with _open(_with(secured, authority.ca)) as store:
         tokens = 0
 
         async def counted(call: Call, rpc: Any, request: Any) -> Any:
             nonlocal tokens
-            tokens += rpc is etcd.AUTHENTICATE
+            tokens += rpc is etcd.AUTHENTICATE_RPC
             return await call()
 
         Intercepted(store, counted)
@@ -378,14 +378,14 @@ async def test_without_an_answer_to_the_question_for_a_token_nothing_was_done(
 
         async def lossy(call: Call, rpc: Any, request: Any) -> Any:
             nonlocal left
-            if rpc is etcd.AUTHENTICATE and left:
+            if rpc is etcd.AUTHENTICATE_RPC and left:
                 left -= 1
                 raise ConnectionLost("no answer")
             return await call()
 
         Intercepted(store, lossy)
         store._token = ""
-        assert await store.put("/once", b"", ABSENT) == 0
+        assert await store.put("/once", b"", NODE_ABSENT) == 0
         assert left == 0
 
 
@@ -399,4 +399,4 @@ async def test_a_wrong_user_a_stranger_and_another_authority_are_said_at_once(
         (_with(secured, Authority.make(tmp_path).ca), UntrustedServer),
     ):
         with pytest.raises(kind):
-            await connect_address(make_system_world(1), address, 5.0)
+            await connect_metadata_at(make_system_world(1), address, 5.0)

@@ -11,7 +11,7 @@ import pytest
 import magnetar
 from magnetar.cli.common.processes import Processes
 from magnetar.metadata.etcd import EtcdStore
-from magnetar.metadata.remote import connect_address
+from magnetar.metadata.remote import connect_metadata_at
 from magnetar.metadata.session import EtcdAddress, SessionState, parse_address
 from magnetar.metadata.store import NodeChanged, VersionedValue, WatchReset, update_node
 from magnetar.proto.errors import OutcomeUnknown, Unavailable
@@ -37,7 +37,7 @@ async def _open(cluster: EtcdCluster, root: str, server: int | None = None, time
     assert isinstance(address, EtcdAddress)
     if server is not None:
         address = address._replace(servers=(address.servers[server],))
-    store = await connect_address(make_system_world(), address._replace(root=root), timeout_s)
+    store = await connect_metadata_at(make_system_world(), address._replace(root=root), timeout_s)
     assert isinstance(store, EtcdStore)
     if server is not None:
         store._address = store._address._replace(servers=parse_address(cluster.url).servers)  # type: ignore[union-attr]
@@ -224,7 +224,7 @@ async def _fill(etcd: EtcdCluster) -> int:
     """Fills etcd by another tree, which it deletes. Returns the revision."""
     address = parse_address(etcd.url)
     assert isinstance(address, EtcdAddress)
-    store = await connect_address(make_system_world(), address._replace(root="/other"), 30.0)
+    store = await connect_metadata_at(make_system_world(), address._replace(root="/other"), 30.0)
     with contextlib.suppress(Unavailable, OutcomeUnknown):
         while True:
             await store.put("/large", bytes(1 << 20))

@@ -7,7 +7,15 @@ import pytest
 
 from magnetar.metadata import etcd_core as core
 from magnetar.metadata.session import MAX_REQUEST_BYTES, MAX_TXN_OPS
-from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, NodeChanged, Operation, PutNode
+from magnetar.metadata.store import (
+    ANY_VERSION,
+    NODE_ABSENT,
+    CheckNodeVersion,
+    CommitOperation,
+    DeleteNode,
+    NodeChanged,
+    PutNode,
+)
 from magnetar.metadata.tree_core import CommitJob
 from magnetar.proto import etcd_pb2 as etcd
 from magnetar.proto.errors import (
@@ -51,7 +59,7 @@ class Tree:
         self.etcd.txn(request)
 
     def commit(
-        self, operations: Sequence[Operation], session: str = "s1", meanwhile: Callable[[], object] = lambda: None
+        self, operations: Sequence[CommitOperation], session: str = "s1", meanwhile: Callable[[], object] = lambda: None
     ) -> list[int]:
         """As metadata/etcd.py does it. `meanwhile`: called between the read and the transaction."""
         planner = core.CommitPlanner(KEYS, LEASES[session], LIMITS)
@@ -70,7 +78,7 @@ class Tree:
                 return [version for version in plan.versions if version is not None]
 
     def _found(
-        self, planner: core.CommitPlanner, operations: Sequence[Operation]
+        self, planner: core.CommitPlanner, operations: Sequence[CommitOperation]
     ) -> dict[str, core.StoredVersion | None]:
         found = {}
         for paths, request in planner.read_requests(operations):
@@ -102,9 +110,9 @@ class Tree:
         return sorted(listing.names)
 
 
-def _random_commit(rng: random.Random) -> list[Operation]:
-    def one() -> Operation:
-        path, expected = rng.choice(PATHS), rng.choice([ANY, ANY, ABSENT, ABSENT, 0, 0, 1, 2])
+def _random_commit(rng: random.Random) -> list[CommitOperation]:
+    def one() -> CommitOperation:
+        path, expected = rng.choice(PATHS), rng.choice([ANY_VERSION, ANY_VERSION, NODE_ABSENT, NODE_ABSENT, 0, 0, 1, 2])
         match rng.randrange(4):
             case 0:
                 return DeleteNode(path, expected)
@@ -149,10 +157,12 @@ def test_whatever_is_committed_the_tree_on_etcd_is_the_model(seed: int) -> None:
         if rng.random() < 0.3:
             for answer in tree.etcd.watch(watch.make_request().create_request, started):
                 for change in watch.receive(answer):
-                    assert change.version in (ABSENT, 0, heard.get(change.path, ABSENT) + 1), "each version in turn"
+                    assert change.version in (NODE_ABSENT, 0, heard.get(change.path, NODE_ABSENT) + 1), (
+                        "each version in turn"
+                    )
                     heard[change.path] = change.version
             started = tree.etcd.revision
-            assert {path: version for path, version in heard.items() if version != ABSENT} == {
+            assert {path: version for path, version in heard.items() if version != NODE_ABSENT} == {
                 path: version for path, (_, version, _) in model.nodes.items()
             }
     assert tree.blind > 20
@@ -166,7 +176,7 @@ def test_a_commit_that_another_writer_overtakes_is_planned_again(seed: int) -> N
     for _ in range(200):
         others = [_random_commit(rng)]
 
-        def overtake(others: list[list[Operation]] = others) -> None:
+        def overtake(others: list[list[CommitOperation]] = others) -> None:
             while others:
                 operations = others.pop()
                 try:
@@ -175,7 +185,7 @@ def test_a_commit_that_another_writer_overtakes_is_planned_again(seed: int) -> N
                     assert model.commit(CommitJob(operations, "s2")) is None
 
         path = rng.choice(PATHS)
-        twice = [PutNode(path, b"x"), PutNode(path, b"y"), DeleteNode(path), PutNode(path, b"z", ABSENT)]
+        twice = [PutNode(path, b"x"), PutNode(path, b"y"), DeleteNode(path), PutNode(path, b"z", NODE_ABSENT)]
         twice = twice[: rng.randrange(2, 5)]
         versions = tree.commit(twice, "s1", overtake)
         assert versions == model.commit(CommitJob(twice, "s1"))
@@ -237,9 +247,9 @@ def test_a_watch_hears_each_change_of_a_commit_that_writes_a_node_twice() -> Non
     tree.commit([PutNode("/w/a", b"")])
     begun = tree.etcd.revision
     tree.commit([PutNode("/w/a", b"1"), PutNode("/ww", b""), PutNode("/w/a", b"2")])
-    tree.commit([DeleteNode("/w/a"), PutNode("/w/a", b"", ABSENT)])
+    tree.commit([DeleteNode("/w/a"), PutNode("/w/a", b"", NODE_ABSENT)])
     tree.commit([PutNode("/w/a", b"3")])
-    tree.commit([DeleteNode("/w/a"), PutNode("/w/a", b"4", ABSENT)])
+    tree.commit([DeleteNode("/w/a"), PutNode("/w/a", b"4", NODE_ABSENT)])
     tree.commit([DeleteNode("/w/a")])
     heard = [(change.version, change.revision - begun) for change in _watched(tree, "/w", begun)]
     assert heard == [(1, 1), (2, 1), (-1, 2), (0, 2), (1, 3), (-1, 4), (0, 4), (-1, 5)]
@@ -264,7 +274,7 @@ def test_a_watch_from_before_a_compaction_is_told_and_one_from_it_misses_nothing
 def test_a_commit_beyond_the_limits_of_etcd_is_refused_before_it_is_sent() -> None:
     tree = Tree()
     allowed = LIMITS.part_operations
-    for kind in (lambda path: PutNode(path, b"", ABSENT), DeleteNode, lambda path: PutNode(path, b"")):
+    for kind in (lambda path: PutNode(path, b"", NODE_ABSENT), DeleteNode, lambda path: PutNode(path, b"")):
         assert len(tree.commit([kind(f"/n/{at}") for at in range(allowed)])) == allowed
     with pytest.raises(InvalidRequest, match="--max-txn-ops"):
         tree.commit([PutNode(f"/n/{at}", b"") for at in range(allowed + 1)])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata import server as server_module
-from magnetar.metadata.remote import BACKUP, COMMIT, GET, SESSION, RemoteStore, connect_metadata
+from magnetar.metadata.remote import BACKUP_RPC, COMMIT_RPC, GET_RPC, SESSION_RPC, RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.store import VersionedValue
 from magnetar.proto import wire_pb2 as wire
@@ -71,13 +71,13 @@ async def test_requests_that_are_too_large_or_wrong_are_refused_by_type(
     channel = make_system_world(2).network.connect(server.endpoint)
     huge = wire.CommitRequest(operations=[wire.Operation(path="/a", value=bytes(MESSAGE_BYTES_MAX + 1))])
     with pytest.raises(MagnetarError):
-        await channel.call(COMMIT, huge, timeout_s=10)
+        await channel.call(COMMIT_RPC, huge, timeout_s=10)
     for path in ("", "a", "/a/../b", "/" + "x" * 5000, "/\x00"):
         with pytest.raises(InvalidName):
-            await channel.call(GET, wire.GetRequest(path=path), timeout_s=10)
+            await channel.call(GET_RPC, wire.GetRequest(path=path), timeout_s=10)
     for name in ("../up", "/etc/passwd", ".hidden", "a/b", "x" * 300):
         with pytest.raises(InvalidRequest):
-            await channel.call(BACKUP, wire.BackupRequest(name=name), timeout_s=10)
+            await channel.call(BACKUP_RPC, wire.BackupRequest(name=name), timeout_s=10)
     await channel.close()
 
 
@@ -88,7 +88,7 @@ async def test_sessions_of_one_address_are_bounded_and_who_has_one_keeps_it(
     monkeypatch.setattr(server_module, "SESSIONS_OF_ADDRESS_MAX", 20)
     channel = make_system_world(2).network.connect(server.endpoint)
     opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=600.0))
-    streams = [channel.stream(SESSION) for _ in range(60)]
+    streams = [channel.stream(SESSION_RPC) for _ in range(60)]
     for stream in streams:
         stream.send_nowait(opening)
     answers = await asyncio.gather(*[stream.receive() for stream in streams], return_exceptions=True)
@@ -100,7 +100,7 @@ async def test_sessions_of_one_address_are_bounded_and_who_has_one_keeps_it(
     async with asyncio.timeout(10):
         while server.statistics()["sessions"] == 20:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    again = channel.stream(SESSION)
+    again = channel.stream(SESSION_RPC)
     again.send_nowait(opening)
     assert (await again.receive())[0].opened.session, "there is room again"
     for stream in [*streams, again]:
@@ -119,7 +119,7 @@ async def test_watches_of_one_address_are_bounded(
     server, _ = backend
     monkeypatch.setattr(server_module, "WATCHES_OF_ADDRESS_MAX", 50)
     channel = make_system_world(2).network.connect(server.endpoint)
-    stream = channel.stream(SESSION)
+    stream = channel.stream(SESSION_RPC)
     stream.send_nowait(wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0)))
     await stream.receive()
     for number in range(60):
@@ -134,9 +134,9 @@ async def test_a_stream_that_does_not_say_whose_it_is_ends(
     backend: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, _ = backend
-    monkeypatch.setattr(server_module, "OPEN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server_module, "SESSION_OPEN_TIMEOUT_S", 0.05)
     channel = make_system_world(2).network.connect(server.endpoint)
-    stream = channel.stream(SESSION)
+    stream = channel.stream(SESSION_RPC)
     with pytest.raises(InvalidRequest, match="begins with"):
         await stream.receive()
     await channel.close()

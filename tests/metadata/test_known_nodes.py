@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
-from magnetar.metadata.store import ABSENT, CheckNodeVersion, DeleteNode, PutNode, VersionedValue
+from magnetar.metadata.sqlite import CACHED_READS_PER_TURN, IN_MEMORY_PATH, SqliteStore
+from magnetar.metadata.store import NODE_ABSENT, CheckNodeVersion, DeleteNode, PutNode, VersionedValue
 from magnetar.metadata.tree import StoredNode
-from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, NodeCache
-from magnetar.metadata.tree_core import KNOWN_VALUE_BYTES_MAX as VALUE_BYTES_MAX
+from magnetar.metadata.tree_core import CACHED_NODES_BYTES_MAX, NodeCache
+from magnetar.metadata.tree_core import CACHED_VALUE_BYTES_MAX as VALUE_BYTES_MAX
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
 from magnetar.runtime.process import make_system_world
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     yield store
     await store.close()
 
@@ -78,7 +78,7 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
 async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     session = store.new_session()
     await session.commit(
-        [PutNode("/a", b"1", ABSENT), PutNode("/b", b"2", ephemeral=True), PutNode("/c", b"3"), DeleteNode("/c")]
+        [PutNode("/a", b"1", NODE_ABSENT), PutNode("/b", b"2", ephemeral=True), PutNode("/c", b"3"), DeleteNode("/c")]
     )
     calls = counted(store, monkeypatch)
     assert await store.get("/a") == StoredNode(b"1", 0, False)
@@ -102,7 +102,7 @@ async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(
             await asyncio.sleep(0)
 
     other = asyncio.create_task(beside())
-    for _ in range(10 * KNOWN_AT_ONCE):
+    for _ in range(10 * CACHED_READS_PER_TURN):
         assert await session.get("/a") == VersionedValue(b"1", 0)
     assert turns >= 9
     other.cancel()
@@ -213,4 +213,4 @@ def test_a_large_value_is_not_kept() -> None:
     known.add("/a", StoredNode(bytes(VALUE_BYTES_MAX + 1), 1, False))
     assert "/a" not in known.nodes
     assert known.bytes == 0
-    assert VALUE_BYTES_MAX * 2 < KNOWN_BYTES_MAX
+    assert VALUE_BYTES_MAX * 2 < CACHED_NODES_BYTES_MAX

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from magnetar.metadata import paths, records
-from magnetar.metadata.members import LEAVE_S, LOOK_EVERY_S, RETRY_S, Members
+from magnetar.metadata.members import DEPARTED_MEMBER_VALID_S, MEMBER_LIST_INTERVAL_S, MEMBER_LIST_RETRY_S, Members
 from magnetar.metadata.remote import RemoteStore, connect_metadata
-from magnetar.metadata.store import ABSENT, MetadataStore, PutNode
+from magnetar.metadata.store import NODE_ABSENT, MetadataStore, PutNode
 from magnetar.metadata.tree_core import may_role_write
 from magnetar.proto.errors import Unauthorized, Unavailable
 from magnetar.runtime.access import Principal
@@ -66,7 +66,7 @@ def test_the_key_of_a_dead_process_opens_nothing_when_its_session_ends_and_that_
         await asyncio.sleep(10)
         assert not await cluster.simulation.spawn("b1", one.admit(dead.keys.public))
         assert one.find_principal(dead.keys.public), "the connections that it has are served"
-        await asyncio.sleep(LEAVE_S)
+        await asyncio.sleep(DEPARTED_MEMBER_VALID_S)
         assert one.find_principal(dead.keys.public) is None
         assert one.find_principal(closed.keys.public) is None
 
@@ -116,7 +116,7 @@ def test_strangers_that_knock_cost_one_listing_now_and_then() -> None:
         began = cluster.simulation.loop.time()
         await cluster.simulation.spawn("b1", knock())
         passed = cluster.simulation.loop.time() - began
-        assert one.statistics()["member_looks"] - before <= passed / LOOK_EVERY_S + 2
+        assert one.statistics()["member_looks"] - before <= passed / MEMBER_LIST_INTERVAL_S + 2
 
     cluster = Cluster()
     cluster.simulation.run(main())
@@ -131,7 +131,7 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
             paths.member("bookie", "01" * 32): records.MemberRecord(role="operator", name="x", key="01" * 32),
             paths.member("broker", "02" * 32): records.MemberRecord(role="broker", name="x", key="03" * 32),
         }
-        puts = [PutNode(path, records.encode_record(record, path), ABSENT) for path, record in wrong.items()]
+        puts = [PutNode(path, records.encode_record(record, path), NODE_ABSENT) for path, record in wrong.items()]
         await cluster.simulation.spawn(
             "client-0", store.commit([*puts, PutNode(paths.member("broker", STRANGER), b"bad")])
         )
@@ -187,7 +187,7 @@ def test_a_listing_that_began_before_a_member_registered_does_not_drop_it() -> N
         await asyncio.sleep(1)
         release.set()
         assert not await listing
-        await asyncio.sleep(LEAVE_S + 1)
+        await asyncio.sleep(DEPARTED_MEMBER_VALID_S + 1)
         assert one.find_principal(three.keys.public)
 
     cluster = Cluster()
@@ -212,7 +212,7 @@ def test_a_watch_that_is_refused_opens_sessions_with_pauses() -> None:
 
         members = await cluster.simulation.spawn("b1", Members.start(world, session, "bookie", "b1"))
         await asyncio.sleep(10)
-        assert 2 <= len(opened) <= 10 / RETRY_S + 1
+        assert 2 <= len(opened) <= 10 / MEMBER_LIST_RETRY_S + 1
         await cluster.simulation.spawn("b1", members.close())
 
     cluster = Cluster()

@@ -11,12 +11,20 @@ import pytest
 
 from magnetar.cli.storage.metadata_copies import serve_metadata_copy
 from magnetar.metadata import paths, records
-from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, connect_metadata, make_commit_request
+from magnetar.metadata.remote import (
+    BACKUP_RPC,
+    CHILDREN_RPC,
+    COMMIT_RPC,
+    GET_RPC,
+    SESSION_RPC,
+    connect_metadata,
+    make_commit_request,
+)
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, Operation, PutNode
+from magnetar.metadata.store import ANY_VERSION, NODE_ABSENT, CheckNodeVersion, CommitOperation, DeleteNode, PutNode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized, Unavailable
-from magnetar.runtime.access import OPEN, CallerAccess, TlsFiles
+from magnetar.runtime.access import OPEN_ACCESS, CallerAccess, TlsFiles
 from magnetar.runtime.network import Channel, Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import make_system_world
@@ -37,8 +45,8 @@ async def served(folder: Path, world: World | None = None) -> AsyncIterator[Meta
     live = await MetadataServer.start(world, ANYWHERE, str(folder / "metadata.sqlite"))
     session = live.store.new_session(10.0)
     for path in (paths.CLUSTER, "/ledgers/1"):
-        await session.put(path, b"x", ABSENT)
-    await session.put("/brokers/a", b"x", ABSENT, ephemeral=True)
+        await session.put(path, b"x", NODE_ABSENT)
+    await session.put("/brokers/a", b"x", NODE_ABSENT, ephemeral=True)
     copy, _, _ = await live.store.back_up("copy")
     await live.close()
     before = content(copy)
@@ -62,7 +70,7 @@ async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_
     async with served(tmp_path) as server:
         one, two = [await connect_metadata(make_system_world(1), server.endpoint, 10.0) for _ in range(2)]
         changes = two.watch(paths.MEMBERS, await two.revision())
-        await one.commit([DeleteNode(OWN, ANY), PutNode(OWN, RECORD, ABSENT, ephemeral=True)])
+        await one.commit([DeleteNode(OWN, ANY_VERSION), PutNode(OWN, RECORD, NODE_ABSENT, ephemeral=True)])
         assert (await anext(changes)).path == OWN  # type: ignore[union-attr]
         assert await two.children(paths.member("operator", "")[:-1]) == [KEY]
         await one.close()
@@ -77,18 +85,19 @@ async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Pa
         store = await connect_metadata(make_system_world(1), server.endpoint, 10.0)
         revision = await store.revision()
         for path in ELSEWHERE:
-            for rpc in (GET, CHILDREN):
+            for rpc in (GET_RPC, CHILDREN_RPC):
                 assert isinstance(await refused(channel, rpc, wire.GetRequest(path=path)), Unavailable), (rpc, path)
-        mine = PutNode(OWN, RECORD, ABSENT, ephemeral=True)
-        others: list[list[Operation]] = [
-            [PutNode("/ledgers/2", b"x", ABSENT)], [DeleteNode("/ledgers/1", ANY)], [CheckNodeVersion("/ledgers/1", 0)],
-            [mine, DeleteNode("/ledgers/1", ANY)], [PutNode(paths.LEDGER_IDS, b"x", ANY)],
-            [PutNode(paths.CLUSTER, b"x", ANY)],
+        mine = PutNode(OWN, RECORD, NODE_ABSENT, ephemeral=True)
+        others: list[list[CommitOperation]] = [
+            [PutNode("/ledgers/2", b"x", NODE_ABSENT)], [DeleteNode("/ledgers/1", ANY_VERSION)],
+            [CheckNodeVersion("/ledgers/1", 0)],
+            [mine, DeleteNode("/ledgers/1", ANY_VERSION)], [PutNode(paths.LEDGER_IDS, b"x", ANY_VERSION)],
+            [PutNode(paths.CLUSTER, b"x", ANY_VERSION)],
         ]  # fmt: skip
         for operations in others:
             request = make_commit_request(operations, store.session_id)
-            assert isinstance(await refused(channel, COMMIT, request), Unavailable), operations
-        assert isinstance(await refused(channel, BACKUP, wire.BackupRequest(name="b")), Unavailable)
+            assert isinstance(await refused(channel, COMMIT_RPC, request), Unavailable), operations
+        assert isinstance(await refused(channel, BACKUP_RPC, wire.BackupRequest(name="b")), Unavailable)
         assert await store.revision() == revision, "nothing was written"
         await store.close()
         await channel.close()
@@ -97,7 +106,7 @@ async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Pa
 async def test_a_session_of_the_stopped_service_is_neither_continued_nor_ended(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         channel = make_system_world(1).network.connect(server.endpoint)
-        stream = channel.stream(SESSION)
+        stream = channel.stream(SESSION_RPC)
         stream.send_nowait(wire.SessionRequest(open=wire.OpenSession(session="of-before", timeout_s=5.0)))
         with pytest.raises(Unavailable):
             await stream.receive()
@@ -106,7 +115,7 @@ async def test_a_session_of_the_stopped_service_is_neither_continued_nor_ended(t
 
 def with_tls(files: TlsFiles) -> World:
     world = make_system_world(1)
-    return replace(world, network=MemberNetwork(world.network, OPEN, CallerAccess(files)))
+    return replace(world, network=MemberNetwork(world.network, OPEN_ACCESS, CallerAccess(files)))
 
 
 async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
     for folder, name in ((ours, "one"), (theirs, "two")):
         create_authority_files(folder, ["127.0.0.1"], datetime.now(UTC), name)
     data.mkdir()
-    put = [PutNode(OWN, RECORD, ABSENT, ephemeral=True)]
+    put = [PutNode(OWN, RECORD, NODE_ABSENT, ephemeral=True)]
     async with served(data, world_of(ours, "metadata")) as server:
         trust = str(ours / "ca.pem")
         own = TlsFiles(str(theirs / "members/operator.pem"), str(theirs / "members/operator-key.pem"), trust)
@@ -136,6 +145,6 @@ async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
             await store.close()
         operator = await connect_metadata(world_of(ours, "operator"), server.endpoint, 10.0)
         with pytest.raises(Unauthorized):
-            await operator.commit([PutNode(OWN, RECORD, ABSENT)])  # it would outlive its session
+            await operator.commit([PutNode(OWN, RECORD, NODE_ABSENT)])  # it would outlive its session
         await operator.commit(put)
         await operator.close()

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from magnetar.metadata.store import (
-    ABSENT,
-    ANY,
+    ANY_VERSION,
+    NODE_ABSENT,
     CheckNodeVersion,
+    CommitOperation,
     DeleteNode,
     NodeChanged,
-    Operation,
     PutNode,
     WatchReset,
 )
@@ -23,7 +23,7 @@ from magnetar.proto.errors import BadVersion
 PATHS = ["/a", "/a/b", "/a/b/c", "/a-b", "/a0", "/d/e", "/é"]
 SESSIONS = ["s1", "s2"]
 _paths = st.sampled_from(PATHS)
-_versions = st.integers(ANY, 3)
+_versions = st.integers(ANY_VERSION, 3)
 _operations = st.one_of(
     st.builds(PutNode, _paths, st.binary(max_size=3), _versions, st.booleans()),
     st.builds(DeleteNode, _paths, _versions),
@@ -43,21 +43,23 @@ class Model:
         nodes = dict(self.nodes)
         versions = []
         for operation in commit.operations:
-            found = nodes[operation.path][1] if operation.path in nodes else ABSENT
-            if operation.expected not in (ANY, found):
+            found = nodes[operation.path][1] if operation.path in nodes else NODE_ABSENT
+            if operation.expected not in (ANY_VERSION, found):
                 return None
             versions.append(self._do(nodes, operation, found, commit.session))
         self.nodes = nodes
         self.revision += 1
         return versions
 
-    def _do(self, nodes: dict[str, tuple[bytes, int, str | None]], what: Operation, found: int, session: str) -> int:
+    def _do(
+        self, nodes: dict[str, tuple[bytes, int, str | None]], what: CommitOperation, found: int, session: str
+    ) -> int:
         if isinstance(what, PutNode):
             nodes[what.path] = (what.value, found + 1, session if what.ephemeral else None)
             return found + 1
         if isinstance(what, DeleteNode):
             nodes.pop(what.path, None)
-            return ABSENT
+            return NODE_ABSENT
         return found
 
     def end(self, session: str) -> None:
@@ -122,7 +124,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         assert self.mirror == {path: version for path, (_, version, _) in self.model.nodes.items()}
 
     def _hear(self, change: NodeChanged) -> None:
-        if change.version == ABSENT:
+        if change.version == NODE_ABSENT:
             del self.mirror[change.path]
         else:
             self.mirror[change.path] = change.version

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.remote import COMMIT, SESSION, RemoteStore, connect_metadata
+from magnetar.metadata.remote import COMMIT_RPC, SESSION_RPC, RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.session import MARGIN_SHARE, SessionState
-from magnetar.metadata.sqlite import MEMORY
+from magnetar.metadata.session import TIMEOUT_MARGIN_SHARE, SessionState
+from magnetar.metadata.sqlite import IN_MEMORY_PATH
 from magnetar.metadata.store import NodeChanged, VersionedValue, WatchReset, allocate_ids, update_node
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -141,7 +141,7 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
         with pytest.raises(SessionExpired):
             await store.put("/owner", b"still mine")
         await gone
-        assert loop.time() - lost_at >= 10.0 * MARGIN_SHARE, "with a margin"
+        assert loop.time() - lost_at >= 10.0 * TIMEOUT_MARGIN_SHARE, "with a margin"
         writing.cancel()
         await listening
 
@@ -245,7 +245,7 @@ async def test_a_service_that_comes_back_without_its_sessions_ends_them(backend:
     assert backend.server is not None
     endpoint = backend.server.endpoint
     backend.simulation.crash("metadata")
-    start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
+    start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, IN_MEMORY_PATH)
     backend.server = await backend.simulation.spawn("metadata", start)
     await store.wait_session_lost()
     with pytest.raises(SessionExpired):
@@ -343,7 +343,7 @@ async def test_a_connection_that_swallows_everything_is_given_up_while_there_is_
     endpoint = backend.server.endpoint
     backend.simulation.crash("metadata", power_loss=True)
     failed_at = asyncio.get_running_loop().time()
-    start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
+    start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, IN_MEMORY_PATH)
     backend.server = await backend.simulation.spawn("metadata", start)
     await store.wait_session_lost()  # the new service answered, and does not know the session
     assert asyncio.get_running_loop().time() - failed_at < 9.0
@@ -353,7 +353,7 @@ async def test_a_second_stream_of_a_session_takes_over_from_the_first(backend: S
     store = await backend.store()
     assert backend.server is not None
     channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
-    first, second = channel.stream(SESSION), channel.stream(SESSION)
+    first, second = channel.stream(SESSION_RPC), channel.stream(SESSION_RPC)
     opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
     first.send_nowait(opening)
     (opened,) = await first.receive()
@@ -376,14 +376,14 @@ async def test_a_stream_that_breaks_the_protocol_is_refused_and_the_service_live
     watch = wire.SessionRequest(watch=wire.WatchRequest(watch_id=1, prefix="/"))
     bad = wire.SessionRequest(watch=wire.WatchRequest(watch_id=2, prefix="no path"))
     for requests in ([watch], [opening, opening], [opening, watch, watch], [opening, bad], [wire.SessionRequest()]):
-        stream = channel.stream(SESSION)
+        stream = channel.stream(SESSION_RPC)
         for request in requests:
             stream.send_nowait(request)
         with pytest.raises(InvalidRequest):
             await _read_to_the_end(stream)
     unknown = wire.CommitRequest(operations=[wire.Operation(path="/a", kind=wire.Operation.Kind.ValueType(9))])
     with pytest.raises(InvalidRequest):
-        await channel.call(COMMIT, unknown, timeout_s=5)
+        await channel.call(COMMIT_RPC, unknown, timeout_s=5)
     assert await store.children("/") == []
 
 

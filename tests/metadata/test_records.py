@@ -108,7 +108,7 @@ EXAMPLES: list[MetadataRecord] = [
 
 def place(record: MetadataRecord) -> str:
     """A path at which the record may be."""
-    named = records.PLACES.get(type(record))
+    named = records.PATH_OF_RECORD.get(type(record))
     return "/where" if named is None else named(record)
 
 
@@ -184,7 +184,7 @@ def test_a_record_of_version_1_is_read_and_only_at_the_path_of_the_ledger_or_boo
     data = encode_record(record, "")  # the checksum of the body alone
     data = data[:2] + b"\x01" + data[3:]
     assert decode_record(data, type(record), place(record)) == record
-    if type(record) in records.PLACES:
+    if type(record) in records.PATH_OF_RECORD:
         with pytest.raises(DamagedRecord, match=f"the record of {place(record)}"):
             decode_record(data, type(record), "/elsewhere")
 

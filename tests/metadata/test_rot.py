@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import sqlite
-from magnetar.metadata.store import ANY, DeleteNode, PutNode
+from magnetar.metadata.store import ANY_VERSION, DeleteNode, PutNode
 from magnetar.metadata.tree import (
-    ENDING,
+    ANSWERED_FILE_SUFFIX,
     AnsweredRevisionFile,
     EndSession,
     MetadataTree,
@@ -48,7 +48,7 @@ def test_each_guard_is_needed(name: str, guard: Callable[..., object], monkeypat
 def filled(path: str, commits: int = 30) -> MetadataTree:
     tree = MetadataTree(path, "first")
     for number in range(commits):
-        tree.apply([CommitJob((PutNode(PATHS[number % len(PATHS)], b"%d" % number, ANY),), "")])
+        tree.apply([CommitJob((PutNode(PATHS[number % len(PATHS)], b"%d" % number, ANY_VERSION),), "")])
     return tree
 
 
@@ -58,11 +58,11 @@ def test_a_log_that_lost_its_end_is_refused_and_says_which_revision_was_answered
     log = Path(path + "-wal").read_bytes()
     tree._sql.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
     file = Path(path).read_bytes()
-    tree.apply([CommitJob((PutNode(PATHS[0], b"last", ANY),), "")])
-    note = Path(path + ENDING).read_bytes()
+    tree.apply([CommitJob((PutNode(PATHS[0], b"last", ANY_VERSION),), "")])
+    note = Path(path + ANSWERED_FILE_SUFFIX).read_bytes()
     tree.close()
     assert log
-    for each, data in ((path, file), (path + ENDING, note)):
+    for each, data in ((path, file), (path + ANSWERED_FILE_SUFFIX, note)):
         Path(each).write_bytes(data)
     with pytest.raises(DataLost, match=r"is of revision 30, and revision 31 was answered.*metadata restore"):
         MetadataTree(path, "second")
@@ -83,7 +83,7 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
     path, copy = str(tmp_path / "metadata.sqlite"), str(tmp_path / "copy")
     tree = filled(path)
     tree.back_up(copy)
-    tree.apply([CommitJob((PutNode(PATHS[0], b"last", ANY),), "")])
+    tree.apply([CommitJob((PutNode(PATHS[0], b"last", ANY_VERSION),), "")])
     tree.close()
     for lost in (False, True):
         if lost:
@@ -93,13 +93,13 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
             found = restored.get(PATHS[0])
             assert found is not None
             assert found.value != b"last"
-            restored.apply([CommitJob((PutNode(PATHS[0], b"last", ANY),), "")] * 3)
+            restored.apply([CommitJob((PutNode(PATHS[0], b"last", ANY_VERSION),), "")] * 3)
 
 
 def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata.sqlite")
     filled(path).close()
-    os.remove(path + ENDING)
+    os.remove(path + ANSWERED_FILE_SUFFIX)
     with contextlib.closing(sqlite3.connect(path)) as sql:  # and that version writes on
         sql.execute("UPDATE node SET revision = 31, version = 9 WHERE path = ?", (PATHS[0],))
         sql.execute("UPDATE state SET revision = 31")
@@ -109,7 +109,7 @@ def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path
             found = tree.get(PATHS[0])
             assert found is not None
             assert (found.version, tree.revision) == (9 + life, 31 + life)
-            tree.apply([CommitJob((PutNode(PATHS[0], b"", ANY),), "")])
+            tree.apply([CommitJob((PutNode(PATHS[0], b"", ANY_VERSION),), "")])
     assert AnsweredRevisionFile(path).read() == 33
 
 
@@ -130,8 +130,9 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
         OpenSession("s", 60.0), CommitJob((PutNode("/eph/1", b"", ephemeral=True), PutNode("/eph/2", b"",
         ephemeral=True)), "s"),
         CommitJob((PutNode(PATHS[1], b"x", 77),), ""),
-        CommitJob((DeleteNode(PATHS[2], ANY), DeleteNode("/nothing", ANY)), ""),
-        CommitJob((DeleteNode(PATHS[3], ANY), PutNode(PATHS[3], b"again")), ""), EndSession("s"), EndSession("nobody"),
+        CommitJob((DeleteNode(PATHS[2], ANY_VERSION), DeleteNode("/nothing", ANY_VERSION)), ""),
+        CommitJob((DeleteNode(PATHS[3], ANY_VERSION), PutNode(PATHS[3], b"again")), ""), EndSession("s"),
+        EndSession("nobody"),
     ])  # fmt: skip
     assert [isinstance(each, Exception) for each in done].count(True) == 1
     assert tree._total == tree._sum() != 0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from magnetar.cli.run.servers import parse_metadata_address
-from magnetar.metadata.remote import connect_address
+from magnetar.metadata.remote import connect_metadata_at
 from magnetar.metadata.session import MetadataAccess, SessionState, ZookeeperAddress, parse_address
-from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, WatchReset
+from magnetar.metadata.store import NODE_ABSENT, NodeChanged, PutNode, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
     Unauthorized,
@@ -55,7 +55,7 @@ def _address(server: ZookeeperServer, ca: str, credentials: str = OURS, root: st
 
 @asynccontextmanager
 async def _open(address: ZookeeperAddress, timeout_s: float = 10.0) -> AsyncIterator[ZookeeperStore]:
-    store = await connect_address(make_system_world(1), address, timeout_s)
+    store = await connect_metadata_at(make_system_world(1), address, timeout_s)
     assert isinstance(store, ZookeeperStore)
     try:
         yield store
@@ -84,13 +84,15 @@ async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_recon
                 await told.put(event)
 
         following = asyncio.create_task(follow())
-        await store.commit([PutNode("/topics/a/b", b"1", ABSENT), PutNode("/owners/x", b"2", ABSENT, ephemeral=True)])
+        await store.commit(
+            [PutNode("/topics/a/b", b"1", NODE_ABSENT), PutNode("/owners/x", b"2", NODE_ABSENT, ephemeral=True)]
+        )
         before = other._watches._connection
         other._line.reconnect()
         async with asyncio.timeout(20):
             while other._watches._connection == before or other.state is not SessionState.CONNECTED:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await store.commit([PutNode("/topics/a/c", b"3", ABSENT)])
+        await store.commit([PutNode("/topics/a/c", b"3", NODE_ABSENT)])
         async with asyncio.timeout(20):
             while True:
                 event = await told.get()
@@ -114,14 +116,14 @@ async def test_who_is_not_the_maker_can_neither_read_nor_write(
 ) -> None:
     root = f"/kept/{credentials.replace(':', '-') or 'none'}"
     async with _open(_address(server, authority.ca, root=root)) as store:
-        await store.commit([PutNode("/a", b"1", ABSENT)])
+        await store.commit([PutNode("/a", b"1", NODE_ABSENT)])
     with pytest.raises(Unauthorized) as refused:
         async with _open(_address(server, authority.ca, credentials, root=root)) as store:
             await store.get("/a")
     assert "tr33" not in str(refused.value)
     with pytest.raises(Unauthorized):
         async with _open(_address(server, authority.ca, credentials, root=root)) as store:
-            await store.commit([PutNode("/b", b"1", ABSENT)])
+            await store.commit([PutNode("/b", b"1", NODE_ABSENT)])
 
 
 async def test_another_authority_another_host_and_a_server_in_clear_are_said_at_once(
@@ -134,25 +136,25 @@ async def test_another_authority_another_host_and_a_server_in_clear_are_said_at_
     in_the_clear = _address(server, authority.ca)._replace(servers=(Endpoint("127.0.0.1", port),))
     with stopwatch() as seconds:
         with pytest.raises(UntrustedServer, match="certificate of ZooKeeper"):
-            await connect_address(make_system_world(1), _address(server, other.ca))
+            await connect_metadata_at(make_system_world(1), _address(server, other.ca))
         with pytest.raises(UntrustedServer, match="localhost"):
-            await connect_address(make_system_world(1), by_name)
+            await connect_metadata_at(make_system_world(1), by_name)
         with pytest.raises(WrongProtocol, match="does not speak TLS"):
-            await connect_address(make_system_world(1), in_the_clear)
+            await connect_metadata_at(make_system_world(1), in_the_clear)
         clear.close()
         with pytest.raises(InvalidConfiguration, match="TLS files"):
-            await connect_address(make_system_world(1), _address(server, str(tmp_path / "none.pem")))
+            await connect_metadata_at(make_system_world(1), _address(server, str(tmp_path / "none.pem")))
     assert seconds() < 5
     in_clear = parse_address(server.url)
     with pytest.raises(Unavailable):
-        await connect_address(make_system_world(1), in_clear, 1.0)
+        await connect_metadata_at(make_system_world(1), in_clear, 1.0)
 
 
 async def test_a_tree_that_was_made_in_the_open_is_said_with_what_to_type(
     server: ZookeeperServer, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with _open(_address(server, authority.ca, "", root="/open")) as store:
-        await store.commit([PutNode("/a", b"1", ABSENT)])
+        await store.commit([PutNode("/a", b"1", NODE_ABSENT)])
     async with _open(_address(server, authority.ca, root="/open")) as store:
         assert await store.get("/a") is not None
     assert "setAcl -R /open auth::cdrwa" in caplog.text

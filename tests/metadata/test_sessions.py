@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.metadata.tree_core import LATE_S, MetadataSessions
+from magnetar.metadata.tree_core import TIMER_LATE_S, MetadataSessions
 from magnetar.proto.errors import SessionExpired
 
 
@@ -52,10 +52,10 @@ def test_a_session_without_a_deadline_lives_until_it_is_abandoned() -> None:
 def test_who_slept_does_not_judge() -> None:
     """The process was stopped over both deadlines: signs of life may lie unread, so all get their time again."""
     sessions = _two()
-    assert sessions.expire(25.0 + LATE_S) == []
+    assert sessions.expire(25.0 + TIMER_LATE_S) == []
     assert sorted(sessions.open_ones) == ["a", "b"]
     first = sessions.next_deadline()
     assert first is not None
-    assert first >= 25.0 + LATE_S + 10.0
+    assert first >= 25.0 + TIMER_LATE_S + 10.0
     assert sessions.expire(first) == ["a"]
     sessions.check()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, NodeChanged, PutNode, VersionedValue, WatchReset
-from magnetar.metadata.tree import Job, MetadataTree
+from magnetar.metadata.sqlite import IN_MEMORY_PATH, WAITING_JOBS_MAX, SqliteStore
+from magnetar.metadata.store import NODE_ABSENT, NodeChanged, PutNode, VersionedValue, WatchReset
+from magnetar.metadata.tree import MetadataTree, TreeJob
 from magnetar.metadata.tree_core import CommitJob, TreeJobResult
 from magnetar.proto.errors import (
     BackPressure,
@@ -141,10 +141,10 @@ async def test_a_damaged_file_stops_with_its_name(tmp_path: Path) -> None:
 
 
 async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_other() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     session = store.new_session()
     results = await asyncio.gather(
-        *[session.put(f"/{i}", b"", 5 if i % 10 == 3 else ABSENT) for i in range(500)], return_exceptions=True
+        *[session.put(f"/{i}", b"", 5 if i % 10 == 3 else NODE_ABSENT) for i in range(500)], return_exceptions=True
     )
     for i, result in enumerate(results):
         assert isinstance(result, BadVersion) if i % 10 == 3 else result == 0
@@ -156,9 +156,9 @@ async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_
 
 
 async def test_the_queue_of_commits_is_bounded() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     session = store.new_session()
-    puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(WAITING_MAX + 1500)]
+    puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(WAITING_JOBS_MAX + 1500)]
     results = await asyncio.gather(*puts, return_exceptions=True)
     refused = [result for result in results if isinstance(result, BackPressure)]
     assert refused
@@ -167,7 +167,7 @@ async def test_the_queue_of_commits_is_bounded() -> None:
 
 
 async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(10)]
     await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
 
 
 async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     session = store.new_session()
     puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(2500)]
     await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None
 
 
 async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     store.history._changes_max = 20
     session = store.new_session()
     heard: list[NodeChanged | WatchReset] = []
@@ -232,7 +232,7 @@ async def _settled() -> None:
 
 
 async def test_a_watch_that_waits_ends_with_its_session_and_with_the_store() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     for end in ("session", "store"):
         session = store.new_session()
         waiting = asyncio.create_task(anext(aiter(session.watch("/nothing", store.history.revision))))
@@ -244,7 +244,7 @@ async def test_a_watch_that_waits_ends_with_its_session_and_with_the_store() -> 
 
 
 async def test_an_ephemeral_needs_a_session() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     with pytest.raises(InvalidRequest):
         await store.commit([PutNode("/a", b"", ephemeral=True)], "")
     assert (await store.commit([PutNode("/a", b"")], "")).versions == [0]
@@ -252,7 +252,7 @@ async def test_an_ephemeral_needs_a_session() -> None:
 
 
 async def test_a_commit_of_a_session_that_has_ended_is_refused() -> None:
-    store = await SqliteStore.open(make_system_world(), MEMORY)
+    store = await SqliteStore.open(make_system_world(), IN_MEMORY_PATH)
     session = await store.open_session(10.0)
     await store.commit([PutNode("/a", b"", ephemeral=True)], session)
     ending = asyncio.ensure_future(store.end_session(session))
@@ -286,13 +286,13 @@ def test_a_full_disk_is_unavailable_and_nothing_was_done(tmp_path: Path) -> None
 async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.metadata.sqlite.END_RETRY_S", 0.02)
+    monkeypatch.setattr("magnetar.metadata.sqlite.SESSION_END_RETRY_S", 0.02)
     store = await SqliteStore.open(make_system_world(), str(tmp_path / "metadata.db"))
     watcher, leaving = store.new_session(), store.new_session()
     await leaving.put("/owner", b"dead", ephemeral=True)
     apply, full = store._tree.apply, [True]
 
-    def no_room(jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
+    def no_room(jobs: Sequence[TreeJob]) -> list[TreeJobResult | MagnetarError]:
         if full:
             raise Unavailable("the disk is full")
         return apply(jobs)
@@ -304,7 +304,7 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
     full.clear()
     async with asyncio.timeout(10):
         async for change in watcher.watch("/owner", await watcher.revision()):
-            assert change == NodeChanged("/owner", ABSENT, change.revision)
+            assert change == NodeChanged("/owner", NODE_ABSENT, change.revision)
             break
     assert await watcher.get("/owner") is None
     await store.close()

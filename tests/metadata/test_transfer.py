@@ -79,7 +79,7 @@ async def test_an_export_of_a_cluster_that_runs_is_refused(tmp_path: Path) -> No
         with pytest.raises(InvalidRequest, match="no cluster"):
             await export_tree(store)
         await store.put(paths.CLUSTER, CLUSTER)
-        for path in (f"{paths.BROKERS}/b1", f"{paths.BOOKIES}/u1"):
+        for path in (f"{paths.BROKERS}/b1", f"{paths.AVAILABLE_BOOKIES}/u1"):
             await store.put(path, b"", ephemeral=True)
             with pytest.raises(Busy, match="is registered"):
                 await export_tree(store)
@@ -112,7 +112,7 @@ async def test_a_file_that_is_cut_or_of_another_kind_is_refused_before_anything_
 
 def test_the_ephemeral_paths_are_those_that_the_page_of_paths_names() -> None:
     told = re.findall(r"^    (/.+?)\s{2,}\w+Record \(ephemeral\)", paths.__doc__ or "", re.M)
-    assert {re.sub(r"/<.*", "", path) for path in told} == set(paths.EPHEMERAL)
+    assert {re.sub(r"/<.*", "", path) for path in told} == set(paths.EPHEMERAL_FOLDERS)
 
 
 @pytest.mark.processes

@@ -20,11 +20,11 @@ from magnetar.metadata.records import (
     DamagedRecord,
     encode_record,
 )
-from magnetar.metadata.sqlite import MEMORY, SqliteStore
+from magnetar.metadata.sqlite import IN_MEMORY_PATH, SqliteStore
 from magnetar.metadata.store import (
+    CommitOperation,
     MetadataStore,
     NodeUpdate,
-    Operation,
     PutNode,
     VersionedValue,
     allocate_ids,
@@ -45,7 +45,7 @@ from tests.metadata.stores import Forgetful
 
 @pytest.fixture
 async def store() -> AsyncIterator[MetadataStore]:
-    sqlite = await SqliteStore.open(make_system_world(1), MEMORY)
+    sqlite = await SqliteStore.open(make_system_world(1), IN_MEMORY_PATH)
     yield sqlite.new_session()
     await sqlite.close()
 
@@ -113,7 +113,7 @@ async def test_a_node_that_stays_is_the_one_that_was_read_when_the_others_change
     seen: list[VersionedValue | None] = []
 
     class Contended(Forgetful):
-        async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        async def commit(self, operations: Sequence[CommitOperation]) -> list[int]:
             if not self.commits:
                 await self._store.put(other, b"c")
             return await super().commit(operations)
@@ -252,7 +252,7 @@ async def test_an_older_process_that_registers_while_the_upgrade_is_finished_is_
     await store.put(paths.CLUSTER, encode_record(ClusterRecord(instance="c0ffee"), paths.CLUSTER, cluster_format=1))
     commit = store.commit
 
-    async def commit_late(operations: Sequence[Operation]) -> list[int]:
+    async def commit_late(operations: Sequence[CommitOperation]) -> list[int]:
         if operations[0].path == paths.CLUSTER:
             old = BrokerRecord(name="old", endpoint="a:1", version="0.1.0")
             await commit([PutNode(paths.broker("old"), encode_record(old, paths.broker("old")))])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from magnetar.metadata import znodes_core as znodes
 from magnetar.metadata import zookeeper_connection as connection
 from magnetar.metadata.session import MetadataAccess
-from magnetar.metadata.store import ABSENT, ANY, CheckNodeVersion, DeleteNode, Operation, PutNode
+from magnetar.metadata.store import ANY_VERSION, NODE_ABSENT, CheckNodeVersion, CommitOperation, DeleteNode, PutNode
 from magnetar.metadata.tree_core import check_operations, check_version
 from magnetar.metadata.znodes_core import (
     CheckZnodeVersion,
@@ -19,7 +19,7 @@ from magnetar.metadata.znodes_core import (
     FolderContent,
     NodeVersionAndOwner,
     SetZnodeValue,
-    Step,
+    ZnodeStep,
     ZookeeperCommitPlan,
     plan_zookeeper_commit,
 )
@@ -52,7 +52,7 @@ SEGMENT = st.text(min_size=1, max_size=4).filter(lambda text: "/" not in text)
 def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments: list[str]) -> None:
     path = "/" + "/".join(segments)
     try:
-        check_operations([CheckNodeVersion(path, ANY)])
+        check_operations([CheckNodeVersion(path, ANY_VERSION)])
     except InvalidName:
         return
     assert znodes.node_path_of_znode(znodes.value_znode_path(path)) == path
@@ -65,7 +65,9 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
 
 
-def _apply(steps: list[Step], nodes: dict[str, NodeVersionAndOwner | None]) -> dict[str, NodeVersionAndOwner | None]:
+def _apply(
+    steps: list[ZnodeStep], nodes: dict[str, NodeVersionAndOwner | None]
+) -> dict[str, NodeVersionAndOwner | None]:
     """What ZooKeeper does with a transaction; None: a step does not hold."""
     after = dict(nodes)
     for step in steps:
@@ -85,24 +87,24 @@ def _apply(steps: list[Step], nodes: dict[str, NodeVersionAndOwner | None]) -> d
 
 
 def _model(
-    operations: list[Operation], nodes: dict[str, NodeVersionAndOwner | None]
+    operations: list[CommitOperation], nodes: dict[str, NodeVersionAndOwner | None]
 ) -> tuple[list[int], dict[str, NodeVersionAndOwner | None]]:
     """What metadata/store.py promises."""
     after, versions = dict(nodes), []
     for operation in operations:
         node = after[operation.path]
-        check_version(operation.path, operation.expected, ABSENT if node is None else node.version)
+        check_version(operation.path, operation.expected, NODE_ABSENT if node is None else node.version)
         if isinstance(operation, PutNode):
             owner = ME if operation.ephemeral else 0
             node = after[operation.path] = NodeVersionAndOwner(0 if node is None else node.version + 1, owner)
         elif isinstance(operation, DeleteNode):
             node = after[operation.path] = None
-        versions.append(ABSENT if node is None else node.version)
+        versions.append(NODE_ABSENT if node is None else node.version)
     return versions, after
 
 
 PATHS = st.sampled_from(["/a", "/b"])
-EXPECTED = st.sampled_from([ANY, ANY, ABSENT, 0, 1, 2])
+EXPECTED = st.sampled_from([ANY_VERSION, ANY_VERSION, NODE_ABSENT, 0, 1, 2])
 OPERATIONS = st.lists(
     st.one_of(
         st.builds(PutNode, PATHS, st.binary(max_size=1), EXPECTED, st.booleans()),
@@ -117,7 +119,7 @@ NODE = st.none() | st.builds(NodeVersionAndOwner, st.integers(0, 3), st.sampled_
 
 @given(OPERATIONS, NODE, NODE)
 def test_the_steps_of_a_plan_do_what_the_commit_promises(
-    operations: list[Operation], a: NodeVersionAndOwner | None, b: NodeVersionAndOwner | None
+    operations: list[CommitOperation], a: NodeVersionAndOwner | None, b: NodeVersionAndOwner | None
 ) -> None:
     found = {"/a": a, "/b": b}
     try:
@@ -133,7 +135,7 @@ def test_the_steps_of_a_plan_do_what_the_commit_promises(
 
 @given(OPERATIONS, NODE, NODE, NODE)
 def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
-    operations: list[Operation],
+    operations: list[CommitOperation],
     a: NodeVersionAndOwner | None,
     b: NodeVersionAndOwner | None,
     later: NodeVersionAndOwner | None,
@@ -145,8 +147,12 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
     except BadVersion:
         return
     now: dict[str, NodeVersionAndOwner | None] = {"/a": later, "/b": b}
-    version = ABSENT if later is None else later.version
-    if not planned.steps or "/a" not in {each.path for each in operations} or version == (a.version if a else ABSENT):
+    version = NODE_ABSENT if later is None else later.version
+    if (
+        not planned.steps
+        or "/a" not in {each.path for each in operations}
+        or version == (a.version if a else NODE_ABSENT)
+    ):
         return
     with pytest.raises(AssertionError):
         _apply(planned.steps, now)
@@ -155,20 +161,22 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
 def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
     nothing = {"/a": None, "/b": None}
     assert plan_zookeeper_commit(
-        [DeleteNode("/a"), CheckNodeVersion("/b", ABSENT)], nothing, ME
-    ) == ZookeeperCommitPlan([], [ABSENT, ABSENT])
-    assert plan_zookeeper_commit([PutNode("/a", b"x"), CheckNodeVersion("/b", ABSENT)], nothing, ME).steps == [
+        [DeleteNode("/a"), CheckNodeVersion("/b", NODE_ABSENT)], nothing, ME
+    ) == ZookeeperCommitPlan([], [NODE_ABSENT, NODE_ABSENT])
+    assert plan_zookeeper_commit([PutNode("/a", b"x"), CheckNodeVersion("/b", NODE_ABSENT)], nothing, ME).steps == [
         CreateZnode("/a", b"x", ephemeral=False), CreateZnode("/b", b"", ephemeral=False), DeleteZnode("/b", 0)
     ]  # fmt: skip
 
 
 def test_a_node_far_on_does_not_change_its_kind() -> None:
-    far = {"/a": NodeVersionAndOwner(znodes.RETYPED_VERSION_MAX, 0)}
-    assert plan_zookeeper_commit([PutNode("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
+    far = {"/a": NodeVersionAndOwner(znodes.REPLACED_ZNODE_VERSION_MAX, 0)}
+    assert plan_zookeeper_commit([PutNode("/a", b"")], far, ME).versions == [znodes.REPLACED_ZNODE_VERSION_MAX + 1]
     with pytest.raises(InvalidRequest, match="delete it first"):
         plan_zookeeper_commit([PutNode("/a", b"", ephemeral=True)], far, ME)
-    assert plan_zookeeper_commit([DeleteNode("/a"), PutNode("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [
-        ABSENT,
+    assert plan_zookeeper_commit(
+        [DeleteNode("/a"), PutNode("/a", b"", NODE_ABSENT, ephemeral=True)], far, ME
+    ).versions == [
+        NODE_ABSENT,
         0,
     ]
 
@@ -185,7 +193,9 @@ ACCESS = {
 @pytest.mark.parametrize("access", ACCESS)
 def test_a_commit_is_refused_if_zookeeper_would_close_the_connection_and_not_much_before(access: str) -> None:
     acl = connection._access_list(*ACCESS[access])
-    steps: list[Step] = [CreateZnode(f"/topics/é{number}", b"x" * number, ephemeral=False) for number in range(500)]
+    steps: list[ZnodeStep] = [
+        CreateZnode(f"/topics/é{number}", b"x" * number, ephemeral=False) for number in range(500)
+    ]
     steps += [SetZnodeValue("/a", b"value", 1), DeleteZnode("/b", 2), CheckZnodeVersion("/c", 3)]
     request = connection.MultiRequest(tuple(connection._request(ROOT, step, acl) for step in steps))
     sent = 4 + 4 + len(request.serialize())  # its number and its kind, then its bytes

@@ -17,7 +17,7 @@ import pytest
 from magnetar.metadata import zookeeper_connection
 from magnetar.metadata.session import SessionState, ZookeeperAddress, parse_address
 from magnetar.metadata.store import (
-    ABSENT,
+    NODE_ABSENT,
     CheckNodeVersion,
     DeleteNode,
     NodeChanged,
@@ -337,7 +337,7 @@ async def test_a_refusal_stands_on_what_is_and_not_on_what_was_read_first(backen
     store._found = behind  # type: ignore[assignment, method-assign]
     assert await store.put("/a", b"x", 0) == 1
     assert await store.put("/a", b"y") == 2
-    assert await store.commit([CheckNodeVersion("/a", 2), PutNode("/b", b"", ABSENT)]) == [2, 0]
+    assert await store.commit([CheckNodeVersion("/a", 2), PutNode("/b", b"", NODE_ABSENT)]) == [2, 0]
     with pytest.raises(BadVersion) as refused:
         await store.delete("/a", 1)
     assert refused.value.fields["found"] == "2"
@@ -425,7 +425,7 @@ async def test_who_hears_nothing_for_the_timeout_has_lost_its_session_before_any
             watch = other.watch("/owner", await other.revision())
             while await other.get("/owner") is not None:
                 await anext(watch)
-            assert await other.put("/owner", b"another's", ABSENT, ephemeral=True) == 0
+            assert await other.put("/owner", b"another's", NODE_ABSENT, ephemeral=True) == 0
             await other.delete("/owner")
 
 
@@ -452,7 +452,7 @@ async def test_a_watch_that_ends_while_too_many_requests_wait_leaves_no_error_fo
     store, told = await backend.store(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     line = store._line
-    monkeypatch.setattr(zookeeper_connection, "WAITING_MAX", 0)
+    monkeypatch.setattr(zookeeper_connection, "WAITING_REQUESTS_MAX", 0)
     line.unwatch("/nothing")
     gc.collect()
     assert not told

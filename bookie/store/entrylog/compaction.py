@@ -1,6 +1,6 @@
 """Compaction: moves the living entries of sparse logs together, and deletes the logs (ledger protocol §2.6).
 
-A move takes a group of closed logs (entrylog/mover.py) through `STEPS`. What a crash after each step leaves:
+A move takes a group of closed logs (entrylog/mover.py) through `MOVE_STEPS`. What a crash after each step leaves:
 
     list_living        nothing. The extents of ledgers without a tombstone, of all sources (entrylog/mover.py)
     begin_cold_log     perhaps an empty cold log, which the next move takes, or a start removes
@@ -39,14 +39,14 @@ from typing import NamedTuple
 
 from ....runtime.clock import Clock
 from ....runtime.files import Files, join_path
-from ....runtime.metrics import SECONDS, Histogram
+from ....runtime.metrics import DURATION_BOUNDS, Histogram
 from ....runtime.tasks import Worker, run_to_end
 from ...format.ledger_index import DrainedEntryLog
 from ...format.mark import OpenLogEnds
 from .. import disk
 from ..checkpoint import Checkpoint
 from ..index_files import LedgerDescriptors
-from ..state_log import Fact
+from ..state_log import StateLogFact
 from . import files as log_files
 from .mover import (
     CompactionAction,
@@ -56,7 +56,7 @@ from .mover import (
     EntryLogState,
     EntryLogUsage,
     EntryMover,
-    LiveBytesCounter,
+    LogUsageCounter,
     file_size,
     group_logs_to_move,
     is_compactable_once_closed,
@@ -66,14 +66,14 @@ from .writer import EntryLogWriter
 
 _LOG = logging.getLogger("magnetar.bookie.store.compaction")
 
-STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remove_sources")
+MOVE_STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remove_sources")
 
-EXTENTS_MAX = 1 << 18
+EXTENTS_PER_MOVE_MAX = 1 << 18
 """The largest number of living extents in the logs of one move: they take about 30 MB of memory. A single log may have
 more."""
-SOURCES_MAX = 64
+SOURCE_LOGS_PER_MOVE_MAX = 64
 """The largest number of logs in one move. Each has two files open meanwhile."""
-BYTES = tuple(float(1 << power) for power in range(12, 33, 2))
+SIZE_HISTOGRAM_BOUNDS = tuple(float(1 << power) for power in range(12, 33, 2))
 """The bounds of a histogram of sizes, from 4 KiB to 4 GiB."""
 
 OnProgress = Callable[[str, int, int, int, int], None]
@@ -134,8 +134,8 @@ class EntryLogCompactor:
         self._forget = forget
         self._lock = asyncio.Lock()
         self._on_bad = on_bad
-        self.seconds = Histogram((*SECONDS, 60.0, 600.0))  # of each move
-        self.bytes = Histogram(BYTES)  # moved by each
+        self.seconds = Histogram((*DURATION_BOUNDS, 60.0, 600.0))  # of each move
+        self.bytes = Histogram(SIZE_HISTOGRAM_BOUNDS)  # moved by each
         self.counters = {
             "logs_deleted": 0, "logs_compacted": 0, "bytes_freed": 0, "bytes_moved": 0, "records_moved": 0,
             "bad_records": 0, "moves_without_room": 0,
@@ -156,13 +156,13 @@ class EntryLogCompactor:
             state, end = opened.get(number, (EntryLogState.CLOSED, None))
             try:
                 survey = await self._worker.run(
-                    LiveBytesCounter, self._files, self._directory, self._uuid, number, state, end, deleted
+                    LogUsageCounter, self._files, self._directory, self._uuid, number, state, end, deleted
                 )
             except FileNotFoundError:
                 continue
             while await self._worker.run(survey.run_step):
                 pass
-            found.append(survey.facts)
+            found.append(survey.usage_so_far)
         return found
 
     def _opened(self) -> dict[int, tuple[EntryLogState, OpenLogEnds | None]]:
@@ -271,7 +271,7 @@ class EntryLogCompactor:
     ) -> list[int]:
         """Moves the living entries of these logs, group by group. Returns the numbers of the logs that were moved. If
         the disk has no room for a group, tries its logs one by one, the smallest first."""
-        waiting = group_logs_to_move(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
+        waiting = group_logs_to_move(moves, self._log_bytes_max, EXTENTS_PER_MOVE_MAX, SOURCE_LOGS_PER_MOVE_MAX)
         total = sum(log.live_bytes for log in moves)
         throttle = CompactionThrottle(self._clock, policy.bytes_per_s)
         done: list[int] = []
@@ -311,7 +311,7 @@ class EntryLogCompactor:
                 move.report_moved(mover.moved_bytes)
                 await throttle.wait_until_allowed(work)
             written = await self._worker.run(mover.finish)
-            facts: list[Fact] = [DrainedEntryLog(number) for number in numbers]
+            facts: list[StateLogFact] = [DrainedEntryLog(number) for number in numbers]
             facts += mover.bad
             await self._with_room(lambda: self._checkpoint.commit(written, facts, numbers))
         except disk.NoSpace:

@@ -1,9 +1,9 @@
 """The files of the entry logs: names, index heads, deletion, and reading by offset. Written by entrylog/writer.py.
 
-Reads of `DIRECT_BYTES_MIN` and more bypass the page cache, where the file system allows it, into memory that is used
-again: the disk writes into it once, and the entries are copied out of it. Smaller reads use the cache. Neither reads
-more than was asked for, except the rest of its first and last block.
-Guarded by tests/bookie/store/test_reads.py `test_large_reads_go_past_the_page_cache_and_small_ones_do_not`.
+Reads of `DIRECT_READ_BYTES_MIN` and more bypass the page cache, where the file system allows it, into memory that is
+used again: the disk writes into it once, and the entries are copied out of it. Smaller reads use the cache. Neither
+reads more than was asked for, except the rest of its first and last block. Guarded by tests/bookie/store/test_reads.py
+`test_large_reads_go_past_the_page_cache_and_small_ones_do_not`.
 
 Also in this file, below its heading: a walk over the records of one extent, one after the other, without its table
 (walk).
@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ....ledger.peer_format import ENTRY_HEADER
+from ....ledger.peer_format import ENTRY_HEADER_STRUCT
 from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join_path
 from ...format import entry_log, index
 from ...format.index import Extent, encode_extent
@@ -34,11 +34,11 @@ from ..index import ExtentLocation, IndexPage, LoadedIndexGroup, decode_page, fi
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
-SLICE_HEADS = 64 * index.PAGE_HEADS
+EXTENTS_PER_SLICE_MAX = 64 * index.HEADS_PER_PAGE
 """The number of extent heads that are read at once: 180 KiB, whatever the size of the group."""
-DIRECT_BYTES_MIN = 256 << 10
+DIRECT_READ_BYTES_MIN = 256 << 10
 ARENA_STEP_BYTES = 2 << 20
-VIEWED_BYTES_MIN = 16 << 10
+UNCOPIED_ENTRY_BYTES_MIN = 16 << 10
 """If the entries of a read have at least this size on average, they are copied one by one; smaller entries are cut from
 one copy of all."""
 LOG_SUFFIX = ".log"
@@ -68,7 +68,7 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
     path = join_path(directory, entry_log_index_file_name(number))
     file = files.open(path, write=False)
     try:
-        decode_file_header(file.pread(FILE_HEADER_BYTES, 0), index.MAGIC, uuid, number, path)
+        decode_file_header(file.pread(FILE_HEADER_BYTES, 0), index.INDEX_MAGIC, uuid, number, path)
         end = file.size() if end is None else end
         if file.size() < end:
             raise DamagedFile(path, file.size(), f"the file ends here and should be {end} bytes long")
@@ -86,11 +86,11 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
 
 
 def _slices(file: File, group: int, header: index.IndexGroupHeader, data: bytes) -> Iterator[bytes]:
-    crc = index.checksum_group_header(data)
+    crc = index.compute_group_header_checksum(data)
     offset = group + index.GROUP_HEADER_BYTES
     end = offset + header.extent_heads_bytes
     while offset < end:
-        heads = file.pread(min(SLICE_HEADS * index.HEAD_BYTES, end - offset), offset)
+        heads = file.pread(min(EXTENTS_PER_SLICE_MAX * index.EXTENT_HEAD_BYTES, end - offset), offset)
         crc = continue_crc32c(crc, heads)
         offset += len(heads)
         if offset == end and crc == header.crc:
@@ -110,7 +110,7 @@ def read_index_groups(
     the file is missing."""
     groups: list[LoadedIndexGroup] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
-        group = LoadedIndexGroup.start(number, offset, extents)
+        group = LoadedIndexGroup.start_empty(number, offset, extents)
         try:
             for heads in slices:
                 group.add_extent_heads(heads)
@@ -123,8 +123,9 @@ def read_index_groups(
 def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
-    """Yields all extents of log `number`, as lists of at most `SLICE_HEADS` extents, in the order of the index file.
-    `end` is the committed end of the index file; None: the end of the file. Raises the errors of `read_index_groups`.
+    """Yields all extents of log `number`, as lists of at most `EXTENTS_PER_SLICE_MAX` extents, in the order of the
+    index file. `end` is the committed end of the index file; None: the end of the file. Raises the errors of
+    `read_index_groups`.
 
     The checksum of a group is verified before the group's first extent is yielded."""
     for _, _, slices in _groups(files, directory, number, uuid, end):
@@ -143,7 +144,7 @@ def list_entry_log_numbers(files: Files, directory: str) -> list[int]:
     return sorted(found)
 
 
-def stored_bytes(files: Files, directory: str) -> int:
+def measure_log_bytes(files: Files, directory: str) -> int:
     """Returns the total size in bytes of all log files in the directory. A file that is removed during the call does
     not count. Raises OSError if the directory cannot be listed."""
     total = 0
@@ -229,7 +230,7 @@ class EntryLogReader:
         end = find_run_end(table, first, count, bytes_max)
         offsets = table.offsets[first : end + 1]
         data = self._read(entry_log_file_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
-        if len(data) < (end - first) * VIEWED_BYTES_MIN:
+        if len(data) < (end - first) * UNCOPIED_ENTRY_BYTES_MIN:
             data = bytes(data)
         entries = entry_log.decode_entries_if_intact(data, offsets, place.extent.ledger, entry)
         damaged = len(entries) < end - first
@@ -248,11 +249,11 @@ class EntryLogReader:
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
         """Reads up to `size` bytes at `offset` of a file. The result may be a view that is valid only until the next
         read."""
-        if size >= DIRECT_BYTES_MIN and self._direct:
+        if size >= DIRECT_READ_BYTES_MIN and self._direct:
             try:
                 return self._read_direct(name, size, offset)
             except OSError as error:
-                if error.errno not in disk.NOT_DIRECT:
+                if error.errno not in disk.NO_DIRECT_IO_ERRORS:
                     raise
                 self._direct = False
         return self._file(name).pread(size, offset)
@@ -303,8 +304,8 @@ class EntryLogReader:
 # the index, and `entries` and `offsets` are the right content of its table.
 
 
-SLICE_BYTES = 256 << 10
-_CHECKED = ENTRY_HEADER.size - 4
+SCAN_SLICE_BYTES = 256 << 10
+_CHECKED = ENTRY_HEADER_STRUCT.size - 4
 
 
 class ExtentScan:
@@ -326,7 +327,7 @@ class ExtentScan:
         return len(self.entries)
 
     @property
-    def is_whole(self) -> bool:
+    def has_all_records(self) -> bool:
         """Returns whether all records were read and are good, and are exactly those that the extent's head promises.
         Valid after `run_step` has returned 0."""
         extent = self._extent
@@ -343,7 +344,7 @@ class ExtentScan:
         if self._bad or self._offset >= self._end:
             return 0
         try:
-            data = self._file.pread(min(SLICE_BYTES, self._end - self._offset), self._offset)
+            data = self._file.pread(min(SCAN_SLICE_BYTES, self._end - self._offset), self._offset)
             size = entry_log.decode_record_size(data, 0)
             if len(data) < size <= min(self._end - self._offset, RECORD_BYTES_MAX):
                 data = self._file.pread(size, self._offset)
@@ -368,7 +369,7 @@ class ExtentScan:
         last = self.entries[-1] if self.entries else self._extent.first - 1
         if ledger != self._extent.ledger or entry <= last:
             return None
-        if crc32c(stored[:_CHECKED], stored[ENTRY_HEADER.size :]) != ENTRY_HEADER.unpack_from(stored)[4]:
+        if crc32c(stored[:_CHECKED], stored[ENTRY_HEADER_STRUCT.size :]) != ENTRY_HEADER_STRUCT.unpack_from(stored)[4]:
             return None
         self.entries.append(entry)
         self.offsets.append(self._offset + end - self._extent.start)

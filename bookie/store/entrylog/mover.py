@@ -9,7 +9,7 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-`LiveBytesCounter` counts the living bytes of each log before, and `plan_entry_logs` chooses what is done with it.
+`LogUsageCounter` counts the living bytes of each log before, and `plan_entry_logs` chooses what is done with it.
 Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
 tests/bookie/store/test_compaction.py.
 """
@@ -59,7 +59,7 @@ from .writer import EntryLogWriter, WrittenEntries
 # Guarded by tests/bookie/store/test_compaction.py.
 
 
-HOLDERS_MAX = 10
+COUNTED_HOLDERS_MAX = 10
 
 
 class CompactionAction(enum.Enum):
@@ -109,7 +109,7 @@ class EntryLogUsage(NamedTuple):
     live_bytes: int
     live_extents: int
     ledgers: int  # how many hold it
-    holders: tuple[LiveLedger, ...]  # the largest, at most `HOLDERS_MAX`
+    holders: tuple[LiveLedger, ...]  # the largest, at most `COUNTED_HOLDERS_MAX`
     readable: bool = True
 
     @property
@@ -195,7 +195,7 @@ def group_logs_to_move(
 # -------------------------------------------------------------------------------------------------------- survey
 # The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 #
-# `LiveBytesCounter` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
+# `LogUsageCounter` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
 # and does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living
 # ledgers is exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in
 # many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
@@ -216,7 +216,7 @@ class DeletedLedgers:
         return at >= 0 and ledger <= self._lasts[at]
 
 
-class LiveBytesCounter:
+class LogUsageCounter:
     """Counts the living bytes of one entry log, one part of its index per call of `run_step`; then `facts` has the
     result. `opened`: the committed ends of the log's files; None: the log is closed. Must be used in a worker."""
 
@@ -232,7 +232,7 @@ class LiveBytesCounter:
             for name in (entry_log_file_name, entry_log_index_file_name)
         ]
         log_end = self._sizes[0] if opened is None else opened.log_end
-        self._data_bytes = max(0, log_end - entry_log.DATA_OFFSET)
+        self._data_bytes = max(0, log_end - entry_log.FIRST_RECORD_OFFSET)
         self._parts = read_extents(files, directory, number, uuid, None if opened is None else opened.index_end)
         self._ledgers = BitMap64()
         self._largest: dict[int, int] = {}
@@ -265,10 +265,10 @@ class LiveBytesCounter:
         return True
 
     @property
-    def facts(self) -> EntryLogUsage:
+    def usage_so_far(self) -> EntryLogUsage:
         """Returns what was counted so far, with the HOLDERS_MAX largest ledgers. It is complete when `run_step` has
         returned False."""
-        largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
+        largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:COUNTED_HOLDERS_MAX]
         return EntryLogUsage(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
             len(self._ledgers), tuple(LiveLedger(*item) for item in largest), self._readable,
@@ -286,12 +286,12 @@ def file_size(files: Files, path: str) -> int:
 _PACKED = struct.Struct(">qqqIIQIQ")
 """An extent and the number of its log, as bytes. The bytes sort by ledger, then by first entry, because no id is
 negative."""
-READ_BYTES = 256 << 10
+READ_STEP_BYTES = 256 << 10
 """The number of bytes that one step reads and verifies: with small records the interpreter needs about 1 ms for them,
 and adds wait for it."""
 _PAGE_BYTES = 4096
 """A read of fewer bytes counts with this size, because a disk reads no less than a page."""
-WRITE_BYTES = 1 << 20
+WRITE_BUFFER_BYTES = 1 << 20
 EXTENT_ENTRIES_MAX = 1 << 14
 """The largest number of entries in an extent. To read one entry, the whole table of its extent is loaded: 128 KiB at
 most."""
@@ -353,10 +353,10 @@ class EntryMover:
         """Reads and verifies more records; when enough records were read, writes and syncs them. Returns the number of
         bytes read and written; 0: everything is moved. Raises NoSpace if the disk is full."""
         before = self._read
-        while self._read - before < READ_BYTES and next(self._moving, False):
+        while self._read - before < READ_STEP_BYTES and next(self._moving, False):
             pass
         work = self._read - before
-        if self._buffered >= WRITE_BYTES or (work == 0 and self._buffered):
+        if self._buffered >= WRITE_BUFFER_BYTES or (work == 0 and self._buffered):
             work += self._buffered
             self._cold.append(self._buffers)
             self._buffers, self._buffered = [], 0
@@ -423,7 +423,7 @@ class EntryMover:
         """Yields (start, end, data, entry id) for each good record of the extent; the record is data[start:end].
         Appends the ranges of damaged entries to `bad`."""
         position, last, limit = 0, extent.first - 1, extent.length
-        want = READ_BYTES
+        want = READ_STEP_BYTES
         while position < limit:
             asked = min(want, limit - position)
             data = self._pread(log, extent.start + position, asked)
@@ -441,7 +441,7 @@ class EntryMover:
                 if len(data) < asked or not rest < want <= min(limit - position, _RECORD_BYTES_MAX):
                     yield from self._records_by_table(extent, log, position, last, bad)
                     return
-                want = max(want, READ_BYTES)  # the slice ended within a record
+                want = max(want, READ_STEP_BYTES)  # the slice ended within a record
 
     def _records_by_table(
         self, extent: Extent, log: int, position: int, last: int, bad: list[tuple[int, int]]
@@ -473,8 +473,8 @@ class EntryMover:
                 index_.add(group)
         run = index_.find_extents_of_ledger_in_log(log, extent.ledger)
         if isinstance(run, MissingIndexPages):
-            run = run.complete(self._reader.read_pages(log, extent.ledger, run.pages)[0])
-        place = next((place for place in run.places(extent.first) if place.extent == extent), None)
+            run = run.make_ledger_extents(self._reader.read_pages(log, extent.ledger, run.pages)[0])
+        place = next((place for place in run.find_extents(extent.first) if place.extent == extent), None)
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
 
     def _pread(self, log: int, offset: int, size: int) -> bytes:
@@ -518,7 +518,7 @@ class _Extents:
         if entries and (
             ledger != self._ledger
             or entry <= entries[-1]
-            or entry - entries[0] > index.DELTA_MAX
+            or entry - entries[0] > index.ENTRY_DELTA_MAX
             or len(entries) >= EXTENT_ENTRIES_MAX
             or self._offsets[-1] + size > _EXTENT_BYTES_MAX
         ):

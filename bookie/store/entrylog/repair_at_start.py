@@ -59,8 +59,8 @@ from .files import entry_log_file_name, entry_log_index_file_name
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
-GROUP_ENTRIES = 1 << 16
-TEMPORARY = ".tmp"
+ENTRIES_PER_GROUP = 1 << 16
+TEMPORARY_SUFFIX = ".tmp"
 _WINDOW_BYTES = 4 << 20
 _PLAUSIBLE = re.compile(rb"\x00(?!\x00{3})[\x00-\x7f].{6}\x00.{7}\x00", re.DOTALL)
 """Matches bytes that may be the start of a record: a length below 8 MiB and not 0, a checksum, and a ledger id and an
@@ -98,7 +98,7 @@ class EntryLogScan:
 
     def records(self) -> Iterator[ScannedLogRecord]:
         """Yields every valid record of the log, in the order of the file. May be called once."""
-        offset = entry_log.DATA_OFFSET
+        offset = entry_log.FIRST_RECORD_OFFSET
         while offset < self._size:
             found = self._record(offset)
             if found is None:
@@ -119,7 +119,7 @@ class EntryLogScan:
             return None  # `_window` gives nothing after the end of the file
         at = self._window(offset, end - offset)
         stored = entry_log.decode_record_if_intact(self._data, at, at + end - offset)
-        ids = None if stored is None else entry_log.entry_ids(stored)
+        ids = None if stored is None else entry_log.decode_entry_ids(stored)
         return None if ids is None else ScannedLogRecord(offset, end, ids)
 
     def _zeros_from(self, offset: int) -> bool:
@@ -180,8 +180,8 @@ class _Groups:
             last.end == found.start
             and last.ids.ledger == found.ids.ledger
             and found.ids.entry > last.ids.entry
-            and found.ids.entry - self._run[0].ids.entry <= index.DELTA_MAX
-            and len(self._run) < GROUP_ENTRIES
+            and found.ids.entry - self._run[0].ids.entry <= index.ENTRY_DELTA_MAX
+            and len(self._run) < ENTRIES_PER_GROUP
         ):
             self._end_run()
         self._run.append(found)
@@ -194,7 +194,7 @@ class _Groups:
         self._extents.append(extent)
         self._tables.append(table)
         self._waiting += len(run)
-        if self._waiting >= GROUP_ENTRIES:
+        if self._waiting >= ENTRIES_PER_GROUP:
             self._flush()
 
     def _flush(self) -> None:
@@ -222,7 +222,7 @@ def rebuild_index(
         join_path(directory, entry_log_file_name(number)),
         join_path(directory, entry_log_index_file_name(number)),
     )
-    temporary = path + TEMPORARY
+    temporary = path + TEMPORARY_SUFFIX
     source = files.open(log_path)
     try:
         scan = EntryLogScan(source, exact=exact)
@@ -251,14 +251,14 @@ def _create(files: Files, path: str, uuid: bytes, number: int) -> File:
     except OSError as error:
         disk.raise_no_space_or_exit(files, f"create {path}", error)
     file.truncate(0)
-    disk.write_buffers(files, file, [encode_file_header(FileHeader(index.MAGIC, uuid, number))], 0)
+    disk.write_buffers(files, file, [encode_file_header(FileHeader(index.INDEX_MAGIC, uuid, number))], 0)
     return file
 
 
 # -------------------------------------------------------------------------------------------------- repair_at_start
 
 
-INVENTORY = 0
+INVENTORY_DONE_MARK = 0
 """A `DrainedEntryLog` with this number says that, from then on, a log that neither exists nor is drained counts as a
 data loss."""
 
@@ -317,8 +317,8 @@ class EntryLogRepairAtStart:
         here = set(log_files.list_entry_log_numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
         self.facts += [DrainedEntryLog(number) for number in missing]
-        if INVENTORY not in self._drained:
-            self.facts.append(DrainedEntryLog(INVENTORY))
+        if INVENTORY_DONE_MARK not in self._drained:
+            self.facts.append(DrainedEntryLog(INVENTORY_DONE_MARK))
             missing = [number for number in missing if number in self._opened]
         for number in missing:
             self._losses.add_data_loss(f"{self._log(number)} is gone, and its index")
@@ -326,7 +326,7 @@ class EntryLogRepairAtStart:
     def _tidy(self) -> None:
         """Removes files that an unfinished checkpoint, move, removal or index rebuild has left."""
         for name in self._files.list_directory(self._directory):
-            if name.endswith(TEMPORARY):
+            if name.endswith(TEMPORARY_SUFFIX):
                 self._files.remove(join_path(self._directory, name))
         for number in log_files.list_entry_log_numbers(self._files, self._directory):
             if number > self._mark.last_log or number in self._drained:
@@ -359,7 +359,7 @@ class EntryLogRepairAtStart:
         except (DamagedFile, FileNotFoundError) as error:
             return self._rebuild(number, str(error))
         size, opened = self._size(number), self._opened.get(number)
-        reach = max((group.reach for group in groups), default=entry_log.DATA_OFFSET)
+        reach = max((group.reach for group in groups), default=entry_log.FIRST_RECORD_OFFSET)
         if opened is not None and reach < opened.log_end:
             return self._rebuild(number, f"{self._index(number)} ends before the log does")
         if size > reach and any(self._read_log(number, reach, entry_log.RECORD_HEADER_BYTES)):
@@ -444,7 +444,7 @@ class EntryLogRepairAtStart:
         path = self._log(number)
         try:
             header = read_or_raise_damaged(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
-            decode_file_header(header, entry_log.MAGIC, self._uuid, number, path)
+            decode_file_header(header, entry_log.ENTRY_LOG_MAGIC, self._uuid, number, path)
         except ForeignFile:
             raise
         except DamagedFile as error:

@@ -10,8 +10,8 @@ one what compaction moves; no log is ever written by both. All calls come from w
 the last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and
 at every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
 
-Disk space for the files is allocated in advance. They are appended to in slices of about `SLICE_BYTES`, each of which
-is synced, so that a big flush does not delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written
+Disk space for the files is allocated in advance. They are appended to in slices of about `APPEND_SLICE_BYTES`, each of
+which is synced, so that a big flush does not delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written
 *direct* where the file system allows it (as the journal, replay.py): through the page cache a write takes twenty times
 the processor time and gets less than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312
 MB/s, 1 MiB slices into allocated room). A direct write begins at the block that has the end. It writes the committed
@@ -32,14 +32,14 @@ from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ...format.mark import OpenLogEnds
 from .. import disk
 from ..index import LoadedIndexGroup
-from ..memtable import ENTRY_OVERHEAD_BYTES, EntryTable, Stored
+from ..memtable import ENTRY_MEMORY_BYTES, EntryPieces, EntryTable
 from .files import entry_log_file_name, entry_log_index_file_name
 
-SLICE_BYTES = 1 << 20
-PIECE_BYTES = 256 << 10
-BATCH = 256
+APPEND_SLICE_BYTES = 1 << 20
+ENCODE_PIECE_BYTES = 256 << 10
+ENTRIES_ENCODED_AT_ONCE = 256
 """The number of entries that are encoded at once. This takes about 0.1 ms, during which the event loop waits."""
-NONE = OpenLogEnds(0, 0, 0)
+NO_OPEN_LOG = OpenLogEnds(0, 0, 0)
 
 
 class WrittenEntries(NamedTuple):
@@ -66,7 +66,7 @@ class _Open:
         self.number = number
         self.log = log
         self.index = index_
-        self.log_end = self.end = entry_log.DATA_OFFSET
+        self.log_end = self.end = entry_log.FIRST_RECORD_OFFSET
         self.index_end = FILE_HEADER_BYTES
         self.allocated = 0
         self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
@@ -97,9 +97,9 @@ class EntryLogWriter:
 
     @property
     def committed_ends_of_open_log(self) -> OpenLogEnds:
-        """Returns the number and the committed ends of the open log; `NONE` if no log is open."""
+        """Returns the number and the committed ends of the open log; `NO_OPEN_LOG` if no log is open."""
         current = self._open
-        return NONE if current is None else OpenLogEnds(current.number, current.log_end, current.index_end)
+        return NO_OPEN_LOG if current is None else OpenLogEnds(current.number, current.log_end, current.index_end)
 
     @property
     def end_offset(self) -> int:
@@ -113,7 +113,7 @@ class EntryLogWriter:
         current = self._open
         if (
             current is not None
-            and current.log_end > entry_log.DATA_OFFSET
+            and current.log_end > entry_log.FIRST_RECORD_OFFSET
             and current.log_end + size > self._log_bytes_max
         ):
             self.close()
@@ -148,7 +148,7 @@ class EntryLogWriter:
         )
         opened: list[File] = []
         try:
-            for path, magic in zip(paths, (entry_log.MAGIC, index.MAGIC), strict=True):
+            for path, magic in zip(paths, (entry_log.ENTRY_LOG_MAGIC, index.INDEX_MAGIC), strict=True):
                 try:
                     file = self._files.open(path, create=True)
                 except OSError as error:
@@ -156,7 +156,7 @@ class EntryLogWriter:
                 opened.append(file)
                 file.truncate(0)
                 header = encode_file_header(FileHeader(magic, self._uuid, number))
-                direct = self._begin_direct(path, header) if magic == entry_log.MAGIC else None
+                direct = self._begin_direct(path, header) if magic == entry_log.ENTRY_LOG_MAGIC else None
                 if direct is None:
                     disk.write_buffers(self._files, file, [header], 0)
                     disk.sync_file(self._files, file)
@@ -176,7 +176,7 @@ class EntryLogWriter:
         file system does not support direct writes."""
         if not self._direct:
             return None
-        file = disk.open_for_direct_writes(self._files, path, header.ljust(entry_log.DATA_OFFSET, b"\0"))
+        file = disk.open_for_direct_writes(self._files, path, header.ljust(entry_log.FIRST_RECORD_OFFSET, b"\0"))
         self._direct = file is not None
         return file
 
@@ -200,7 +200,7 @@ class EntryLogWriter:
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
         """Appends like `append` with direct writes, which need whole, aligned blocks: writes the last block of the log
         again, followed by the new bytes."""
-        if len(buffers) > disk.GATHER_MAX:
+        if len(buffers) > disk.BUFFERS_PER_WRITE_MAX:
             buffers = [b"".join(buffers)]
         size = len(current.tail) + sum(map(len, buffers))
         padding = -size % DIRECT_ALIGNMENT
@@ -247,7 +247,7 @@ class EntryLogWriter:
 
     def close_unless_empty(self) -> None:
         """Closes the open log. If nothing was ever committed to the log, leaves it open for the next use."""
-        if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
+        if self._open is not None and self._open.log_end > entry_log.FIRST_RECORD_OFFSET:
             self.close()
         else:
             self.release_unused_space()
@@ -285,7 +285,7 @@ class MemtableFlush:
         """Makes sure that the hot log has room for the table, and begins another log if necessary. Raises NoSpace if
         the disk is full."""
         table = self._table
-        overhead = ENTRY_OVERHEAD_BYTES - entry_log.RECORD_HEADER_BYTES
+        overhead = ENTRY_MEMORY_BYTES - entry_log.RECORD_HEADER_BYTES
         self._bytes = table.size_bytes - table.entries * overhead
         self._writer.ensure_room(self._bytes)
         self._pieces = self._walk(self._writer.end_offset)
@@ -304,7 +304,7 @@ class MemtableFlush:
         for piece, piece_bytes in self._pieces:
             buffers += piece
             size += piece_bytes
-            if size >= SLICE_BYTES:
+            if size >= APPEND_SLICE_BYTES:
                 break
         self._taken += size
         return buffers
@@ -322,32 +322,32 @@ class MemtableFlush:
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:
         """Yields (buffers, size in bytes) of a few encoded records at a time, by ledger and then by entry. `position`
         is the offset in the log of the first record."""
-        batch: list[Stored] = []
+        batch: list[EntryPieces] = []
         runs: list[tuple[int, list[int]]] = []
         for ledger in sorted(self._table.ledgers):
             entries = self._table.ledgers[ledger]
             numbers = sorted(entries)
             batch += [entries[number] for number in numbers]
-            while numbers[-1] - numbers[0] > index.DELTA_MAX:
-                count = bisect_right(numbers, numbers[0] + index.DELTA_MAX)
+            while numbers[-1] - numbers[0] > index.ENTRY_DELTA_MAX:
+                count = bisect_right(numbers, numbers[0] + index.ENTRY_DELTA_MAX)
                 runs.append((ledger, numbers[:count]))
                 numbers = numbers[count:]
             runs.append((ledger, numbers))
-            if len(batch) >= BATCH:
+            if len(batch) >= ENTRIES_ENCODED_AT_ONCE:
                 position = yield from self._encode(batch, runs, position)
                 batch, runs = [], []
         if batch:
             yield from self._encode(batch, runs, position)
 
     def _encode(
-        self, entries: list[Stored], runs: list[tuple[int, list[int]]], position: int
+        self, entries: list[EntryPieces], runs: list[tuple[int, list[int]]], position: int
     ) -> Generator[tuple[list[bytes], int], None, int]:
         """Yields (buffers, size in bytes) of the encoded records of these runs; each run becomes one extent. Returns
         the offset after them."""
         sizes: list[int] = []
-        for at in range(0, len(entries), BATCH):
-            some, records = entry_log.encode_records(entries[at : at + BATCH])
-            together = max(1, PIECE_BYTES // max(some))
+        for at in range(0, len(entries), ENTRIES_ENCODED_AT_ONCE):
+            some, records = entry_log.encode_records(entries[at : at + ENTRIES_ENCODED_AT_ONCE])
+            together = max(1, ENCODE_PIECE_BYTES // max(some))
             for first in range(0, len(some), together):
                 yield list(chain.from_iterable(islice(records, together))), sum(some[first : first + together])
             sizes += some

@@ -153,8 +153,8 @@ def test_records_of_long_entries_have_the_checksums_of_their_bytes_which_are_not
 def test_damaged_entry_log_record_is_noticed(change: Callable[[bytes], list[bytes]]) -> None:
     stored = stored_entry(3, 4, b"hello")
     record = log_record(stored)
-    assert entry_log.entry_ids(stored) == (3, 4)
-    assert entry_log.entry_ids(stored[:35]) is None
+    assert entry_log.decode_entry_ids(stored) == (3, 4)
+    assert entry_log.decode_entry_ids(stored[:35]) is None
     assert [
         wrong for wrong in change(record) if entry_log.decode_record_if_intact(wrong, 0, len(record)) is not None
     ] == []
@@ -217,7 +217,7 @@ MARK = mark.encode_checkpoint_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID
 def test_mark_is_the_documented_one() -> None:
     body = struct.pack(">11Q", 1, 4096, 0, 0, 0, 1, 64, 0, 0, 0, 0)
     assert encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body)) == MARK
-    assert len(MARK) == mark.MARK_BYTES == 156
+    assert len(MARK) == mark.MARK_FILE_BYTES == 156
     assert mark.decode_checkpoint_mark(MARK, UUID, "mark") == (CheckpointMark(1, 4096, 0, 0, 0, 1, 64), 9)
     two = CheckpointMark(3, 8192, 5, 4200, 100, 2, 114, 6, 4300, 200, 6)
     assert mark.decode_checkpoint_mark(mark.encode_checkpoint_mark(two, UUID, 1), UUID, "mark") == (two, 1)
@@ -253,19 +253,21 @@ STATES = [
     QuarantineEnded(9, 2, 3),
     LimboChange(8, False),
 ]
-LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode_state, STATES))
+LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode_ledger_index_record, STATES))
 
 
 def test_ledger_index_record_is_the_documented_one() -> None:
     body = bytes.fromhex("01 0000000000000005 01" + "22" * 20 + "ffffffffffffffff 0000000000000009")
-    assert ledger_index.encode_state(STATES[0]) == u32(crc32c(body)) + body
-    assert len(ledger_index.encode_state(STATES[0])) == ledger_index.RECORD_BYTES == 50
+    assert ledger_index.encode_ledger_index_record(STATES[0]) == u32(crc32c(body)) + body
+    assert len(ledger_index.encode_ledger_index_record(STATES[0])) == ledger_index.LEDGER_RECORD_BYTES == 50
     examples = [
         "03 0000000000000005 00" + "00" * 20 + "0000000000000004 0000000000000004",
         "05 0000000000000007 01" + "00" * 20 + "0000000000000000 0000000000000000",
         "06 0000000000000003 00" + "00" * 20 + "0000000000000000 0000000000000000",
     ]
-    assert [ledger_index.encode_state(state)[4:] for state in STATES[1:4]] == list(map(bytes.fromhex, examples))
+    assert [ledger_index.encode_ledger_index_record(state)[4:] for state in STATES[1:4]] == list(
+        map(bytes.fromhex, examples)
+    )
     records = [ledger_index.decode_record_if_intact(LEDGERS, FILE_HEADER_BYTES + 50 * at) for at in range(len(STATES))]
     assert records == STATES
 

@@ -95,19 +95,19 @@ GROUP = index.encode_index_group([EXTENT], [TABLE])
 
 
 def seal_group(data: bytes) -> bytes:
-    heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + index.HEAD_BYTES]
+    heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + index.EXTENT_HEAD_BYTES]
     return data[:16] + crc32c(data[:16], heads).to_bytes(4, "big") + data[20:]
 
 
 def read_ledger_index(data: bytes) -> object:
-    offsets = range(journal.FILE_HEADER_BYTES, len(data), ledger_index.RECORD_BYTES)
+    offsets = range(journal.FILE_HEADER_BYTES, len(data), ledger_index.LEDGER_RECORD_BYTES)
     return [ledger_index.decode_record_if_intact(data, offset) for offset in offsets]
 
 
 def read_group(data: bytes) -> object:
     header = index.decode_group_header_if_intact(data)
     heads = data[index.GROUP_HEADER_BYTES :]
-    index.decode_head_columns(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
+    index.decode_head_columns(heads[: len(heads) // index.EXTENT_HEAD_BYTES * index.EXTENT_HEAD_BYTES])
     return None if header is None else decode_extents(header, data)
 
 
@@ -116,7 +116,7 @@ def read_record(data: bytes) -> object:
     return (
         entry_log.decode_record_if_intact(data, 0, len(data)),
         entry_log.verify_record_at(data, 0),
-        entry_log.entry_ids(data),
+        entry_log.decode_entry_ids(data),
         entry_log.decode_entries_if_intact(data, sorted(offsets), 3, 4),
     )
 
@@ -145,7 +145,7 @@ STATES = (
     True),
     DrainedEntryLog(3)
 )  # fmt: skip
-LEDGERS = bytes(64) + b"".join(map(ledger_index.encode_state, STATES))
+LEDGERS = bytes(64) + b"".join(map(ledger_index.encode_ledger_index_record, STATES))
 REQUEST = BookieRequestHead(BookieOperation.ADD_MANY, BookieRequestFlags.NONE, 1, 3, 2, 0, KEY).encode()
 HEAD_BYTES = len(REQUEST)
 ROWS = adds.encode_adds(
@@ -173,8 +173,8 @@ FORMATS = {
         sealed_at(-4),
     ),
     "note": Format(
-        note.encode_checked_json(b"MGN-MARK", {"a": 1}),
-        lambda data: note.decode_checked_json(data, b"MGN-MARK", dict, "n"), FILE,
+        note.encode_checksummed_json(b"MGN-MARK", {"a": 1}),
+        lambda data: note.decode_checksummed_json(data, b"MGN-MARK", dict, "n"), FILE,
         sealed_at(-4)
     ),
     "request head": Format(REQUEST, peer.decode_request, (ValueError,)),

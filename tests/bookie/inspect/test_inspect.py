@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie.format.entry_log import DATA_OFFSET
+from magnetar.bookie.format.entry_log import FIRST_RECORD_OFFSET
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.mark import Cookie, encode_cookie
 from magnetar.bookie.inspect import journals, logs, snapshot, summary
@@ -176,7 +176,7 @@ async def test_ledgers_are_shown_in_order_whatever_the_window(
     found = look(simulation)
     seen = logs.read_ledger_index_overview(found)
     whole = list(logs.walk_ledger_records(found, seen))
-    monkeypatch.setattr(logs, "WINDOW", 2)
+    monkeypatch.setattr(logs, "LEDGERS_PER_PASS", 2)
     assert list(logs.walk_ledger_records(found, seen)) == whole
     assert len(whole) > 4
 
@@ -227,7 +227,7 @@ async def test_a_walk_may_begin_in_the_middle(simulation: Simulation, /) -> None
     found = look(simulation)
     log = first_log(found)
     records = [each for each in logs.walk_entry_log(found, log) if isinstance(each, logs.LoggedEntry)]
-    assert records[0].offset == DATA_OFFSET
+    assert records[0].offset == FIRST_RECORD_OFFSET
     middle = records[5].offset
     assert [each for each in logs.walk_entry_log(found, log, middle) if isinstance(each, logs.LoggedEntry)] == records[
         5:

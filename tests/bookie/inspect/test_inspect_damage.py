@@ -7,7 +7,7 @@ import pytest
 from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
-from magnetar.bookie.format.ledger_index import RECORD_BYTES
+from magnetar.bookie.format.ledger_index import LEDGER_RECORD_BYTES
 from magnetar.bookie.inspect import journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import FileDamage, RemovedFile
 from magnetar.bookie.store import disk
@@ -90,7 +90,7 @@ async def test_a_damaged_record_of_the_ledger_index_is_passed_over(simulation: S
     await filled(simulation)
     found = look(simulation)
     path = logs.read_ledger_index_overview(found).path
-    offset = FILE_HEADER_BYTES + 4 * RECORD_BYTES
+    offset = FILE_HEADER_BYTES + 4 * LEDGER_RECORD_BYTES
     flip(simulation, path, offset + 20)
     (damage,) = damages(look(simulation))
     assert damage[:2] == (path, offset)
@@ -267,12 +267,12 @@ async def test_the_reasons_of_limbo_are_shown(simulation: Simulation, /) -> None
     await filled(simulation)
     files = simulation.world(NODE).files
     assert look(simulation).reasons == ()
-    data = note.encode_checked_json(losses.MAGIC, losses.DataLossRecord(("a log is gone",)))
-    disk.replace_file(files, DATA, losses.LIMBO, data)
+    data = note.encode_checksummed_json(losses.LIMBO_MAGIC, losses.DataLossRecord(("a log is gone",)))
+    disk.replace_file(files, DATA, losses.LIMBO_FILE, data)
     assert look(simulation).reasons == ("a log is gone",)
-    flip(simulation, join_path(DATA, losses.LIMBO), 20)
+    flip(simulation, join_path(DATA, losses.LIMBO_FILE), 20)
     (damage,) = damages(look(simulation))
-    assert damage.path == join_path(DATA, losses.LIMBO)
+    assert damage.path == join_path(DATA, losses.LIMBO_FILE)
 
 
 async def test_bytes_behind_the_ends_that_the_mark_names_are_not_looked_at(simulation: Simulation, /) -> None:

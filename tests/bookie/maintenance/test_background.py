@@ -8,7 +8,7 @@ from magnetar.bookie.registration import DiskState
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, DamagedEntriesRecord, decode_record
 from magnetar.metadata.remote import RemoteStore
-from magnetar.runtime.tasks import SOUND_S
+from magnetar.runtime.tasks import STABLE_AFTER_S
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.copies import Deployment, with_deployment
 from tests.bookie.maintenance.test_repair import newer
@@ -39,7 +39,7 @@ async def test_a_task_of_a_bookie_that_somebody_kills_begins_again_and_is_counte
     assert list(bookie.background.failure_reasons) == [name]
     statistics = bookie.statistics()
     assert (statistics["background_failing"], statistics["background_restarts"]) == (1, 1)
-    await asyncio.sleep(SOUND_S)
+    await asyncio.sleep(STABLE_AFTER_S)
     assert bookie.statistics()["background_failing"] == 0
     ledger = (await deployment.a_ledger(10)).ledger_id
     await deployment.check_whole(ledger)
@@ -59,7 +59,7 @@ async def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(clus
         async def tell(metadata: object) -> None:
             raise KeyError("not foreseen")
 
-        bookie._reports.store_reports = tell  # type: ignore[method-assign]
+        bookie._reports.store_quarantine_reports = tell  # type: ignore[method-assign]
     await asyncio.sleep(120.0)
     disk = cluster.simulation.node(NODE).disk
     disk.capacity_bytes = int(disk.used_bytes() / 0.97)

@@ -72,7 +72,7 @@ class Deployment:
 
     def forget_journal(self, name: str) -> None:
         """The newest journal is gone: everything since the last checkpoint."""
-        folder = self.simulation.node(name).disk.find(f"/{name}/journal")
+        folder = self.simulation.node(name).disk.find_node(f"/{name}/journal")
         assert isinstance(folder, SimDirectory)
         last = max(each for each in folder.now if each.endswith(".jnl"))
         for names in (folder.now, folder.durable):
@@ -80,7 +80,7 @@ class Deployment:
 
     def forget_everything(self, name: str) -> None:
         """Nothing is left but the folders and the cookie."""
-        root = self.simulation.node(name).disk.find(f"/{name}")
+        root = self.simulation.node(name).disk.find_node(f"/{name}")
         assert isinstance(root, SimDirectory)
         for folder in ("journal", "entries", "ledgers"):
             found = root.now[folder]

@@ -124,6 +124,6 @@ def test_nobody_is_lost_before_the_whole_grace_and_everybody_after_it(looks: lis
                 since.pop(name, None)
             else:
                 since.setdefault(name, now)
-        lost = absences.record_absent(now, "abc", present)
+        lost = absences.update_absent_and_gone(now, "abc", present)
         absences.check(now)
         assert lost == {name for name, at in since.items() if now - at >= 30.0}

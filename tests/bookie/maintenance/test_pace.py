@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.maintenance.repair_core import BURST_S, CopyRateLimit
+from magnetar.bookie.maintenance.repair_core import RATE_BURST_S, CopyRateLimit
 
 
 @given(st.lists(st.integers(1, 5_000_000), min_size=1, max_size=50), st.integers(100_000, 50_000_000))
@@ -12,7 +12,7 @@ def test_who_waits_as_told_copies_at_the_rate_and_no_faster(sizes: list[int], ra
     pace, now = CopyRateLimit(rate), 5.0
     for size in sizes:
         now += pace.reserve(now, size)
-    assert sum(sizes) <= rate * (now - 5.0 + BURST_S) * (1 + 1e-9) + 1
+    assert sum(sizes) <= rate * (now - 5.0 + RATE_BURST_S) * (1 + 1e-9) + 1
 
 
 def test_an_idle_hour_saves_nothing_up() -> None:

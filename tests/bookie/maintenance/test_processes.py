@@ -68,7 +68,7 @@ async def _names(metadata: MetadataStore, ledgers: list[int]) -> set[str]:
 
 
 async def _are_whole(metadata: MetadataStore, ledgers: list[int], dead: str) -> bool:
-    return dead not in await _names(metadata, ledgers) and not await metadata.children(paths.UNDER_REPLICATED)
+    return dead not in await _names(metadata, ledgers) and not await metadata.children(paths.UNDER_REPLICATED_LEDGERS)
 
 
 def _id(process: Process) -> str:

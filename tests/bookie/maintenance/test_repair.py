@@ -40,7 +40,7 @@ from magnetar.metadata.records import (
     UnderReplicatedRecord,
     encode_record,
 )
-from magnetar.metadata.store import ABSENT, UNREADABLE, MetadataStore, get_record, put_record
+from magnetar.metadata.store import NODE_ABSENT, UNREADABLE_RECORDS, MetadataStore, get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
 from magnetar.runtime.tasks import run_together
 from tests.bookie.maintenance.copies import REPAIR, Deployment, payload, with_deployment
@@ -124,7 +124,7 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         spare = next(each for each in deployment.bookies.values() if each.id not in bookies)
         spare.store.keys.record_key_of_metadata(writer.ledger_id, writer.record.key)
         assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
-        await spare.store.seal_and_wait()
+        await spare.store.seal_group_and_wait()
         await deployment.until_whole(writer.ledger_id, bookies[0])
         await deployment.check_whole(writer.ledger_id)
 
@@ -383,7 +383,7 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
     with_deployment(main, repair=patient)  # a reader does not go beyond what is settled, and the transition refuses
     monkeypatch.setattr(LedgerClient, "make_reader", lambda self, record: original(self, replace_state(record, 9)))
     with_deployment(main, repair=patient)  # the transition refuses
-    monkeypatch.setattr(worker, "replace_bookie_in_fragment", unguarded)
+    monkeypatch.setattr(worker, "decide_bookie_replacement", unguarded)
     with pytest.raises(AssertionError):
         with_deployment(main, repair=patient)
 
@@ -520,7 +520,7 @@ async def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_
     ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
     path = paths.damaged_copies_of_bookie(ledger, owner)
     await put_record(
-        deployment.metadata, path, DamagedEntriesRecord(ledger_id=ledger, bookie=owner, ranges=((2, 5),)), ABSENT
+        deployment.metadata, path, DamagedEntriesRecord(ledger_id=ledger, bookie=owner, ranges=((2, 5),)), NODE_ABSENT
     )
     await deployment.kill(deployment.node_of(owner))
     if deleted:
@@ -743,8 +743,8 @@ NEWER = {
 async def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(
     deployment: Deployment, /, path: str
 ) -> None:
-    UNREADABLE.remove(path)
-    before = UNREADABLE.skipped
+    UNREADABLE_RECORDS.remove(path)
+    before = UNREADABLE_RECORDS.skipped
     await deployment.metadata.put(path, newer(NEWER[path], path))
     ledger, gone = await one_is_killed(deployment)
     await deployment.until_whole(ledger, gone)
@@ -754,7 +754,7 @@ async def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(
     assert await deployment.metadata.get(path) is not None, "nobody takes away what it cannot read"
     await deployment.start("late")
     if path != paths.repair_worker("newer"):  # for the command line alone
-        assert UNREADABLE.skipped > before
+        assert UNREADABLE_RECORDS.skipped > before
 
 
 @pytest.mark.run_by(with_deployment, 3)

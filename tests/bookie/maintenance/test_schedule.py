@@ -6,7 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.bookie.format import mark as note
-from magnetar.bookie.maintenance.garbage import MAGIC, NOTE, CompactionSchedule, LastCompactionTimes
+from magnetar.bookie.maintenance.garbage import (
+    COMPACTION_TIMES_FILE,
+    GARBAGE_MAGIC,
+    CompactionSchedule,
+    LastCompactionTimes,
+)
 from magnetar.bookie.store import disk
 from magnetar.runtime.files import join_path
 from magnetar.runtime.sim.world import Simulation
@@ -90,15 +95,15 @@ async def test_a_damaged_note_costs_an_interval_and_no_more(life: Life, /, damag
     schedule = await life.start()
     await asyncio.sleep(2 * DAY)
     node = life.simulation.node(NODE)
-    path = join_path(DATA, NOTE)
+    path = join_path(DATA, COMPACTION_TIMES_FILE)
     size = node.disk.find_inode(path).now.size
     if damage == "flipped":
         node.disk.flip_bit(path, size // 2)
     elif damage == "newer":
-        data = bytearray(note.encode_checked_json(MAGIC, LastCompactionTimes(0, 0)))
+        data = bytearray(note.encode_checksummed_json(GARBAGE_MAGIC, LastCompactionTimes(0, 0)))
         data[9] = 2
         data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
-        disk.replace_file(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
+        disk.replace_file(life.simulation.world(NODE).files, DATA, COMPACTION_TIMES_FILE, bytes(data))
     else:
         node.disk.truncate_file(path, 0 if damage == "empty" else size - 1)
     schedule = await life.start()

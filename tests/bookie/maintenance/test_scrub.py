@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.bookie.maintenance.scrub import SCRUB, QuarantineReports
+from magnetar.bookie.maintenance.scrub import SCRUB_FILE, QuarantineReports
 from magnetar.bookie.server import Bookie
-from magnetar.ledger.bookies import RANGES_MAX
+from magnetar.ledger.bookies import DAMAGED_RANGES_MAX
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import DamagedEntriesRecord, encode_record
@@ -129,7 +129,7 @@ def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
         cluster.simulation.node(NODE).disk.record = record
         bookie = await cluster.start()
         bookie.scrubber.rate_min = 1
-        assert cluster.simulation.world(NODE).files.exists(f"{DATA}/{SCRUB}")
+        assert cluster.simulation.world(NODE).files.exists(f"{DATA}/{SCRUB_FILE}")
         await asyncio.sleep(300)
         status = bookie.scrubber.describe()
         assert (status["pass"], status["damaged"]) == (1, 0)
@@ -205,7 +205,7 @@ async def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers(deployme
     await deployment.simulation.spawn("b1", bookie.store.checkpoint())
     await asyncio.sleep(3)
     assert bookie.store.descriptors.quarantined() == []
-    assert await deployment.metadata.children(paths.DAMAGED) == []
+    assert await deployment.metadata.children(paths.DAMAGED_LEDGERS) == []
     for entry in range(30):
         answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
         assert answer.status is Status.OK
@@ -226,12 +226,12 @@ async def test_a_report_of_forty_thousand_ranges_costs_each_a_step(cluster: Clus
     )
     reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
     began = time.process_time()
-    await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
-    told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
+    await cluster.simulation.spawn(NODE, reports.store_quarantine_reports(cluster.metadata))
+    told = tuple((2 * entry, 2 * entry) for entry in range(DAMAGED_RANGES_MAX))
     assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
     assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
     for entry in range(many):
         store.descriptors.end_quarantine(7, 2 * entry, 2 * entry)
-    await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
+    await cluster.simulation.spawn(NODE, reports.store_quarantine_reports(cluster.metadata))
     assert await reported(cluster, bookie, 7) is None
     assert time.process_time() - began < 5 * slowness()

@@ -28,7 +28,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode_record, encode_record
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, make_put_operation
-from magnetar.metadata.tree import ENDING
+from magnetar.metadata.tree import ANSWERED_FILE_SUFFIX
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import make_system_world
 from tests.bookie.bookies import CONFIG, Cluster, with_cluster
@@ -159,7 +159,7 @@ async def an_older_copy_in_place(deployment: Deployment) -> range:
     await bookie.close()
     await deployment.tree.close()
     shutil.copy(deployment.path / "copy", deployment.file)
-    os.remove(f"{deployment.file}{ENDING}")
+    os.remove(f"{deployment.file}{ANSWERED_FILE_SUFFIX}")
     await deployment.open()
     return lost
 
@@ -169,7 +169,7 @@ async def test_a_bookie_does_not_start_on_an_older_copy_of_the_metadata_and_says
     await an_older_copy_in_place(deployment)
     with pytest.raises(InvalidConfiguration, match=r"older than what this bookie saw.*magnetar metadata restore"):
         await deployment.bookie()
-    assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+    assert await deployment.metadata.children(paths.AVAILABLE_BOOKIES) == [], "nobody puts a ledger there"
     await deployment.tree.close()
 
 
@@ -219,11 +219,11 @@ async def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_
     now = older
     await first.close()
     await asyncio.sleep(100)
-    assert await older.new_session().children(paths.BOOKIES) == []
+    assert await older.new_session().children(paths.AVAILABLE_BOOKIES) == []
     assert (await caller.read(1, 0))[0].status is Status.OK
     now = cluster.sqlite
     await asyncio.sleep(10)
-    assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+    assert await cluster.metadata.children(paths.AVAILABLE_BOOKIES) == [bookie.id]
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2])
@@ -288,11 +288,11 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
         deployment.world.files.end_process = ended.append  # type: ignore[assignment]
         await bookie._check_registration()
         assert ended == []
-        assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+        assert await deployment.metadata.children(paths.AVAILABLE_BOOKIES) == [], "nobody puts a ledger there"
         await deployment.metadata.put(paths.LEDGER_IDS, encode_record(CounterRecord(next=20), paths.LEDGER_IDS))
         await bookie._check_registration()
         await bookie._upkeep._register()
-        assert await deployment.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"
+        assert await deployment.metadata.children(paths.AVAILABLE_BOOKIES) == [bookie.id], "the right one is back"
     finally:
         await bookie.close()
         await deployment.tree.close()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
+from magnetar.bookie.format.index import EXTENT_HEAD_BYTES, GROUP_HEADER_BYTES
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import checkpoint, memtable
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog import writer
-from magnetar.bookie.store.store import RETRY_S, Store
+from magnetar.bookie.store.store import CHECKPOINT_RETRY_S, Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import DiskOperation, FileFault
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
@@ -33,7 +33,7 @@ async def fill(store: Store, ledger: int, entries: range, size: int = 300) -> No
 
 
 def test_the_steps_stand_in_the_order_of_the_protocol() -> None:
-    assert tuple(step.__name__ for step in checkpoint.STEPS) == (
+    assert tuple(step.__name__ for step in checkpoint.CHECKPOINT_STEPS) == (
         "capture_position",
         "swap_memtable",
         "write_entries",
@@ -185,8 +185,8 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
             store.memtable.active.size_bytes += size  # as adds of many clients do
             return take_next_slices(flush, count)
 
-        monkeypatch.setattr(writer, "SLICE_BYTES", 1 << 11)
-        monkeypatch.setattr(writer, "PIECE_BYTES", 1 << 10)
+        monkeypatch.setattr(writer, "APPEND_SLICE_BYTES", 1 << 11)
+        monkeypatch.setattr(writer, "ENCODE_PIECE_BYTES", 1 << 10)
         monkeypatch.setattr(writer.MemtableFlush, "take_next_slices", come)
         await simulation.spawn(NODE, store.checkpoint())
         for entry in (0, 150, 299):
@@ -195,7 +195,7 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
     simulate(main)
     few, many = at_once[:10], at_once[11:]
     assert set(few) == {1}
-    assert checkpoint.SLICES_LAGGING in many
+    assert checkpoint.LAGGING_SLICES_PER_TURN in many
     assert len(many) < len(few), "the rest takes fewer turns"
 
 
@@ -223,7 +223,7 @@ async def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loo
 
     await asyncio.gather(simulation.spawn(NODE, store.checkpoint()), watch())
     assert left[0] == 3000
-    assert max(before - after for before, after in pairwise(left)) <= 2 * memtable.RELEASE_SLICE
+    assert max(before - after for before, after in pairwise(left)) <= 2 * memtable.ENTRIES_RELEASED_PER_SLICE
     await simulation.spawn(NODE, store.close())
 
 
@@ -269,7 +269,7 @@ async def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry(si
         assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(4)]
         disk.flip_bit(log, extent.start + 4 * record + at)
     index = next(path for path in disk.list_paths() if path.endswith(".idx"))
-    end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + HEAD_BYTES + extent.table_bytes
+    end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + EXTENT_HEAD_BYTES + extent.table_bytes
     for at in range(FILE_HEADER_BYTES + GROUP_HEADER_BYTES, end, 7):  # every field of head and table
         disk.flip_bit(index, at)
         assert (await simulation.spawn(NODE, store.read_entries(1, 9))).status is Status.UNKNOWN
@@ -331,7 +331,7 @@ async def test_logs_roll_and_memory_stays_bounded(simulation: Simulation, /) -> 
         store.check()
 
     await simulation.spawn(NODE, work())
-    assert len(store.index.logs()) > 3
+    assert len(store.index.log_numbers()) > 3
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
@@ -357,7 +357,7 @@ async def test_a_process_without_a_free_descriptor_is_no_broken_disk(
     fault.times = 0
 
     async def after() -> None:
-        await asyncio.sleep(2 * RETRY_S)
+        await asyncio.sleep(2 * CHECKPOINT_RETRY_S)
         assert not store.room.no_space
         await adds(range(1000, 1100))
         assert set(range(1000, 1100)) <= acknowledged.keys()
@@ -384,8 +384,8 @@ def test_one_write_of_a_flush_that_finds_no_room_leaves_every_entry_also_after_a
     refused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writes after it succeed: a flush that looks at its last one alone would name bytes that are not there."""
-    monkeypatch.setattr(writer, "SLICE_BYTES", 1 << 11)
-    monkeypatch.setattr(writer, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(writer, "APPEND_SLICE_BYTES", 1 << 11)
+    monkeypatch.setattr(writer, "ENCODE_PIECE_BYTES", 1 << 10)
 
     async def main(simulation: Simulation) -> None:
         config = replace(SMALL, memtable_bytes=1 << 20, journal_bytes=16 << 20, log_bytes_max=16 << 20)

@@ -299,7 +299,7 @@ def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
         await simulation.spawn(NODE, store.checkpoint())
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
-        assert store.index.logs() == [1]
+        assert store.index.log_numbers() == [1]
         await simulation.spawn(NODE, expect(store, 1, range(10)))
 
     for seed in range(8):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import pytest
 
 from magnetar.bookie.format.journal import crc32c
-from magnetar.bookie.maintenance.scrub import SCRUB
+from magnetar.bookie.maintenance.scrub import SCRUB_FILE
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.identity import COOKIE
-from magnetar.bookie.store.state_log import DirectoryFacts
+from magnetar.bookie.store.identity import COOKIE_FILE
+from magnetar.bookie.store.state_log import RecordedDirectoryState
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
@@ -43,7 +43,7 @@ CUTS = 20
 class Undamaged:
     state: State
     model: Model
-    known: DirectoryFacts
+    known: RecordedDirectoryState
 
 
 async def live(store: Store, model: Model) -> None:
@@ -72,7 +72,7 @@ def undamaged() -> Undamaged:
     disk, loop, model = SimDisk(), TinyLoop(), Model()
     world = tiny_world(loop, SimFiles(disk), 1)
 
-    async def run() -> DirectoryFacts:
+    async def run() -> RecordedDirectoryState:
         world.files.make_directories(DATA)
         store = await Store.open(world, DATA, UUID, TINY)
         await live(store, model)
@@ -80,7 +80,7 @@ def undamaged() -> Undamaged:
         async def upto() -> int:
             return 1000
 
-        return DirectoryFacts(journal=store.journal_position, upto=upto)
+        return RecordedDirectoryState(journal=store.journal_position, upto=upto)
 
     with small_limits():
         known = loop.drive(run())
@@ -95,7 +95,7 @@ def _state(disk: SimDisk) -> State:
     return State(names, frozenset(folders), {n: disk.find_inode(path).now for path, n in names.items()}, 1)
 
 
-def start(disk: SimDisk, known: DirectoryFacts) -> tuple[TinyLoop, Store]:
+def start(disk: SimDisk, known: RecordedDirectoryState) -> tuple[TinyLoop, Store]:
     loop = TinyLoop()
     world = tiny_world(loop, SimFiles(disk), 2)
 
@@ -131,7 +131,7 @@ def flip(disk: SimDisk, path: str, offset: int, bit: int) -> None:
 
 
 def remove(disk: SimDisk, path: str) -> None:
-    folder = disk.find(path.rsplit("/", 1)[0])
+    folder = disk.find_node(path.rsplit("/", 1)[0])
     assert isinstance(folder, SimDirectory)
     del folder.now[path.rsplit("/", 1)[1]]
 
@@ -140,7 +140,9 @@ def places(disk: SimDisk, path: str, rng: random.Random) -> Iterator[int]:
     """Half of the bytes of the header, and some of what is written behind it."""
     pages = disk.find_inode(path).now
     yield from range(rng.randrange(2), min(64, pages.size), 2)
-    written = [number * 4096 + at for number, page in sorted(pages.numbered()) for at, byte in enumerate(page) if byte]
+    written = [
+        number * 4096 + at for number, page in sorted(pages.numbered_pages()) for at, byte in enumerate(page) if byte
+    ]
     written = [offset for offset in written if 64 <= offset < pages.size]
     yield from rng.sample(written, min(FLIPS, len(written)))
 
@@ -205,7 +207,7 @@ def test_damage_under_a_running_store_is_unknown(whole: Undamaged) -> None:
             for offset in places(whole.state.disk(), path, rng):
                 disk = whole.state.disk()
                 loop, store = start(disk, whole.known)
-                if disk.find(path) is None:
+                if disk.find_node(path) is None:
                     loop.abandon()
                     break  # gone with the start
                 flip(disk, path, offset, rng.randrange(8))
@@ -240,7 +242,7 @@ async def a_bookie_with_notes(cluster: Cluster) -> tuple[bytes, bytes]:
     await asyncio.sleep(60)
     await cluster.simulation.spawn(NODE, bookie.close())
     cluster.simulation.crash(NODE)
-    cookie, scrub = (contents(cluster, name) for name in (COOKIE, SCRUB))
+    cookie, scrub = (contents(cluster, name) for name in (COOKIE_FILE, SCRUB_FILE))
     return cookie, scrub
 
 
@@ -270,13 +272,13 @@ async def test_a_damaged_cookie_is_never_taken_for_another_or_for_none(cluster: 
     cookie, _ = await a_bookie_with_notes(cluster)
     known = await cluster.metadata.children(paths.COOKIES)
     for data in damages(cookie, random.Random(4)):
-        write(cluster, COOKIE, data)
+        write(cluster, COOKIE_FILE, data)
         with pytest.raises(InvalidConfiguration, match=r"damaged at offset|format version"):
             await cluster.start()
-        assert contents(cluster, COOKIE) == data, "nothing was changed"
+        assert contents(cluster, COOKIE_FILE) == data, "nothing was changed"
         cluster.simulation.crash(NODE)
     assert await cluster.metadata.children(paths.COOKIES) == known
-    write(cluster, COOKIE, cookie)
+    write(cluster, COOKIE_FILE, cookie)
     bookie = await cluster.start()
     answer, frames = await cluster.caller(bookie).read(1, 0)
     assert answer.status is Status.OK
@@ -293,7 +295,7 @@ async def test_a_damaged_note_of_the_scrubber_is_said_and_costs_a_pass(
     await cluster.simulation.spawn(NODE, scrubber._load())
     assert scrubber.describe()["pass"] != 1, "the whole one is read"
     for data in damages(scrub, random.Random(5)):
-        write(cluster, SCRUB, data)
+        write(cluster, SCRUB_FILE, data)
         caplog.clear()
         await cluster.simulation.spawn(NODE, scrubber._load())
         assert any("the scrubber starts again" in message for message in caplog.messages)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import (
-    ENTRIES_MAX,
+    ENTRIES_PER_ANSWER_MAX,
     BookieAnswerHead,
     BookieOperation,
     Status,
@@ -79,7 +79,7 @@ async def test_what_is_held_was_synced_before_it_is_said(simulation: Simulation,
     delays.stall_rate, delays.stall_s = 1.0, 1000.0
     stored = stored_entry(1, 1, payload(1, 1))
     assert store.add_entry(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
-    adding = asyncio.ensure_future(store.seal_and_wait())
+    adding = asyncio.ensure_future(store.seal_group_and_wait())
     asking = asyncio.ensure_future(_held(store, 1, 0, 9))
     done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
     assert adding in done, "the answer overtakes the sync"
@@ -104,7 +104,7 @@ async def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_chec
 
     await refused(1)
     await refused(2)
-    assert await store.seal_and_wait(), "nothing was enqueued since"
+    assert await store.seal_group_and_wait(), "nothing was enqueued since"
     assert await _held(store, 1, 0, 9) == {0}
     assert not await store.wait_durable(1)
     assert await store.wait_durable(2), "another ledger"
@@ -156,7 +156,7 @@ async def test_a_bookie_answers_held_and_refuses_what_is_no_question(cluster: Cl
     assert decode_stored_runs(head, frames, 1, 10) == [(1, 2), (5, 5)]
     head, frames = await caller.send(BookieOperation.HELD, 8, 0, count=10)
     assert decode_stored_runs(head, frames, 0, 9) == []
-    for entry, count in ((-1, 1), (0, 0), (0, ENTRIES_MAX + 1)):
+    for entry, count in ((-1, 1), (0, 0), (0, ENTRIES_PER_ANSWER_MAX + 1)):
         head, _ = await caller.send(BookieOperation.HELD, 7, entry, count=count, key=KEY)
         assert head.status is Status.BAD_REQUEST
     await bookie.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.format import entry_log
 from magnetar.bookie.format import index as index_format
-from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HEADS, Extent, ExtentTable
+from magnetar.bookie.format.index import EXTENT_HEAD_BYTES, GROUP_HEADER_BYTES, HEADS_PER_PAGE, Extent, ExtentTable
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, encode_file_header
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import EntryLogReader, entry_log_file_name, entry_log_index_file_name
@@ -89,16 +89,16 @@ def test_columns_are_the_fields_of_the_heads() -> None:
 
 
 def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
-    extents = [Extent(n // 3, n, n, 1 + n % 5, 9, 4096, 5) for n in range(5 * PAGE_HEADS + 7)]
-    whole, fed = LoadedIndexGroup(1, 64, extents), LoadedIndexGroup.start(1, 64, len(extents))
-    for first in range(0, len(extents), 2 * PAGE_HEADS):
-        fed.add_extent_heads(index_format.encode_extent_heads(extents[first : first + 2 * PAGE_HEADS]))
-    assert [fed.pages.page(i) for i in range(6)] == [whole.pages.page(i) for i in range(6)]
+    extents = [Extent(n // 3, n, n, 1 + n % 5, 9, 4096, 5) for n in range(5 * HEADS_PER_PAGE + 7)]
+    whole, fed = LoadedIndexGroup(1, 64, extents), LoadedIndexGroup.start_empty(1, 64, len(extents))
+    for first in range(0, len(extents), 2 * HEADS_PER_PAGE):
+        fed.add_extent_heads(index_format.encode_extent_heads(extents[first : first + 2 * HEADS_PER_PAGE]))
+    assert [fed.pages.get_page(i) for i in range(6)] == [whole.pages.get_page(i) for i in range(6)]
     assert fed.ledgers == whole.ledgers
     assert (
         fed.end_offset
         == whole.end_offset
-        == 64 + GROUP_HEADER_BYTES + sum(HEAD_BYTES + each.table_bytes for each in extents)
+        == 64 + GROUP_HEADER_BYTES + sum(EXTENT_HEAD_BYTES + each.table_bytes for each in extents)
     )
     with pytest.raises(ValueError, match="ascend by ledger"):
         LoadedIndexGroup(1, 64, extents[::-1])
@@ -143,7 +143,7 @@ class Bench:
         """Appends runs of (ledger, first, entries, step) and extents of other ledgers, so that there are many pages."""
         log += 10 * self.dropped[log]
         runs = sorted([*runs, *((100 + n, 0, 1, 1) for n in range(fillers))])
-        log_end, index_end = self.ends.get(log, (entry_log.DATA_OFFSET, FILE_HEADER_BYTES))
+        log_end, index_end = self.ends.get(log, (entry_log.FIRST_RECORD_OFFSET, FILE_HEADER_BYTES))
         with_log = self.files.open(f"{FOLDER}/{entry_log_file_name(log)}", create=True)
         extents, tables = [], []
         for ledger, first, count, step in runs:
@@ -158,7 +158,7 @@ class Bench:
             tables.append(table)
         data = index_format.encode_index_group(extents, tables)
         with_index = self.files.open(f"{FOLDER}/{entry_log_index_file_name(log)}", create=True)
-        with_index.pwrite([encode_file_header(FileHeader(index_format.MAGIC, UUID, log))], 0)
+        with_index.pwrite([encode_file_header(FileHeader(index_format.INDEX_MAGIC, UUID, log))], 0)
         with_index.pwrite([data], index_end)
         self.index.add_group(LoadedIndexGroup(log, index_end, extents), ())
         self.ends[log] = log_end, index_end + len(data)
@@ -183,7 +183,7 @@ class Bench:
         search = EntrySearch(self.index, self.reader, self.worker, ledger, entry)
         found = []
         while (place := await search.next_extent_to_search()) is not None:
-            read = self.reader.read_entries(place, self.index.table(place), entry, 1, 1)
+            read = self.reader.read_entries(place, self.index.get_extent_table(place), entry, 1, 1)
             assert not read.damaged
             assert read.table is not None
             self.index.add_extent_table(place, read.table)
@@ -194,7 +194,7 @@ class Bench:
     def check(self) -> None:
         self.index.check()
         assert self.index.statistics()["index_cache_bytes"] <= self.bytes_max
-        assert self.index.logs() == sorted(self.entries)
+        assert self.index.log_numbers() == sorted(self.entries)
         for log, held in self.entries.items():
             assert list(self.index.ledgers_of_log(log)) == sorted({ledger for ledger, _ in held})
 
@@ -233,14 +233,14 @@ async def test_a_damaged_page_is_noticed_and_not_kept(simulation: Simulation, /)
     bench.group(2, [(5, 3, 3, 1)], fillers=300)
     disk = simulation.node(NODE).disk
     path = f"{FOLDER}/{entry_log_index_file_name(1)}"
-    for at in range(HEAD_BYTES):
-        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
+    for at in range(EXTENT_HEAD_BYTES):
+        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * EXTENT_HEAD_BYTES + at)
         miss = EntrySearch(bench.index, bench.reader, bench.worker, 5, 1)
         assert await miss.next_extent_to_search() is None
         assert miss.damaged
         hit = EntrySearch(bench.index, bench.reader, bench.worker, 5, 4)
         assert (await hit.next_extent_to_search()) is not None, "the other log is whole"
-        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
+        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * EXTENT_HEAD_BYTES + at)
     assert len(await bench.look(5, 1)) == 1
     disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
     with pytest.raises(DamagedFile):
@@ -289,11 +289,11 @@ async def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it(simulation: 
 async def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it(simulation: Simulation, /) -> None:
     bench = Bench(simulation)
     bench.group(1, [(5, 0, 3, 1)])
-    bench.group(1, [(6, 0, 3, 1)], fillers=log_files.SLICE_HEADS + 10)
+    bench.group(1, [(6, 0, 3, 1)], fillers=log_files.EXTENTS_PER_SLICE_MAX + 10)
     disk, path = simulation.node(NODE).disk, f"{FOLDER}/{entry_log_index_file_name(1)}"
     slices = list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
-    assert [len(each) for each in slices] == [1, log_files.SLICE_HEADS, 11]
-    last = bench.index.find_extents_of_ledger_in_log(1, 100 + log_files.SLICE_HEADS)
+    assert [len(each) for each in slices] == [1, log_files.EXTENTS_PER_SLICE_MAX, 11]
+    last = bench.index.find_extents_of_ledger_in_log(1, 100 + log_files.EXTENTS_PER_SLICE_MAX)
     assert not isinstance(last, LedgerExtents)
     disk.flip_bit(path, last.pages[-1].offset + 9)
     handed_out = log_files.read_extents(bench.files, FOLDER, 1, UUID, None)
@@ -307,7 +307,7 @@ async def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it
 
 
 def test_an_idle_index_costs_half_a_byte_per_extent() -> None:
-    extents = [Extent(n, 0, 0, 1, 9, 4096, 5) for n in range(64 * PAGE_HEADS)]
+    extents = [Extent(n, 0, 0, 1, 9, 4096, 5) for n in range(64 * HEADS_PER_PAGE)]
     pages = LoadedIndexGroup(1, 64, extents).pages
     arrays = [getattr(pages, name) for name in pages.__slots__]
     assert sum(each.itemsize * len(each) for each in arrays) <= 0.5 * len(extents)

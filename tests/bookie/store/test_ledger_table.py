@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
-from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode_ledger_record, encode_state
+from magnetar.bookie.format.ledger_index import (
+    LEDGER_RECORD_BYTES,
+    LedgerState,
+    Tombstone,
+    encode_ledger_index_record,
+    encode_ledger_record,
+)
 from magnetar.bookie.store import index_files as ledger_index
 from magnetar.bookie.store import index_files as ledger_table
 from magnetar.bookie.store import memtable
 from magnetar.bookie.store.index_files import (
-    LEAF_RECORDS,
+    RECORDS_PER_LEAF,
     LedgerDescriptors,
     LedgerIndexFile,
     LedgerTable,
@@ -43,7 +49,7 @@ def state(ledger: int, last: int) -> LedgerState:
 # ---------------------------------------------------------------------------------------- the table
 @pytest.fixture
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_table, "LEAF_BYTES", 4 * RECORD_BYTES)
+    monkeypatch.setattr(ledger_table, "LEAF_BYTES", 4 * LEDGER_RECORD_BYTES)
     monkeypatch.setattr(ledger_table, "_CHANGES_MAX", 7)
     monkeypatch.setattr(ledger_table, "_SORT_SLICE", 3)
 
@@ -65,7 +71,7 @@ def test_a_table_is_a_dictionary(batches: list[dict[int, int]], spans: list[tupl
         assert list(table) == sorted(model)
         for ledger in range(91):
             assert table.get(ledger) == (state(ledger, model[ledger]) if ledger in model else None)
-        assert all(len(leaf) <= 8 * RECORD_BYTES for leaf in table.leaves)
+        assert all(len(leaf) <= 8 * LEDGER_RECORD_BYTES for leaf in table.leaves)
     dead = IntegerIntervals()
     for first, length in spans:
         dead.add(first, first + length)
@@ -83,9 +89,9 @@ def test_a_file_loads_as_what_was_written_last(
         records += [record(ledger, last) for ledger, last in sorted(batch.items())]
         model |= batch
     for first, length in spans:  # wherever a tombstone stands, its ledgers are dead
-        records.insert(rng.randint(0, len(records)), encode_state(Tombstone(first, first + length)))
+        records.insert(rng.randint(0, len(records)), encode_ledger_index_record(Tombstone(first, first + length)))
         model = {ledger: last for ledger, last in model.items() if not first <= ledger <= first + length}
-    loading, data, size = LedgerTableLoader(), b"".join(records), slice_records * RECORD_BYTES
+    loading, data, size = LedgerTableLoader(), b"".join(records), slice_records * LEDGER_RECORD_BYTES
     for at in range(0, len(data), size):
         assert loading.add_rows(data[at : at + size]) == []
     descriptors = LedgerDescriptors()
@@ -128,7 +134,7 @@ def test_memory_is_given_back_in_slices() -> None:
     left += [len(values) + sum(map(len, nested.values())) for _ in memtable.clear_in_steps(values)]
     assert values == {}
     assert not any(nested.values())
-    assert max(before - after for before, after in pairwise([*left, 0])) <= 2 * memtable.RELEASE_SLICE
+    assert max(before - after for before, after in pairwise([*left, 0])) <= 2 * memtable.ENTRIES_RELEASED_PER_SLICE
 
 
 # ---------------------------------------------------------------------------------------- descriptors
@@ -286,7 +292,9 @@ def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None
     assert descriptors.get(5) is None
     descriptors.check()
     descriptors.begin_checkpoint()
-    assert descriptors.pending_changes().encode_changes(everything=False).changes == [encode_state(Tombstone(5, 5))]
+    assert descriptors.pending_changes().encode_changes(everything=False).changes == [
+        encode_ledger_index_record(Tombstone(5, 5))
+    ]
 
 
 def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None:
@@ -304,7 +312,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     assert descriptors.has_unwritten_changes
     descriptors.begin_checkpoint()
     assert descriptors.pending_changes().encode_changes(everything=False).changes == [
-        encode_state(Tombstone(9, 9)),
+        encode_ledger_index_record(Tombstone(9, 9)),
         encode_ledger_record(5, False, KEY, -1, 7),
     ]
 
@@ -344,7 +352,7 @@ async def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_wh
     assert file.generation == 1
     _checkpoint(file, descriptors)
     assert file.generation == 2
-    assert file.end == FILE_HEADER_BYTES + 2001 * RECORD_BYTES
+    assert file.end == FILE_HEADER_BYTES + 2001 * LEDGER_RECORD_BYTES
     loaded = file.load(pytest.fail)
     assert list(loaded.table) == list(loaded.ledgers) == list(range(2000, 4000))
     assert loaded.facts == [Tombstone(0, 1999)]
@@ -359,8 +367,8 @@ async def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_wh
 
 def test_a_ledger_at_rest_costs_its_record() -> None:
     table = LedgerTable().with_ledger_records({ledger: record(ledger, 1) for ledger in range(0, 60_000, 3)})
-    assert sum(map(len, table.leaves)) == 20_000 * RECORD_BYTES
-    assert len(table.leaves) <= 20_000 // LEAF_RECORDS + 1, "and 33 bytes a leaf"
+    assert sum(map(len, table.leaves)) == 20_000 * LEDGER_RECORD_BYTES
+    assert len(table.leaves) <= 20_000 // RECORDS_PER_LEAF + 1, "and 33 bytes a leaf"
 
 
 async def test_a_store_finds_its_ledgers_again_after_many_checkpoints(simulation: Simulation, /) -> None:
@@ -368,9 +376,9 @@ async def test_a_store_finds_its_ledgers_again_after_many_checkpoints(simulation
     for ledger in range(50):
         store.fence(ledger * 7 % 50, KEY)
         if ledger % 9 == 0:
-            assert await simulation.spawn(NODE, store.seal_and_wait())
+            assert await simulation.spawn(NODE, store.seal_group_and_wait())
             await simulation.spawn(NODE, store.checkpoint())
-    assert await simulation.spawn(NODE, store.seal_and_wait())
+    assert await simulation.spawn(NODE, store.seal_group_and_wait())
     simulation.crash(NODE, power_loss=True)
     store = await open_store(simulation)
     store.check()

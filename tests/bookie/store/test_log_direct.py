@@ -13,9 +13,9 @@ from magnetar.bookie.format.index import (
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.entrylog.writer import (
-    BATCH,
-    PIECE_BYTES,
-    SLICE_BYTES,
+    APPEND_SLICE_BYTES,
+    ENCODE_PIECE_BYTES,
+    ENTRIES_ENCODED_AT_ONCE,
     EntryLogWriter,
     LogNumberSequence,
     MemtableFlush,
@@ -67,12 +67,12 @@ def test_appends_of_any_size_lie_one_behind_the_other(direct: bool) -> None:
             writer.append(buffers)
             expected += b"".join(buffers)
         commit(writer)
-        assert writer.end_offset == entry_log.DATA_OFFSET + len(expected)
-        assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected
+        assert writer.end_offset == entry_log.FIRST_RECORD_OFFSET + len(expected)
+        assert content(simulation, writer.end_offset)[entry_log.FIRST_RECORD_OFFSET :] == expected
     aligned = all(w.offset % DIRECT_ALIGNMENT == 0 and len(w.data) % DIRECT_ALIGNMENT == 0 for w in writes)
     assert aligned == direct
     writer.close()
-    assert len(content(simulation, 1 << 30)) == entry_log.DATA_OFFSET + len(expected)
+    assert len(content(simulation, 1 << 30)) == entry_log.FIRST_RECORD_OFFSET + len(expected)
 
 
 def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_of() -> None:
@@ -80,10 +80,14 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     rng = random.Random(3)
     memtable = Memtable(1 << 30)
     table = memtable.active
-    numbers = {7: [0, 3 << 32, (3 << 32) + 1, 9 << 32], 2: rng.sample(range(5000), 2 * BATCH + 9), 5: [1]}
+    numbers = {
+        7: [0, 3 << 32, (3 << 32) + 1, 9 << 32],
+        2: rng.sample(range(5000), 2 * ENTRIES_ENCODED_AT_ONCE + 9),
+        5: [1],
+    }
     for ledger, ids in numbers.items():
         for number in ids:
-            size = rng.choice((0, 1, 300, 300, 300, 5000, PIECE_BYTES if rng.random() < 0.2 else 7))
+            size = rng.choice((0, 1, 300, 300, 300, 5000, ENCODE_PIECE_BYTES if rng.random() < 0.2 else 7))
             stored = stored_entry(ledger, number, rng.randbytes(size))
             pieces = (stored,) if rng.random() < 0.5 or not size else (stored[:36], stored[36:])
             memtable.insert_entries(ledger, [(number, pieces, len(stored))], len(stored))
@@ -97,14 +101,14 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
         writer.append_slices(several)
     assert flush.flushed_share == pytest.approx(1.0, abs=0.01)
     assert len(slices) > 2
-    assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])
+    assert all(APPEND_SLICE_BYTES <= size <= APPEND_SLICE_BYTES + ENCODE_PIECE_BYTES + 44 for size in slices[:-1])
     written = flush.write_index()
     data = content(simulation, writer.end_offset)
     index = disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.idx")[FILE_HEADER_BYTES:]
     header = decode_group_header_if_intact(index)
     assert header is not None
     found: list[tuple[int, int]] = []
-    at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.extent_heads_bytes
+    at, tables_at = entry_log.FIRST_RECORD_OFFSET, GROUP_HEADER_BYTES + header.extent_heads_bytes
     for extent in decode_extents(header, index) or []:
         places = decode_table_if_intact(extent, index[tables_at : tables_at + extent.table_bytes])
         assert places is not None
@@ -134,4 +138,4 @@ def test_what_was_not_committed_is_written_over(how: str) -> None:
             writer.release_unused_space()
         writer.ensure_room(10)
     writer.append([b"the end"])
-    assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected + b"the end"
+    assert content(simulation, writer.end_offset)[entry_log.FIRST_RECORD_OFFSET :] == expected + b"the end"

@@ -175,7 +175,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         assert status is Status.OK
         self.ledgers[ledger] = known
         known.lac_maybe = max(known.lac_maybe, lac)
-        if self.live(self.at_bookie(self.store.seal_and_wait())):
+        if self.live(self.at_bookie(self.store.seal_group_and_wait())):
             known.lac = max(known.lac, lac)
             known.certain = True
             known.doubtful = False

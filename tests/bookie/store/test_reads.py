@@ -11,7 +11,7 @@ from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.index import LoadedIndexGroup
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.peer_format import ENTRY_HEADER, Status
+from magnetar.ledger.peer_format import ENTRY_HEADER_STRUCT, Status
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.disk import DiskOperation, FileFault, SimFile
 from magnetar.runtime.sim.world import Simulation
@@ -85,7 +85,7 @@ async def test_the_table_of_the_next_extent_is_there_before_its_entries_are_want
     await simulation.spawn(NODE, asyncio.sleep(1))
     places = store.index.find_extents(1, 100)
     assert places is not None
-    assert store.index.table(places[0]) is not None
+    assert store.index.get_extent_table(places[0]) is not None
 
 
 LARGE = replace(
@@ -115,7 +115,7 @@ async def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(
         disk.faults.append(FileFault("pread", ".log", errno.EINVAL, times=1))  # of those that read, one is told
     found = await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
     assert found == [payload(1, entry, 30_000) for entry in range(100)]
-    large = [read for read in reads if read.size >= log_files.DIRECT_BYTES_MIN]
+    large = [read for read in reads if read.size >= log_files.DIRECT_READ_BYTES_MIN]
     assert len(large) >= 5
     assert all(read.size <= LARGE.read_chunk_bytes + 40_000 for read in large)
     direct = [read for read in large if read.offset % DIRECT_ALIGNMENT == read.size % DIRECT_ALIGNMENT == 0]
@@ -124,7 +124,7 @@ async def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(
     reads.clear()
     result = await simulation.spawn(NODE, store.read_entries(1, 50))
     assert payload_of(result.entries[0]) == payload(1, 50, 30_000)
-    assert [read.size for read in reads] == [ENTRY_HEADER.size + RECORD_HEADER_BYTES + 30_000]
+    assert [read.size for read in reads] == [ENTRY_HEADER_STRUCT.size + RECORD_HEADER_BYTES + 30_000]
     await simulation.spawn(NODE, store.close())
 
 

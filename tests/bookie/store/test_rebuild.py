@@ -38,7 +38,7 @@ def places_of(simulation: Simulation) -> dict[tuple[int, int], list[tuple[int, i
     for group in log_files.read_index_groups(files, ENTRIES, 1, UUID, None):
         for at in range(len(group.pages)):
             for ledger in group.ledgers:
-                for place in reader.read_pages(1, ledger, [group.pages.page(at)])[0]:
+                for place in reader.read_pages(1, ledger, [group.pages.get_page(at)])[0]:
                     table = reader.read_table(place)
                     assert table is not None
                     for i, delta in enumerate(table.deltas):
@@ -66,11 +66,11 @@ async def test_a_rebuilt_index_says_what_the_old_one_said(simulation: Simulation
 async def test_groups_of_a_rebuilt_index_are_bounded_and_sorted(simulation: Simulation, /) -> None:
     await a_log(simulation, rounds=6)
     before = places_of(simulation)
-    rebuild.GROUP_ENTRIES, whole = 7, rebuild.GROUP_ENTRIES
+    rebuild.ENTRIES_PER_GROUP, whole = 7, rebuild.ENTRIES_PER_GROUP
     try:
         assert rebuilt(simulation) == []
     finally:
-        rebuild.GROUP_ENTRIES = whole
+        rebuild.ENTRIES_PER_GROUP = whole
     groups = log_files.read_index_groups(simulation.world(NODE).files, ENTRIES, 1, UUID, None)
     assert len(groups) > 6
     assert places_of(simulation) == before
@@ -120,7 +120,9 @@ async def test_payload_that_looks_like_records_is_no_record(simulation: Simulati
     simulation.crash(NODE)
     assert rebuilt(simulation) == []
     assert list(places_of(simulation)) == [(1, 0), (1, 1)]
-    simulation.node(NODE).disk.flip_bit(f"{ENTRIES}/{log_files.entry_log_file_name(1)}", entry_log.DATA_OFFSET + 20)
+    simulation.node(NODE).disk.flip_bit(
+        f"{ENTRIES}/{log_files.entry_log_file_name(1)}", entry_log.FIRST_RECORD_OFFSET + 20
+    )
     assert len(rebuilt(simulation)) == 1
     assert list(places_of(simulation)) == [(1, 1)]
 
@@ -128,7 +130,7 @@ async def test_payload_that_looks_like_records_is_no_record(simulation: Simulati
 async def test_an_empty_log_has_an_empty_index(simulation: Simulation, /) -> None:
     await a_log(simulation, rounds=1)
     files = simulation.world(NODE).files
-    files.open(f"{ENTRIES}/{log_files.entry_log_file_name(1)}").truncate(entry_log.DATA_OFFSET)
+    files.open(f"{ENTRIES}/{log_files.entry_log_file_name(1)}").truncate(entry_log.FIRST_RECORD_OFFSET)
     assert rebuilt(simulation) == []
     assert log_files.read_index_groups(files, ENTRIES, 1, UUID, None) == []
     assert files.open(f"{ENTRIES}/{log_files.entry_log_index_file_name(1)}").size() == index.GROUP_HEADER_BYTES + 44

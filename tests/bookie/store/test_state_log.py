@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.format.ledger_index import Tombstone, encode_state
+from magnetar.bookie.format.ledger_index import Tombstone, encode_ledger_index_record
 from magnetar.bookie.store.index_files import LedgerDescriptors, LedgerTableLoader
 from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.state_log import StateLog
@@ -47,7 +47,7 @@ def told(records: list[bytes]) -> LedgerDescriptors:
 
 
 def stated(facts: StateLog) -> list[bytes]:
-    return list(map(encode_state, facts.all_facts()))
+    return list(map(encode_ledger_index_record, facts.list_facts()))
 
 
 NUMBER = st.integers(0, 6)
@@ -95,7 +95,7 @@ def test_a_deleted_ledger_leaves_quarantine_and_does_not_come_back() -> None:
     facts.delete(5, 5)
     facts.quarantine(5, 0, 3)
     assert not facts.is_quarantined(5, 1)
-    assert facts.all_facts() == [Tombstone(5, 5)]
+    assert facts.list_facts() == [Tombstone(5, 5)]
     assert facts.take_changes() == [Tombstone(5, 5)], "a disk that is full has no room for what nobody asks for"
 
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from magnetar.bookie.format.journal import ALIGNMENT, RecordType, encode_record
+from magnetar.bookie.format.journal import BLOCK_ALIGNMENT_BYTES, RecordType, encode_record
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import group_commit_core as core
 from magnetar.bookie.store.group_commit_core import (
@@ -40,8 +40,8 @@ from tests.compiled import replaces_code
 
 UUID = bytes(range(16))
 FOLDER = "/journal"
-BLOCK_BYTES_MAX = 3 * ALIGNMENT
-SEGMENT_BYTES = 10 * ALIGNMENT
+BLOCK_BYTES_MAX = 3 * BLOCK_ALIGNMENT_BYTES
+SEGMENT_BYTES = 10 * BLOCK_ALIGNMENT_BYTES
 LIVES = 4
 STEPS = 60
 
@@ -98,7 +98,7 @@ class Walk:
         self.line = Line()
         self.segments = JournalSegments(
             self.files, FOLDER, UUID, rng, mock.Mock(), segment_bytes=SEGMENT_BYTES,
-            first_segment_bytes=rng.choice((3, 10)) * ALIGNMENT, spares_max=2, direct=self.direct,
+            first_segment_bytes=rng.choice((3, 10)) * BLOCK_ALIGNMENT_BYTES, spares_max=2, direct=self.direct,
         )  # fmt: skip
         self.segments.adopt_spare_files()
         self.segment: JournalSegment | None = None
@@ -188,7 +188,7 @@ class Walk:
         """What the worker does; not whole: it finds no room somewhere, perhaps within the padding."""
         assert self.segment is not None
         file = self.segment.file if synced and self.direct else self.files.open(self.segment.file.path)
-        pieces = [(place, bytes(ALIGNMENT)) for place in block.zeros]
+        pieces = [(place, bytes(BLOCK_ALIGNMENT_BYTES)) for place in block.zeros]
         groups = WriteBlock(tuple(self.groups[number] for number in block.groups), *block[1:])
         data = b"".join(encode_block_buffers(groups, self.segment.number, self.segment.salt))
         pieces.append((block.offset, data + bytes(block.size - len(data))))
@@ -237,7 +237,7 @@ class Walk:
         assert not self.core.no_room
 
     # ------------------------------------------------------------------ what follows
-    def receive(self, fact: core.Fact) -> None:
+    def receive(self, fact: core.GroupCommitFact) -> None:
         for answer in self.core.receive(fact):
             self.answer(answer)
 
@@ -268,7 +268,7 @@ class Walk:
             self.disk.on_power_lost(self.rng)
         else:
             self.disk.on_process_died()
-        start = JournalPosition(self.end.journal + 1, ALIGNMENT)
+        start = JournalPosition(self.end.journal + 1, BLOCK_ALIGNMENT_BYTES)
         reader = JournalReader(self.files, FOLDER, UUID, start)
         replayed: list[int] = []
         while not reader.finished:

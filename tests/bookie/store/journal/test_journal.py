@@ -8,7 +8,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, MAGIC
+from magnetar.bookie.format.journal import BLOCK_ALIGNMENT_BYTES, BLOCK_HEADER_BYTES, JOURNAL_MAGIC
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import DiskOperation, FileFault
@@ -127,7 +127,7 @@ async def test_a_block_begins_in_the_seal_that_finds_no_other_one_on_its_way(sim
 
     async def work() -> None:
         journal, done = store._journal, asyncio.Event()
-        await store.seal_and_wait()
+        await store.seal_group_and_wait()
         put(store, 1, 0)
         store.seal_group(lambda ok: None)
         assert len(journal._flying) == 1, "no task is waited for"
@@ -207,14 +207,14 @@ def test_direct_blocks_are_in_the_disk_at_once_and_answered_in_order() -> None:
                     assert ok
                     written = {each.offset: each.data for each in found}
                     whole = b""
-                    while block := written.pop(ALIGNMENT + len(whole), b""):
+                    while block := written.pop(BLOCK_ALIGNMENT_BYTES + len(whole), b""):
                         whole += block
                     assert payload(1, entry) in whole, "it, and all before it"
                     answers.append(entry)
 
                 store.seal_group(answered)
                 await asyncio.sleep(0.0001)
-            await store.seal_and_wait()
+            await store.seal_group_and_wait()
 
         await simulation.spawn(NODE, work())
         assert answers == list(range(12))
@@ -387,7 +387,7 @@ async def test_a_journal_rolls_only_when_all_of_it_is_synced(simulation: Simulat
                 await asyncio.sleep(0.0002)  # both memtables are full
             store.seal_group(lambda ok: None)
             await asyncio.sleep(0.0002)
-        await store.seal_and_wait()
+        await store.seal_group_and_wait()
 
     ends: dict[str, int] = {}
     headers: list[bytes] = []
@@ -395,7 +395,7 @@ async def test_a_journal_rolls_only_when_all_of_it_is_synced(simulation: Simulat
     def record(operation: DiskOperation) -> None:
         if operation.kind == "pwrite" and operation.path.endswith(".jnl"):
             ends[operation.path] = operation.offset + len(operation.data)
-        elif operation.kind == "pwrite" and operation.data.startswith(MAGIC):
+        elif operation.kind == "pwrite" and operation.data.startswith(JOURNAL_MAGIC):
             headers.append(operation.data)
             assert list(ends.values())[-1:] == [int.from_bytes(operation.data[36:44], "big")]
 
@@ -412,7 +412,7 @@ async def test_what_the_journal_does_is_in_its_histograms(simulation: Simulation
     assert counts == {
         "journal_queue_seconds": 5, "journal_sync_seconds": 5, "journal_block_bytes": 5, "journal_block_records": 5
     }  # fmt: skip
-    assert store.histograms()["journal_block_bytes"].total == 5 * ALIGNMENT
+    assert store.histograms()["journal_block_bytes"].total == 5 * BLOCK_ALIGNMENT_BYTES
     assert store.histograms()["journal_block_records"].total == 6, "five entries and a key"
 
 
@@ -511,7 +511,7 @@ async def test_torn_tail_is_cut_and_counted(simulation: Simulation, /) -> None:
     path, offsets = await _journal_with_blocks(simulation, 5)
     simulation.node(NODE).disk.flip_bit(path, offsets[-1] + 200)
     store = await open_store(simulation)
-    assert store.counters["torn_bytes"] == ALIGNMENT
+    assert store.counters["torn_bytes"] == BLOCK_ALIGNMENT_BYTES
     for entry in range(4):
         assert (await simulation.spawn(NODE, store.read_entries(1, entry))).status is Status.OK
     assert (await simulation.spawn(NODE, store.read_entries(1, 4))).status is Status.NO_SUCH_ENTRY

@@ -8,9 +8,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, ForeignFile, JournalRecord, RecordType, crc32c
+from magnetar.bookie.format.journal import (
+    BLOCK_ALIGNMENT_BYTES,
+    HEADER_COPY_OFFSET,
+    ForeignFile,
+    JournalRecord,
+    RecordType,
+    crc32c,
+)
 from magnetar.bookie.store import replay as replay
-from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
+from magnetar.bookie.store.memtable import ENTRY_MEMORY_BYTES, LEDGER_MEMORY_BYTES
 from magnetar.bookie.store.replay import JournalPosition
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
@@ -56,7 +63,7 @@ def without(made: Journals, *blocks: tuple[int, int]) -> list[JournalRecord]:
 def test_everything_that_was_written_comes_back_in_order(window: int, bytes_max: int, direct: bool) -> None:
     made = filled(blocks=6, journals=3)
     made.disk.takes_direct = direct
-    with mock.patch.object(replay, "WINDOW_BYTES", window):
+    with mock.patch.object(replay, "REPLAY_WINDOW_BYTES", window):
         reader = made.reader()
         assert read_all(reader, bytes_max) == made.records()
     assert (reader.damages, reader.torn_bytes) == ([], 0)
@@ -76,8 +83,8 @@ def test_an_entry_that_looks_like_a_block_is_none() -> None:
     """The bytes of a block of this journal, but for the salt that only the disk knows, aligned inside a payload."""
     made = Journals()
     journal = made.begin(size=256 << 10)
-    posing = block_bytes([FENCE], 0, journal.number, 1, journal.end + ALIGNMENT)
-    filler = bytes(ALIGNMENT - 44 - 25)
+    posing = block_bytes([FENCE], 0, journal.number, 1, journal.end + BLOCK_ALIGNMENT_BYTES)
+    filler = bytes(BLOCK_ALIGNMENT_BYTES - 44 - 25)
     offset = made.write([JournalRecord(RecordType.ADD, 1, 1, filler + posing)])
     made.write(adds(made.rng, 1))
     made.overwrite(journal.path, offset, bytes(44))
@@ -164,7 +171,7 @@ def test_a_block_found_in_a_place_that_is_not_its_own_is_damage() -> None:
     journal = made.journals[0]
     for which, (offset, _, _) in enumerate(journal.blocks[:-1]):
         other = journal.blocks[(which + 1) % 4][2]
-        made.overwrite(journal.path, offset, block_bytes(other, journal.salt, 1, 9, offset + ALIGNMENT))
+        made.overwrite(journal.path, offset, block_bytes(other, journal.salt, 1, 9, offset + BLOCK_ALIGNMENT_BYTES))
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 0), (0, 1), (0, 2), (0, 3))
     assert len(reader.damages) == 1
@@ -279,7 +286,7 @@ def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
             stored = stored_entry(ledger, entry, rng.randbytes(rng.choice((0, 10, 500))), lac)
             assert store.add_entry(ledger, entry, KEY, (stored[:36], stored[36:]), len(stored), lac, False) is Status.OK
             lacs[ledger], entries[ledger, entry] = max(lacs[ledger], lac), stored
-        return await store.seal_and_wait()
+        return await store.seal_group_and_wait()
 
     async def main(simulation: Simulation) -> None:
         store = await open_store(simulation, ROOMY)
@@ -305,8 +312,8 @@ async def test_a_replay_flushes_whenever_the_memtable_is_full(simulation: Simula
     for entry in range(60):
         assert await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 1000))) is Status.OK
     simulation.crash(NODE)
-    table = 60 * (1036 + ENTRY_OVERHEAD_BYTES)
+    table = 60 * (1036 + ENTRY_MEMORY_BYTES)
     store = await open_store(simulation, replace(ROOMY, memtable_bytes=table // 4))
     assert store.statistics()["replayed_records"] == 61
     assert store.statistics()["checkpoints"] == 4 + 2  # with the rest; and with the new journal
-    assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_OVERHEAD_BYTES
+    assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_MEMORY_BYTES
